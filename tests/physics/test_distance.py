@@ -65,6 +65,13 @@ def test_logarithms_add_in_quadrature():
     assert widening([(one, np.False_) for one, _ in every]) == (0.0, 0.0)
 
 
+def test_speculative_tokens_widen_a_pool_that_also_prefills():
+    """Runs of separate pools had them too; those of one pool did not: logarithms of 0.1 and 0.3."""
+    assert widening(distances(fitted(), TOY, NEAR, drafts=True)) == pytest.approx((0.1, 0.3))
+    assert widening(distances(fitted(), TOY, NEAR, NEAR, drafts=True)) == pytest.approx((0.2, 0.2))
+    assert widening(distances(fitted(), TOY, NEAR, NEAR, drafts=True), "ttft") == pytest.approx((0.2, 1.5))
+
+
 def test_each_candidate_of_a_table_has_its_own():
     three = Layout(tp=np.array([4, 4, 2]), pp=np.array([1, 2, 1]), dp=np.array([1, 1, 8]))  # of 4, 8 and 16 chips
     found = widening(distances(fitted(), TOY, three))

@@ -113,6 +113,7 @@ CASES = [
         {"tp": 2, "dp": 4},
         "dp=4 with tp x cp=2: {} makes each chip a data-parallel rank",
     ),
+    ("one chip a group", LATENT, {"tp": 8}, {"cp": 2, "dp": 2}, "dp=2 with tp x cp=2: {} makes"),
     (
         "divided contexts",
         SPARSE,

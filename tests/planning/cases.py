@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import steptime as st
+from steptime.physics.layout import Layout
 from steptime.planning import planner
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, PlanProblem
-from steptime.planning.plan_result import Plan
+from steptime.planning.plan_result import Plan, Pool
 from tests.conftest import engine, machine, one_matrix
 
 
@@ -39,3 +41,22 @@ def shared() -> Plan:
 
 def apart(chips=None, workload=WORK, **limits) -> Plan:
     return closed_plan(MODEL, NODES, workload, st.Slo(**limits), engine="ideal", modes=(DISAGGREGATED,), chips=chips)
+
+
+def made(binding=("speed",), role="serve", mode=AGGREGATED, resources=None, **more) -> Plan:
+    """Return a plan that no search made, of one pool."""
+    step = SimpleNamespace(resources=resources or {"weights": 0.006, "kv": 0.0035, "compute": 0.0005})
+    pool = Pool(role=role, layout=Layout(), batch=8, max_num_seqs=9, step=step, memory=None, tokens_per_second=1.0)
+    return Plan(
+        feasible=True,
+        model="toy",
+        system="toy",
+        engine="test",
+        workload=WORK,
+        slo=st.Slo(),
+        chips=4,
+        mode=mode,
+        pools=(pool,),
+        binding=binding,
+        **more,
+    )

@@ -42,6 +42,12 @@ def test_first_tokens_of_a_pool_of_their_own_err_as_those_of_mixed_runs():
     assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(3), 1.5)))
 
 
+def test_chips_that_were_never_measured_aim_at_half_of_both_limits():
+    """Ranges to twice the time at least: chips of no vendor of the runs."""
+    on = engine(fit={"names": [], "interval": TABLES, "systems": {"toy": 100}, "vendors": ["NVIDIA"]})
+    assert effective_targets(replace(CASE, engine=on), Layout(), None) == pytest.approx((0.01, 1.0))
+
+
 def test_candidates_of_a_table_aim_each_for_itself():
     """Sixteen chips: 0.1 more in quadrature; two stages: 0.33."""
     found = effective_targets(CASE, Layout(tp=np.array([8, 16, 4]), pp=np.array([1, 1, 2])), None)[0]

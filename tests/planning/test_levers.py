@@ -11,7 +11,6 @@ import steptime as st
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import Rent
 from steptime.models.model import with_kv
-from steptime.planning.plan_alternatives import alternative_sentence, best_alternative
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Alternative
 from tests.conftest import machine, matrix, model_of, one_matrix
@@ -124,15 +123,6 @@ def test_without_a_rent_a_choice_is_told_in_output():
     assert math.isnan(by_option(found)["--weights"].usd_per_million_output_tokens)
     assert "% more output per chip" in found.why
     assert "cheaper" not in found.why
-
-
-@pytest.mark.slow
-def test_a_choice_that_saves_nothing_is_not_named():
-    money = {"usd_per_million_output_tokens": 1.0, "tokens_per_second_per_chip": 1.0}
-    idle = Alternative(option="--kv fp8", words="w", saving=0.004, layout_text="", **money)
-    assert best_alternative(replace(shared(), alternatives=(idle,))) is None
-    assert alternative_sentence(replace(shared(), alternatives=())) == ""
-    assert best_alternative(replace(shared(), alternatives=(replace(idle, saving=0.006),))) is not None
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,9 @@ def test_a_decode_that_is_known_errs_as_runs_did():
     assert found["tpot_range"] == pytest.approx((0.8 * float(state.tpot), 1.25 * float(state.tpot)))
     assert found["ttft_range"] == pytest.approx((0.6 * float(state.ttft), 1.7 * float(state.ttft)))
     assert found["cost_range"] == pytest.approx((0.8 * cost, 1.25 * cost))
+    # Of each chip, whose rent buys these tokens.
+    tokens = [STREAM.rent.typical / usd * 1e6 for usd in found["cost_range"][::-1]]
+    assert found["throughput_range"] == pytest.approx(tuple(tokens))
 
 
 def test_a_constant_that_is_badly_known_widens_it():

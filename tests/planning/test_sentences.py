@@ -20,47 +20,6 @@ from tests.planning.cases import MODEL, NODES, WORK, apart, closed_plan, equal_r
 
 
 @pytest.mark.slow
-def test_what_to_mind_before_a_plan_is_made():
-    model = replace(MODEL, max_context=1200, notes=("a note",))
-    found = closed_plan(model, NODES, WORK, engine="ideal").warnings
-    assert found == (
-        "requests of 1,201 tokens exceed the model's context of 1,200",
-        "the rent of 2.00 USD/h per chip is a guess figure (kind not stated); give yours in USD per chip-hour, such as "
-        "--rent 2.10",
-        "a note",
-    )
-    exactly = replace(MODEL, max_context=1201)
-    assert not any("exceed" in text for text in closed_plan(exactly, NODES, WORK, engine="ideal").warnings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rent", "says"),
-    [
-        (Rent(low=1.0, typical=1.0, high=1.0, grade="list"), None),
-        (Rent(low=1.0, typical=1.0, high=1.0, grade="recalled"), "is a recalled figure"),
-        (Rent(low=math.nan, typical=math.nan, high=math.nan, grade="guess", note="nobody rents it"), "nobody rents it"),
-    ],
-)
-def test_what_to_mind_about_a_rent(rent, says):
-    found = closed_plan(MODEL, replace(NODES, rent=rent), WORK, engine="ideal").warnings
-    assert len(found) == (says is not None)
-    assert says is None or says in found[0]
-
-
-@pytest.mark.slow
-def test_what_to_mind_about_chips_that_were_never_measured():
-    on = engine(memory_efficiency=0.9, fit={"vendors": ["NVIDIA"]})
-    assert any(
-        "no run on chips of this vendor was measured" in text for text in closed_plan(MODEL, NODES, WORK, engine=on).warnings
-    )
-    known = machine(size=4, capacity=11e9, vendor="NVIDIA")
-    assert not any("was measured" in text for text in closed_plan(MODEL, known, WORK, engine=on).warnings)
-    amd = machine(size=4, capacity=11e9, vendor="AMD")
-    assert any("chips of AMD" in text for text in closed_plan(MODEL, amd, WORK, engine=on).warnings)
-
-
-@pytest.mark.slow
 def test_why_a_plan_cannot_be_cheaper():
     found = closed_plan(one_matrix(heads=1), machine(flops=1e30, size=1), WORK, st.Slo(tpot=3e-3), chips=1, engine="ideal")
     assert found.binding == ("speed",)

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
+from steptime.planning import workload
+from steptime.workload.workload import Speculation, choose_speculation, drafting_warnings, known_draftings
 
 
 def test_slo_of_a_speed_is_that_of_its_time_per_token():
@@ -29,3 +31,31 @@ def test_slo_of_a_speed_is_that_of_its_time_per_token():
 def test_slo_beyond_any_service_is_refused(given, says):
     with pytest.raises(st.InputError, match=says):
         st.Slo(**given)
+
+
+def test_every_measured_number_of_speculative_tokens_is_known():
+    model = st.load_model("deepseek-v3")
+    known = known_draftings(model)
+    measured = len(workload.acceptance_curve(model.name).figures)
+    assert [one.drafts for one in known] == list(range(min(workload.MOST_DRAFTS, measured) + 1))
+    assert [one.acceptance for one in known] == sorted(one.acceptance for one in known)
+    assert choose_speculation(model, 2) == known[2]
+    assert known_draftings(st.load_model("llama-3.1-8b")) == (Speculation(),)
+
+
+def test_no_speculative_tokens_yield_one_token_a_step():
+    model = st.load_model("llama-3.1-8b")
+    assert choose_speculation(model, 0) == Speculation(drafts=0, acceptance=1.0)
+    assert choose_speculation(model, 0, 1.0).acceptance == 1.0
+
+
+@pytest.mark.parametrize(
+    ("drafts", "source", "warned"),
+    [(0, "guess: none", False), (1, "guess: other models", True), (1, "measured", False), (0, "measured", False)],
+)
+def test_a_guess_of_the_acceptance_is_warned_of(drafts, source, warned):
+    model = st.load_model("llama-3.1-8b")
+    found = drafting_warnings(model, Speculation(drafts=drafts, acceptance=1.0 + drafts, source=source))
+    assert [text.startswith(f"no acceptance length of {model.name} was published: 2 tokens") for text in found] == [
+        True
+    ] * warned

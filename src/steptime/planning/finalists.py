@@ -169,7 +169,7 @@ def _loop(case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft
         speculation=case.speculation,
     )
     tokens = float(decode_steps(case.workload, case.speculation)) * float(case.speculation.acceptance)
-    return Loop(deployment, rate, ttft + tokens * tpot, memo=case.memo, **settings)
+    return Loop(deployment, rate, min(ttft, case.asked.ttft) + tokens * tpot, memo=case.memo, **settings)
 
 
 def _limits(case: PlanProblem, candidate: Candidate) -> Slo:

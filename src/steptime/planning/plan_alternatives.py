@@ -263,6 +263,6 @@ def best_drafting(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
         changed_case = replace(case, speculation=speculation)
         plan_found = _best(changed_case, *near) if speculation.drafts else plain
         if plan_found is not None:
-            rates.append((plan_found.rate / changed_case.chips, speculation))
+            rates.append((plan_found.rate, speculation))
     highest = max((rate for rate, _ in rates), default=0.0)
     return next((speculation for rate, speculation in rates if rate >= highest * (1 - AS_CHEAP)), NONE)

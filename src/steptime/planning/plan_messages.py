@@ -84,9 +84,9 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     )
     rented = math.isfinite(float(case.system.rent.typical))
     step = "step" if server.role == "serve" else "decode step"
-    verb = "be cheaper" if rented else "serve more"
-    text = f"With these formats, chips and limits it cannot {verb}: {_binding_sentence(case, deployment)}."
-    text += f" A {step} spends {shares}." if shares else ""
+    verb = "being cheaper" if rented else "serving more"
+    text = f"What keeps it from {verb}: {_binding_sentence(case, deployment)}."
+    text += f" A {step} spends {shares}."
     change = best_change(deployment)
     if not deployment.elasticities:
         return text

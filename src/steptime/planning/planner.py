@@ -31,7 +31,7 @@ from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.kv_dtype import as_served
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, host_chips
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, evidence_of
@@ -529,12 +529,29 @@ def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
         "distance": list_distances(case, candidate),
+        "warnings": (*_hosts_warning(case, candidate), *list_warnings(case), *drafting_warnings(case.model, case.speculation)),
         "interval_coverage": interval_coverage_words(
             case.engine, case.system, drafts=bool(case.speculation.drafts), pools=prefill is not None
         ),
         "drafted": _drafted(case, candidate),
         **ranges,
     }
+
+
+def _hosts_warning(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
+    """Return a warning where the replicas take more hosts than the chips of the plan fill."""
+    host = host_chips(case.system)
+    pools = [layout for layout in (candidate.prefill_layout, candidate.layout) if layout is not None]
+    hosts = sum(
+        math.ceil(pool.replicas / (host // pool.chips)) if pool.chips <= host else pool.replicas * math.ceil(pool.chips / host)
+        for pool in pools
+    )
+    if hosts <= math.ceil(case.chips / host):
+        return ()
+    return (
+        f"laid out so, it takes {hosts} hosts of {host} chips ({hosts * host} chips), because its replicas do not fill hosts; "
+        f"the cost counts {case.chips} chips",
+    )
 
 
 def _shown_figures(case: PlanProblem, chosen: Chosen, closed: dict[str, float]) -> dict[str, float]:

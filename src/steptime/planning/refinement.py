@@ -108,7 +108,7 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
     occupied = in_flight(batch[:, None], candidate.layout.replicas)
-    load = _load(np.moveaxis(state.tpot, 0, -1), whole_batches).T if len(whole_batches) > 1 else 0.0
+    load = _load(np.moveaxis(state.tpot, 0, -1), whole_batches).T
     steady = np.logical_or(load * occupied <= MOST_LOADED, seats.capped)
     is_feasible = np.logical_and(within(case, state, seats, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
     rate = np.where(is_feasible, rate, -np.inf)

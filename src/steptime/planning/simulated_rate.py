@@ -37,6 +37,8 @@ from steptime.workload.workload import NONE, Slo, Speculation, Workload, decode_
 
 # Requests of a run: the fewest, and the most that are simulated of many equal replicas.
 LEAST_REQUESTS, MOST_REQUESTS = 2000, 6000
+# Most requests in flight, waiting ones included, over the slots of all replicas.
+WAITING = 1.5
 # Most replicas that are simulated of many equal ones: more share their load no better.
 MOST_REPLICAS = 8
 # Mean lifetimes of a request for which requests arrive, and with very many in flight.
@@ -194,7 +196,9 @@ class Loop:
         server = deployment.pools[-1]
         reader = deployment.pools[0] if len(deployment.pools) > 1 else None
         self.prompts = workload_prompts(deployment.workload)
-        in_flight = max(rate * lifetime, 1.0)
+        # Closed forms of a nearly full queue have any wait, for which a run need not last longer.
+        in_flight = min(max(rate * lifetime, 1.0), WAITING * server.max_num_seqs * int(server.layout.replicas))
+        self.lifetime = in_flight / rate
         lifetimes = factor * min(LIFETIMES, max(FEWEST_LIFETIMES, MOST_REQUESTS / in_flight))
 
         # A few of many equal replicas show the same queues; each gets its share of the requests.
@@ -333,9 +337,7 @@ class Loop:
         arrivals = requests["arrival"][counted]
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
         first, token = at(ttft), at(tpot)
-        grows = ""
-        if max(busy) > MOST_BUSY / 2:
-            grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
+        grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot}
         if math.isinf(slo.ttft) and len(busy) > 1:
             ratios["prefill rate"] = busy[0] / MOST_BUSY

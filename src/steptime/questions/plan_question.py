@@ -29,7 +29,7 @@ from steptime.questions.subject import (
     read_subject,
     with_prompt_media,
 )
-from steptime.workload.workload import LARGEST_SPREAD, Slo, Workload, limits
+from steptime.workload.workload import LARGEST_SPREAD, LONGEST_TPOT, Slo, Workload, limits
 
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
 OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"
@@ -100,6 +100,11 @@ class LatencyLimits:
             )
         for name, unit in (("speed", "tok/s"), ("tpot", "s"), ("ttft", "s")):
             positive(name, 1.0 if getattr(self, name) is None else getattr(self, name), unit)
+        if self.tpot is not None and self.tpot > LONGEST_TPOT:
+            raise RangeError(
+                f"tpot: must be at most {LONGEST_TPOT:g} s, got {self.tpot:g} s; it is in seconds, so give {self.tpot / 1e3:g} "
+                f"for {self.tpot:g} ms"
+            )
         return limits(speed=self.speed if self.tpot is None else 1 / self.tpot, ttft=self.ttft)
 
 

@@ -579,11 +579,11 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     """
     i = -1
     for rank in range(rules.ranks - 1, -1, -1):
-        most = -1.0
+        most_seats = -1.0
         for g in range(rules.groups):
             last = p.lists[r, rank * rules.groups + g, SEAT + 1]
-            if last >= 0 and p.ranks[r, g, SEATS_BY_RANK] > most:
-                i, most = last, p.ranks[r, g, SEATS_BY_RANK]
+            if last >= 0 and p.ranks[r, g, SEATS_BY_RANK] > most_seats:
+                i, most_seats = last, p.ranks[r, g, SEATS_BY_RANK]
         if i >= 0:
             break
     group = q[i].line % rules.groups
@@ -1021,6 +1021,27 @@ def joint_factor(table: Any, b: int, rows: int) -> Any:
     return (1 - x) * ((1 - y) * table[i, j] + y * table[i, j + 1]) + x * ((1 - y) * table[i + 1, j] + y * table[i + 1, j + 1])
 
 
+@compiled
+def single_rank_time(rates: Rates, b: int, context: float, rows: int, attention: float, chunks: int) -> Any:
+    """Return the time of a step with prefill chunks and decoding sequences on one data-parallel rank.
+
+    Args:
+        rates: Coefficients of the step time.
+        b: Decoding sequences.
+        context: Sum of their contexts [tokens].
+        rows: Prompt tokens in the step.
+        attention: Time of the attention of all chunks [s].
+        chunks: Number of chunks.
+
+    Returns:
+        Seconds.
+    """
+    seconds = run_time(rates, b, context, 0.0, 1) + rows_time(rates.rows, b, rows)
+    if len(rates.slack) > 1:
+        attention = max(attention - joint_factor(rates.slack, b, rows), 0.0)
+    return joint_factor(rates.joint, b, rows) * seconds + attention + rates.chunk * chunks
+
+
 @entry
 def mixed_time(
     p: Replicas,
@@ -1092,11 +1113,13 @@ def decode_context(p: Replicas, rules: Rules, r: int) -> Any:
     growth = rules.growth / rules.unit
     if rules.groups == 1:
         return p.seconds[r, CONTEXT], growth * p.count[r, DECODES]
-    most = 0
+    longest_rank = 0
     for g in range(1, rules.groups):
-        if p.ranks[r, g, CONTEXT_BY_RANK] > p.ranks[r, most, CONTEXT_BY_RANK]:
-            most = g
-    return rules.groups * p.ranks[r, most, CONTEXT_BY_RANK], growth * rules.groups * p.ranks[r, most, DECODES_BY_RANK]
+        if p.ranks[r, g, CONTEXT_BY_RANK] > p.ranks[r, longest_rank, CONTEXT_BY_RANK]:
+            longest_rank = g
+    return rules.groups * p.ranks[r, longest_rank, CONTEXT_BY_RANK], growth * rules.groups * p.ranks[
+        r, longest_rank, DECODES_BY_RANK
+    ]
 
 
 @compiled
@@ -1568,7 +1591,10 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             seconds = load + run_time(rates, b, context, longest_gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
-            seconds = load + mixed_time(p, rates, r, b, context, CONTEXT_BY_RANK, rows, attention, chunks, 1)
+            if rules.groups == 1:
+                seconds = load + single_rank_time(rates, b, context, rows, attention, chunks)
+            else:
+                seconds = load + mixed_time(p, rates, r, b, context, CONTEXT_BY_RANK, rows, attention, chunks, 1)
         if rules.kind == TRAIN:
             seconds = n * rules.interval * max(1.0, np.ceil(seconds / (n * rules.interval) - ROUND))
         free = float(p.count[r, FREE])

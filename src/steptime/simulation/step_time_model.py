@@ -53,14 +53,15 @@ class Pace(Result):
     has two parts. `rank_rows` [s] depends on the prompt tokens of the busiest rank. `shared_rows` [s], the
     experts and their exchange, depends on the prompt tokens of all ranks.
 
-    `stages` counts the pipeline stages of a pool that only prefills, and `waves` the micro-batches under way in
-    them. With one stage, all micro-batches of a pipeline are one step.
+    `stages` counts pipeline stages, and `waves` the micro-batches under way in them. With one stage, all
+    micro-batches of a pipeline are one step.
 
     `late` is the time of a prompt beyond its last pass in a pipeline, over that pass. `joint` is the factor
     on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
-    powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last longer than
-    these, and then hide as much attention of prompts. `before` [s] and `before_token` [s per prompt token] are the time from arrival to
-    the queue. `answer` counts decode steps from the end of the prompt until the user sees the first token.
+    powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last longer
+    than these, and then hide as much attention of prompts. `before` [s] and `before_token` [s per prompt token] are
+    the time from arrival to the queue. `answer` counts decode steps from the end of the prompt until the user sees the
+    first token.
     `extra_delay` is the share of the time from a slot to the first token by which all tokens reach the user
     later. It comes from measured runs (an anchor). `decode_error` and `mixed_error` are mean relative errors.
     """
@@ -371,9 +372,9 @@ def _rank_and_shared_seconds(model: Model, systems: tuple[System, System], setti
     rank_seconds = full.total - full.terms.get("attention", 0.0) - shared(full)
     shared_seconds = shared(even)
     if systems[0] is not systems[1]:
-        whole = drafted_step(model, systems[0], tokens=tokens / groups, prompts=groups, **settings)
-        own = even.total - even.terms.get("attention", 0.0) - shared(even)
-        shared_seconds = whole.total - whole.terms.get("attention", 0.0) - own
+        even_pass = drafted_step(model, systems[0], tokens=tokens / groups, prompts=groups, **settings)
+        rank_part = even.total - even.terms.get("attention", 0.0) - shared(even)
+        shared_seconds = even_pass.total - even_pass.terms.get("attention", 0.0) - rank_part
     return _interpolate(rank_seconds, tokens, max_tokens), _interpolate(shared_seconds, tokens, max_tokens)
 
 

@@ -89,8 +89,8 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
         return Group(reason, *notes(plan.warnings), *front)
     drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
     parts: list[RenderableType | None] = [
-        _answer(plan), *_fleet(plan), *replay, _figure_table(plan), _pool_table(plan), *notes(_warnings(plan)),
-        *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
+        _answer(plan), *_fleet(plan), *replay, _figure_table(plan), _pool_table(plan), _short_legend(plan, full),
+        *notes(_warnings(plan)), *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
     ]  # fmt: skip
     if full:
         parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
@@ -146,7 +146,7 @@ def _figure_table(plan: Plan) -> Grid:
         "ttft": (f"≤ {show(plan.slo.ttft, 's')}", plan.slo.ttft, plan.slo_probability.get("ttft")),
     }
     limits = {name: limit for name, limit in limits.items() if math.isfinite(limit[1])}
-    points = {title: point for title, point in (("Ideal", plan.ideal), ("Runner-up", plan.runner_up)) if point is not None}
+    points = {title: point for title, point in (("No losses", plan.ideal), ("Runner-up", plan.runner_up)) if point is not None}
     has_ranges = any(limit_range for _, limit_range in figures)
     chance_head, range_head = (" (probability)", " (90 % range)") if has_ranges else ("", "")
     heads = ["", f"This plan{range_head}", *([f"Limit{chance_head}"] if limits else []), *points]
@@ -278,6 +278,13 @@ def _legend(plan: Plan) -> Text | None:
     if any(pool.role == "prefill" and pool.batch > 1 for pool in plan.pools):
         words += " Batch and step of the prefill pool are maxima; the mean prefill pass has fewer prompts and is shorter."
     return footnote(words)
+
+
+def _short_legend(plan: Plan, full: bool) -> Text | None:
+    """Return the meaning of the rare letters in the layout; with `full` all letters are explained."""
+    letters = {word.rstrip("0123456789") for word in plan.layout_text.split()}
+    meanings = [f"{axis}: {AXES[axis]}" for axis in ("mb", "red") if axis in letters]
+    return footnote("; ".join(meanings) + ".") if meanings and not full else None
 
 
 def _totals(plan: Plan) -> list[Text]:

@@ -1,0 +1,204 @@
+"""Parts of a search on hand-made columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.physics.chip_memory import weights_per_chip
+from steptime.physics.layout import Layout, shaped, stacked
+from steptime.planning import plan_search
+from steptime.planning.batch_grids import batch_grid
+from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Table, most_seats, steady_state
+from steptime.planning.plan_search import (
+    _aims,
+    _highest,
+    _load,
+    _outdone,
+    absent_because,
+    chunk_sizes,
+    fitting,
+    held_by,
+    lawful,
+    ranked,
+    readable,
+    search_aggregated,
+    smallest_system,
+)
+from steptime.planning.steady_state import load_shares
+from tests.conftest import engine, machine, one_matrix, sparse_matrix
+from tests.planning.cases import MODEL, WORK, case
+
+TPOT = np.array([0.03, 0.01, 0.02, 0.02, 0.05])
+RATE = np.array([4.0, 1.0, 3.0, 2.0, 3.5])
+
+
+def test_highest_rate_of_those_as_fast():
+    assert _highest(TPOT, RATE, np.ones(5, dtype=bool)).tolist() == [4, 1, 3, 3, 4]
+    among = np.array([False, False, True, True, True])
+    assert _highest(TPOT, RATE, among).tolist() == [3, 0, 3, 3, 3.5]
+
+
+def table(**columns) -> Table:
+    count = len(columns["tpot"])
+    zeros = {name: np.zeros(count, dtype=np.int64) for name in COLUMNS} | {"batch": np.arange(count)}
+    zeros |= {name: np.ones(count, dtype=np.int64) for name in ("replicas", "prefill_replicas")}
+    given = {name: np.asarray(value) for name, value in columns.items()}
+    return Table(
+        mode=DISAGGREGATED,
+        layouts=[Layout()],
+        **zeros
+        | {"batch": np.arange(count), "replicas": zeros["replicas"] + 1, "prefill_replicas": zeros["replicas"] + 1}
+        | given,
+    )
+
+
+def test_candidates_are_outdone_by_pools_within_the_limits_that_are_as_fast_and_serve_as_much():
+    pools = table(
+        tpot=[0.02, 0.01, 0.005, 0.005, 0.005], ttft=[1.0, 1.0, 2.0, 0.5, 0.5], memory=[1.0, 0.5, 0.5, 1.1, 0.5],
+        rate=[3.0, 2.0, 9.0, 9.0, 0.0],
+    )  # fmt: skip
+    given = case(slo=st.Slo(ttft=1.0))
+    tpot = np.array([0.009, 0.01, 0.01, 0.015, 0.02, 0.02, 0.5])
+    rate = np.array([0.5, 2.0, 2.1, 2.0, 3.0, 3.1, 3.0])
+    assert _outdone(given, pools, tpot, rate).tolist() == [False, True, False, True, True, False, True]
+    assert not _outdone(case(slo=st.Slo(ttft=0.1)), pools, tpot, rate).any()
+
+
+def test_chunks_of_several_prompts_are_for_one_rank():
+    assert readable(WORK, np.array([500, 1000, 1001]), Layout()).tolist() == [True, True, True]
+    assert readable(WORK, np.array([500, 1000, 1001]), Layout(dp=2)).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "alone", "groups", "load"),
+    [
+        (1.0, 0.5, 4, 0.5 * 0.6 + 0.4),  # one chunk in a mixed step: more of them are more mixed steps
+        (2.0, 0.25, 1, 0.5 * 0.6 + 0.4),
+        (2.0, 0.8, 4, 0.5 * 0.6 + 0.4),  # 0.4 chunks a step; 0.4 x 0.8 / 0.2 is more than 1
+        (2.0, 0.25, 4, 0.5 * 0.6 + 0.4 * 0.5),  # 1.5 x 0.25 / 0.75
+        (2.0, 0.0, 4, 0.5 * 0.6),  # all steps are mixed
+    ],
+)
+def test_load_of_decode_and_chunks(chunks, alone, groups, load):
+    """Of a token's 10 ms, decode takes six with a load of a half."""
+    state = SimpleNamespace(chunks_per_mixed_step=np.array(chunks), decode_only_share=np.array(alone), tpot=np.array(0.01))
+    assert float(_load(state, np.array(0.006), np.array(0.5), np.array(groups))) == pytest.approx(load)
+
+
+def test_candidates_are_ranked_in_steps_of_half_a_percent():
+    given = case(slo=st.Slo(tpot=0.05, ttft=1.0))
+    # Highest first; 0.4 % less but faster; 0.6 % less; too slow, late, large, idle; below 0.6 of the highest; exactly that.
+    mine = table(
+        tpot=[0.04, 0.03, 0.01, 0.06, 0.01, 0.01, 0.01, 0.01, 0.05],
+        ttft=[1.0, 1.0, 1.0, 0.5, 1.1, 0.5, 0.5, 0.5, 0.5],
+        memory=[1.0, 1.0, 1.0, 0.5, 0.5, 1.1, 0.5, 0.5, 0.5],
+        rate=[10.0, 9.96, 9.94, 99.0, 99.0, 99.0, 0.0, 5.9, 6.0],
+    )
+    assert [candidate.batch for candidate in ranked(given, [mine])] == [1, 0, 2, 8]
+    assert [candidate.batch for candidate in ranked(given, [mine], limit=2)] == [1, 0]
+    other = replace(table(tpot=[0.02, 0.001], ttft=[0.1, 0.1], rate=[9.97, 9.99]), mode=AGGREGATED)
+    modes = [(candidate.mode, candidate.batch) for candidate in ranked(given, [mine, other], limit=2)]
+    assert modes == [(AGGREGATED, 1), (AGGREGATED, 0), (DISAGGREGATED, 1), (DISAGGREGATED, 0)]
+    assert ranked(given, [replace(mine, rate=0 * mine.rate)]) == []
+
+
+def test_layouts_are_held_whose_weights_leave_room():
+    """10 GB of weights on chips of 11 GB, of which an engine uses 0.9 and keeps 1 GB."""
+    given = replace(case(), engine=engine(memory_share=0.9, reserved_bytes=1e9))
+    every = lawful(given)
+    held = held_by(given, every)
+    assert held == [one for one in every if float(weights_per_chip(given.model, one)) < 8.9e9]
+    assert 0 < len(held) < len(every)
+    assert held_by(given, []) == []
+    (reason,) = absent_because(given, Layout())
+    assert reason == "its weights take 10.0 GB of a chip, which has 8.90 GB"
+    assert absent_because(given, held[0]) == []
+    assert absent_because(replace(case(), system=machine(size=4, capacity=10e9)), Layout())
+
+
+@pytest.mark.parametrize("model", [MODEL, sparse_matrix(kv_bytes=1e4, active=2)], ids=["dense", "sparse"])
+def test_batches_that_can_be_stable_are_evaluated(monkeypatch, model):
+    """Prompt tokens of a step of each rank fit the largest chunk; memory has room for spare slots, or for the batch."""
+    given = replace(case(), sure=0.9, model=model, system=machine(size=4, capacity=26e9 if model is not MODEL else 11e9))
+    layouts = fitting(given)
+    wide = shaped(stacked(layouts), 1)
+    grid = batch_grid(wide)
+    decode = steady_state(given, DISAGGREGATED, wide, grid)
+    taken = []
+    monkeypatch.setattr(plan_search, "_read_beside", lambda *arguments: taken.append(arguments[-1]))
+    search_aggregated(given, layouts, decode)
+    sizes, load, most = chunk_sizes(WORK), load_shares(decode.tpot, grid), most_seats(WORK, decode, wide)
+    expected = np.zeros(grid.shape, dtype=bool)
+    for i, layout in enumerate(layouts):
+        for j, batch in enumerate(grid[i].tolist()):
+            flying = 1 - 1 / (batch * layout.replicas)
+            work = batch * flying * 1000 / 200 / layout.dp
+            stable = 1e-4 * sizes[0] < work < 0.9 * sizes[-1] or batch * layout.replicas <= 1
+            roomy = bool(decode.memory.fits[i, j]) and load[i, j] * flying <= 0.9
+            expected[i, j] = stable and (roomy or most[i, j] >= batch) and (j == 0 or grid[i, j] > grid[i, j - 1])
+    assert np.array_equal(taken[0], expected)
+    assert 0 < expected.sum() < expected.size
+
+
+def test_targets_of_a_probability_are_those_of_each_mode():
+    """90 % of ranges that end at 1.25 of decode and 1.5 of mixed steps, and 0.2 more, in logarithms, of separate pools."""
+    tables = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.6], "mixed": [0.5, 3.0]}}
+    on = engine(fit={"names": [], "interval": tables, "systems": {"toy": 100}})
+    given = replace(case(slo=st.Slo(tpot=0.02, ttft=2.0)), engine=on, sure=0.95)
+    columns = table(tpot=[0.01, 0.01], ttft=[1.0, 1.0], rate=[1.0, 1.0], input_share=[0.0, 0.9])
+    tpot, ttft = _aims(given, replace(columns, mode=AGGREGATED))
+    assert tpot == pytest.approx([0.02 / 1.25, 0.02 / 1.5])
+    assert ttft == pytest.approx([2 / 1.6, 2 / 3])
+    tpot, ttft = _aims(given, columns)
+    assert np.broadcast_to(tpot, 2) == pytest.approx([0.02 / np.exp(np.hypot(np.log(1.25), 0.2))] * 2)
+    assert np.broadcast_to(ttft, 2) == pytest.approx([2 / np.exp(np.hypot(np.log(3), 1.5))] * 2)
+
+
+def test_one_layout_that_holds_a_request_is_enough():
+    """5.01 GB for each of two chips' half of 10 GB leave no room for a request of 82 MB; a quarter on each of four does."""
+    model, system = one_matrix(heads=8), machine(size=4, capacity=5.01e9 / 0.92)
+    assert smallest_system(model, [replace(system, chips=4)])[1] == 4
+
+
+def test_what_cannot_become_the_best_is_not_evaluated(monkeypatch):
+    """Layouts and batches that are evaluated with chunks: each once, the promising first, and not all."""
+    given = replace(case(), front=True)
+    layouts = fitting(given)
+    wide = shaped(stacked(layouts), 1)
+    grid = batch_grid(wide)
+    decode = steady_state(given, DISAGGREGATED, wide, grid)
+    read, taken = plan_search._read_beside, []
+
+    def counted(*arguments):
+        taken.append(arguments[-1].copy())
+        return read(*arguments)
+
+    monkeypatch.setattr(plan_search, "_read_beside", counted)
+
+    def evaluated(problem, disaggregated=None):
+        taken.clear()
+        search_aggregated(problem, layouts, decode, disaggregated)
+        return taken
+
+    first, then = (part.copy() for part in evaluated(given))
+    assert not np.any(first & then)
+    new = np.diff(grid, axis=1, prepend=0) > 0
+    assert not np.any((first | then) & ~new)
+    rate = decode.rate * wide.replicas
+    best_first = max(rate[first])
+    assert np.all(rate[first] >= 0.9 * np.array([max(rate[first & (decode.tpot <= t)]) for t in decode.tpot[first]]))
+    assert rate[then].max(initial=0) <= best_first
+    sure = evaluated(replace(given, sure=0.9))
+    assert len(sure) == 1
+    assert np.all(sure[0] >= (first | then))
+    fast = evaluated(replace(given, front=False, slo=st.Slo(tpot=2.8e-3)))
+    assert np.all(decode.tpot[fast[0] | fast[1]] <= 2.8e-3 * (1 + 1e-9))
+    (all_of_them,) = (part.sum() for part in evaluated(replace(given, front=False, sure=0.9, slo=st.Slo(tpot=2.8e-3))))
+    assert all_of_them == sure[0].sum()
+    pools = table(tpot=[1e-9], ttft=[0.0], memory=[0.5], rate=[1e9])
+    assert not np.any(np.logical_or(*evaluated(given, pools)))
