@@ -91,7 +91,7 @@ def test_the_main_job(columns):
     for words in (
         "per million output tokens",
         "90 % range",
-        "Ideal",
+        "No losses",
         "Runner-up",
         "Memory of a",
         "attention",
