@@ -38,7 +38,7 @@ from steptime.workload.workload import Slo, decode_steps
 # Factors of the TPOT at a percentile over its mean: of long outputs in separate pools, and beside prefill chunks.
 TPOT_LEVELS = (1.0, 1.2)
 # Rows of a search that become finalists, of each level.
-ROWS = 4
+ROWS = 3
 # Searches around the best finalist.
 ROUNDS = 2
 # Sequences in flight for which slots are kept, over those of the candidate.
@@ -82,7 +82,7 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
         kinds: dict[object, Candidate] = {}
         for candidate in ranked(replace(case, slo=replace(level, tpot=level.tpot / part)), list(tables)):
             kinds.setdefault((candidate.same, candidate.prompts), candidate)
-            if len(kinds) == ROWS:
+            if len(kinds) == (1 if case.rough else ROWS):
                 break
         for key, candidate in kinds.items():
             found.setdefault((key, candidate.chunk), candidate)
@@ -107,7 +107,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     for candidate in candidates:
         leader = best()
         found[candidate] = simulate_candidate(case, candidate, leader.run.rate if leader else 0.0)
-    for _ in range(ROUNDS):
+    for _ in range(0 if case.rough else ROUNDS):
         leader = best()
         if leader is None:
             break

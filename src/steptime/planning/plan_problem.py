@@ -65,7 +65,7 @@ class PlanProblem:
 
     `asked` has the limits at `percentile`. Means stand for them in a search: `slo` has the widest targets, and `levels` all
     from which finalists are taken (`finalists.target_levels`). `evidence` is what layouts must have, and `pinned` what the
-    user chose.
+    user chose. `rough` simulates few finalists.
     `symmetric_domains` means that all whole scale-up domains have the same layout, so that caches stay in
     their domain. `sure` is the probability with which the limits must be met; None means on average. `aim`
     holds factors on the targets of TPOT and TTFT. `front` also evaluates candidates that miss the limits, for
@@ -84,6 +84,7 @@ class PlanProblem:
     levels: tuple[Slo, ...] = ()
     evidence: str = ANY
     pinned: Pinned = Pinned()
+    rough: bool = False
     symmetric_domains: bool = False
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)

@@ -52,7 +52,7 @@ MOST_RUNS = 12
 # Longest context of a drawn request [tokens].
 LONGEST = 1 << 40
 # The winner is confirmed with other draws: seeds, and factor on the length of a run.
-CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000, 3000), 3.0
+CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000), 3.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio.
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
 # Where a rate is not confirmed, it falls by a factor, by its square where a queue grows, and at most so often.
@@ -265,38 +265,49 @@ class Loop:
         at_start = int(min(rate * self.share * steps * accepted * tpot, self.server.policy.max_num_seqs * self.server.replicas))
         longest = min(float(self.deployment.model.max_context), float(self.server.policy.kv_tokens))
         started = steady_requests(self.deployment.workload, at_start, longest, self.seed + 1)
-        requests, seated, busy = self._serve(traffic, started)
-        end = float(arrival[-1])
-        counted = (requests["arrival"] > START_SHARE * end) & (requests["arrival"] < end - END_LIFETIMES * self.lifetime)
-        if np.count_nonzero(counted) < LEAST_REQUESTS / 10:
-            counted = requests["arrival"] > START_SHARE * end
-        return self._figures(requests, counted, seated, busy, rate, slo, percentile)
-
-    def _serve(self, traffic: Traffic, started: Traffic) -> tuple[Any, Any, tuple[float, ...]]:
-        """Return the requests as users see them, the times of their first slot by pool, and the busy shares."""
         prompt = self.prompts.fresh + self.prompts.skipped
         skipped = np.minimum(self.prompts.skipped * traffic.inputs // prompt, traffic.inputs - 1)
-        if self.reader is None or self.sent is None:
-            both = _joined(started, traffic)
+        if self.reader is None:
             served, rules, pool = serve(
-                both, self.server.policy, self.server.pace, replicas=self.server.replicas,
+                _joined(started, traffic), self.server.policy, self.server.pace, replicas=self.server.replicas,
                 cached=np.concatenate([started.inputs, skipped]),
             )  # fmt: skip
             requests = served[len(started) :]
             queue = ("serve", requests["arrival"], requests["scheduled"], rules.seats * self.server.replicas)
-            return self._visible(requests), [queue], (_busy(pool),)
-        only = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
-        requests, read_rules, readers = serve(
-            only, self.reader.policy, self.reader.pace, replicas=self.reader.replicas, cached=skipped
-        )
-        requests["outputs"] = traffic.outputs
-        read = ("prefill", requests["arrival"], requests["scheduled"], read_rules.seats * self.reader.replicas)
+            return self._figures(requests, [queue], (_busy(pool),), rate, slo, percentile)
+        requests, read, busy = self._prefill(traffic, skipped)
+        # Prompts that are already too late need no decode.
+        late = _at(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
+        if late > 1:
+            return Run(
+                rate=rate, ttft=late * slo.ttft, tpot=tpot, mean_ttft=late * slo.ttft, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
+                worst=math.inf if queue_growth(*read[1:]) else late, binding="first token",
+            )  # fmt: skip
+        requests, decoded, decode_busy = self._decode(requests, started)
+        return self._figures(requests, [read, decoded], (busy, decode_busy), rate, slo, percentile)
 
+    def _counted(self, requests: Any) -> Any:
+        """Return which requests count: those after the start and before the end of the arrivals."""
+        end = float(requests["arrival"][-1])
+        counted = (requests["arrival"] > START_SHARE * end) & (requests["arrival"] < end - END_LIFETIMES * self.lifetime)
+        return counted if np.count_nonzero(counted) >= LEAST_REQUESTS / 10 else requests["arrival"] > START_SHARE * end
+
+    def _prefill(self, traffic: Traffic, skipped: Any) -> tuple[Any, Any, float]:
+        """Return requests after the prefill pool, its queue, and the share of time in which it works."""
+        assert self.reader is not None
+        only = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
+        requests, rules, pool = serve(only, self.reader.policy, self.reader.pace, replicas=self.reader.replicas, cached=skipped)
+        requests["outputs"] = traffic.outputs
+        queue = ("prefill", requests["arrival"], requests["scheduled"], rules.seats * self.reader.replicas)
+        return requests, queue, _busy(pool)
+
+    def _decode(self, requests: Any, started: Traffic) -> tuple[Any, Any, float]:
+        """Return requests after the decode pool, its queue, and the share of time in which it works."""
+        assert self.sent is not None
         # Fewer decode replicas than prefill replicas may be simulated: each takes its share of the prompts.
-        kept = np.arange(len(requests))
         if self.share < self.read_share:
-            kept = np.flatnonzero(np.random.default_rng(self.seed + 2).random(len(requests)) < self.share / self.read_share)
-        requests = requests[kept]
+            random = np.random.default_rng(self.seed + 2)
+            requests = requests[random.random(len(requests)) < self.share / self.read_share]
         go_on = np.flatnonzero((requests["status"] == DONE) & (requests["outputs"] > 1))
         moved_at = requests["finish"][go_on] + np.asarray(self.sent(requests[go_on]))
         order = np.argsort(moved_at, kind="stable")
@@ -310,17 +321,16 @@ class Loop:
             served["finish"], served["preempted"], served["status"],
         )  # fmt: skip
         requests["moved"][go_on], requests["resumed"][go_on] = moved_at, served["scheduled"]
-        decoded = ("decode", moved_at, served["scheduled"], rules.seats * self.server.replicas)
-        return self._visible(requests), [read, decoded], (_busy(readers), _busy(pool))
+        return requests, ("decode", moved_at, served["scheduled"], rules.seats * self.server.replicas), _busy(pool)
 
     def _visible(self, requests: Any) -> Any:
         late = pipeline_delay_seconds(requests, self.reader or self.server)
         return user_visible_times(requests, self.server.pace, late, self.server.policy.acceptance_length)
 
-    def _figures(
-        self, requests: Any, counted: Any, queues: Any, busy: tuple[float, ...], rate: float, slo: Slo, percentile: str
-    ) -> Run:
-        share = PERCENTILES[percentile]
+    def _figures(self, served: Any, queues: Any, busy: tuple[float, ...], rate: float, slo: Slo, percentile: str) -> Run:
+        """Return the figures of served requests."""
+        requests, share = self._visible(served), PERCENTILES[percentile]
+        counted = self._counted(requests)
         done = counted & (requests["status"] == DONE)
         if np.count_nonzero(done) < min(share, 0.99) * np.count_nonzero(counted) or not np.any(done):
             return Run(rate=rate, ttft=math.inf, tpot=math.inf, mean_ttft=math.inf, mean_tpot=math.inf, batch=0.0, busy=busy,
@@ -330,13 +340,10 @@ class Loop:
         tpot = (requests["finish"][several] - requests["first"][several]) / (requests["outputs"][several] - 1)
         tpot = tpot if len(tpot) else np.zeros(1)
 
-        def at(values: Any) -> float:
-            return float(np.mean(values) if percentile == "mean" else np.quantile(values, share))
-
         decoding = float(np.sum(requests["finish"][several] - requests["first"][several]))
         arrivals = requests["arrival"][counted]
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
-        first, token = at(ttft), at(tpot)
+        first, token = _at(percentile, ttft), _at(percentile, tpot)
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot}
         if math.isinf(slo.ttft) and len(busy) > 1:
@@ -348,6 +355,11 @@ class Loop:
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
             batch=decoding / span / self.server.replicas, busy=busy, worst=ratios[binding], binding=binding,
         )  # fmt: skip
+
+
+def _at(percentile: str, values: Any) -> float:
+    """Return the mean or a quantile of values."""
+    return float(np.mean(values) if percentile == "mean" else np.quantile(values, PERCENTILES[percentile]))
 
 
 def _joined(first: Traffic, second: Traffic) -> Traffic:
