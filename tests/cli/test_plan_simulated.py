@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from steptime.planning import planner, slo_probability
 from tests.cli.test_commands import run
 
 PLAN = "plan llama-3.1-8b hgx-h100 --chips 2 --input 1024 --output 256 --mode aggregated --simulate "
@@ -16,8 +17,13 @@ REFUSED = PLAN + "--speed 50 --ttft 0.075 --percentile p99"
 
 @pytest.fixture
 def hardly_lowered():
-    """Let a replay lower the rate to nine tenths at most: the limits of REFUSED hold at a third of it."""
-    with patch("steptime.planning.plan_replay.LOWER", 0.995):
+    """Let a replay lower the rate to nine tenths at most, and plan by means: the limits of REFUSED do not hold at p99."""
+    with (
+        patch("steptime.planning.plan_replay.LOWER", 0.995),
+        patch.object(planner, "find_spec", return_value=None),
+        patch.object(planner, "percentile_ratio", return_value=1.0),
+        patch.object(slo_probability, "percentile_ratio", return_value=1.0),
+    ):
         yield
 
 
@@ -61,7 +67,7 @@ def test_a_refused_plan_as_json():
     assert found["launch"] == {}
     assert found["simulated"]["good"] is False
     assert found["simulated"]["limits"]["verdict"] == "MISSED"
-    alone = json.loads(run(REFUSED.replace(" --simulate", "").replace(" --percentile p99", "") + " --json").stdout)
+    alone = json.loads(run(REFUSED.replace(" --simulate", "") + " --json").stdout)
     assert alone["feasible"] is True
     for key in ("tpot_s", "ttft_s", "layout", "requests_per_s", "usd_per_million_output_tokens", "pools", "why"):
         assert found[key] == alone[key]

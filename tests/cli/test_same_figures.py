@@ -62,7 +62,7 @@ def test_plans(system):
 def test_simulations(system):
     pytest.importorskip("numba", reason="needs the extra `simulate`")
     said = printed(f"simulate {MODEL} {system} --rate 4 --requests 200 --input 512 --output 64 --seed 3")
-    lengths = (st.Lengths(mean=512), st.Lengths(mean=64))
+    lengths = (st.Lengths(mean=mean, shape="lognormal", spread=1.0) for mean in (512, 64))
     found = json.loads(st.simulate(MODEL, system, st.open_loop(4, 200, *lengths, seed=3)).to_json())
     for key in found.keys() - APART:
         same(said[key], found[key], key)

@@ -1,12 +1,13 @@
 """The command `steptime plan`."""
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, not_empty, option, read_systems
-from steptime.cli.output import check_folder, make_console, print_json, reported, write_csv, write_folder
+from steptime.cli.output import check_folder, make_console, patience, print_json, reported, write_csv, write_folder
 from steptime.errors import InputError
 from steptime.planning.planner import DoesNotFit
 from steptime.questions.plan_question import PlanInputs, answers_from, bind_plan, solve
@@ -131,13 +132,20 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         raise typer.Exit(1)
 
 
+def _is_compiling() -> bool:
+    """Return whether the simulator is imported and has no compiled code yet."""
+    loop = sys.modules.get("steptime.simulation.event_loop")
+    return loop is not None and not loop.serve.signatures
+
+
 def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutput) -> Planned:
     """Search for the cheapest deployment, and simulate it with `--simulate`."""
     _, model, system, engine, _ = bind_plan(values)
     if launches and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
     try:
-        deployment = solve(values)
+        with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: not _is_compiling()):
+            deployment = solve(values)
     except DoesNotFit as problem:
         raise DoesNotFit(f"{problem}{_smallest_system_hint(model, values.get('catalog'))}") from None
     replayed = None

@@ -117,10 +117,14 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
     random = is_synthetic and inputs.concurrency is None
     cached, lengths, prefixes = bool(inputs.prefix_cache), inputs.lengths, inputs.prefixes != 0
     limited = any(limit is not None for limit in (inputs.speed, inputs.tpot, inputs.ttft))
+    varied = inputs.spread > 0 or (inputs.output_spread or 0) > 0
     # Keys complete the message "--option needs ...".
     return {
         "--trace without --find-rate, which searches the scale": (once or is_synthetic, "rate_scale"),
-        "--rate, --concurrency or --find-rate; a trace contains its lengths": (is_synthetic, "input output lengths spread"),
+        "--rate, --concurrency or --find-rate; a trace contains its lengths": (
+            is_synthetic,
+            "input output lengths spread output_spread",
+        ),
         "random arrivals, or --prefixes": (is_synthetic or prefixes, "seed"),
         "--speed or --ttft (a limit for that percentile), or --find-rate": (limited or not once, "percentile"),
         "--find-rate; --export writes the requests of one run": (not once, "csv"),
@@ -130,8 +134,8 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--trace": (not is_synthetic, "rate_scale"),
         "a run at one rate, not --find-rate": (once, "export chrome range_"),
         "--arrivals gamma": (inputs.arrivals == "gamma", "burst"),
-        "--lengths uniform or lognormal": (lengths != "fixed", "spread"),
-        "--spread greater than 0, unless fixed": (lengths not in ("uniform", "lognormal") or inputs.spread > 0, "lengths"),
+        "--lengths uniform or lognormal": (lengths != "fixed", "spread output_spread"),
+        "--spread greater than 0, unless fixed": (lengths not in ("uniform", "lognormal") or varied, "lengths"),
         "--policy train": (inputs.policy == "train", "interval"),
         "--policy static": (inputs.policy == "static", "patience"),
         "--prefixes": (prefixes, "prefix_tokens"),

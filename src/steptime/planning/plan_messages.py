@@ -248,7 +248,13 @@ def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]
             f"no layout on {chips} gives a first token within {first}; the earliest comes after {show(soonest, 's')}. Use "
             "more chips, shorter prompts, or a prefix cache (--cached)"
         )
-    with_speed = show(float(np.min(ttft[fits & (tpot <= case.slo.tpot)])), "s")
+    soonest = float(np.min(ttft[fits & (tpot <= case.slo.tpot)]))
+    with_speed = show(soonest, "s")
+    if soonest <= case.slo.ttft:
+        return (
+            f"the limits can be met on average, but not at {case.percentile}: at {speed} per user the earliest mean first token "
+            f"comes after {with_speed}. Use more chips, relax a limit, or take another --percentile"
+        )
     return (
         f"each limit can be met, but not both: at {speed} per user the earliest first token comes after {with_speed}, "
         f"not {first}. Use more chips, or relax one limit"

@@ -217,7 +217,7 @@ class Plan(Tabular):
     anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: no such runs"))
     unanchored: Point | None = field(default=None, metadata=unit("", "the same layout and batch without your own runs"))
     unmeasured: Point | None = field(
-        default=None, metadata=unit("", "the cheapest layout of all, if it is cheaper; no layout of its kind was measured")
+        default=None, metadata=unit("", "the cheapest layout of all kinds (evidence any), if it is cheaper")
     )
     free: Point | None = field(
         default=None, metadata=unit("", "the cheapest layout of all, where the user chose a part of the layout")

@@ -499,6 +499,7 @@ def _make_problem(
 def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
     """Return the fields of a plan that depend on its candidate."""
     candidate, case = chosen.candidate, _basis(case, chosen)
+    shown = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     # Closed forms of a nearly full queue may have no finite wait; their ranges then come from a smaller batch.
     for _ in range(MOST_STEPS):
         state, prefill, closed = _figures(case, candidate)
@@ -524,7 +525,7 @@ def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
         "mode": candidate.mode,
         "evidence": evidence_of(case.engine, case.system, candidate.layout, candidate.prefill_layout),
         "layout_text": candidate.text,
-        "pools": _pools(case, chosen, state, prefill, rate),
+        "pools": _pools(case, chosen, shown, prefill, rate),
         "tpot_bounds": (float(state.lower) * scale["tpot"], float(state.upper) * scale["tpot"]),
         "concurrency": float(rate * (figures["mean_ttft"] + decode_steps(workload) * figures["mean_tpot"])),
         "cost_bounds": (float(all_in * _bound(state, prefill, "lower")), float(all_in * _bound(state, prefill, "upper"))),

@@ -283,8 +283,9 @@ class Loop:
         # Prompts that are already too late need no decode.
         late = _at(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
         if late > 1:
+            first = late * slo.ttft
             return Run(
-                rate=rate, ttft=late * slo.ttft, tpot=tpot, mean_ttft=late * slo.ttft, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
+                rate=rate, ttft=first, tpot=tpot, mean_ttft=first, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
                 worst=math.inf if queue_growth(*read[1:]) else late, binding="first token",
             )  # fmt: skip
         requests, decoded, decode_busy = self._decode(requests, started)

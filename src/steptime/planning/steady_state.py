@@ -133,8 +133,8 @@ def context_deviation(workload: Workload) -> Number:
 
     >>> from dataclasses import replace
     >>> equal = Workload(input_tokens=1000, output_tokens=120, input_spread=0, output_spread=0)
-    >>> round(float(np.square(context_deviation(equal))), 3), round(float(context_deviation(replace(equal, input_spread=0.5))), 3)
-    (1200.0, 501.199)
+    >>> [round(float(context_deviation(replace(equal, input_spread=spread))), 3) for spread in (0.0, 0.5)]
+    [34.641, 501.199]
     """
     stretch = 1 + np.square(workload.output_spread)
     position = np.square(workload.output_tokens) * (stretch**3 / 3 - stretch**2 / 4)

@@ -55,7 +55,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Limits on the mean TTFT `ttft` [s] and the time per output token `tpot` [s].
+    """Limits on the TTFT `ttft` [s] and the time per output token `tpot` [s], of a percentile or on average.
 
     `speed` [tok/s] is the minimum output speed per user, in place of `tpot`.
 
@@ -63,7 +63,7 @@ class Slo:
     Slo(ttft=2, tpot=0.02)
     """
 
-    ttft: float = field(default=math.inf, metadata=unit("s", "limit on the mean time to first token; null: no limit"))
+    ttft: float = field(default=math.inf, metadata=unit("s", "limit on the time to first token; null: no limit"))
     tpot: float = field(default=math.inf, metadata=unit("s", "limit on the time per output token; null: no limit"))
 
     speed: InitVar[float | None] = None
@@ -90,7 +90,7 @@ def limits(*, speed: float | None = None, ttft: float | None = None) -> Slo:
 
     Args:
         speed: Minimum output speed per user [tok/s]; None: no limit.
-        ttft: Maximum mean time to first token [s]; None: no limit.
+        ttft: Maximum time to first token [s]; None: no limit.
 
     Returns:
         The limits.

@@ -202,17 +202,19 @@ def _evidence(plan: Plan) -> list[str]:
     """Return what layouts of this kind rest on, and what the cheapest of all layouts would save."""
     lines = []
     if plan.evidence == PUBLISHED:
-        lines.append(f"No run of {plan.engine} on {plan.system} with such a layout is in the fit; others have published some.")
+        lines.append(
+            f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind. Published results elsewhere have."
+        )
     elif plan.evidence == ANY and plan.tpot_range is not None:
         lines.append("No measured or published run has a layout of this kind.")
     if plan.unmeasured is not None:
         other = plan.unmeasured
         if has_rent(plan):
             saving = 1 - other.usd_per_million_output_tokens / plan.usd_per_million_output_tokens
-            gain = f"{usd(other.usd_per_million_output_tokens)}, {saving:.0%} less"
+            gain = f"costs {usd(other.usd_per_million_output_tokens)}, {saving:.0%} less"
         else:
-            gain = f"{in_digits(other.tokens_per_second_per_chip)} tok/s per chip"
-        lines.append(f"The cheapest of all layouts, of a kind that nobody measured, would cost {gain}: {other.layout_text}.")
+            gain = f"yields {in_digits(other.tokens_per_second_per_chip)} tok/s per chip"
+        lines.append(f"Of all layouts, with less evidence, the cheapest {gain} (--evidence any): {other.layout_text}.")
     if plan.free is not None and has_rent(plan):
         other, cost = plan.free, plan.usd_per_million_output_tokens
         saving = 1 - other.usd_per_million_output_tokens / cost
