@@ -72,6 +72,10 @@ def test_requests_in_flight_are_those_that_last(spread):
     assert np.all(found.arrival == 0)
 
 
+def test_nothing_is_in_flight_at_a_low_rate():
+    assert len(steady_requests(CHAT, 0, 1e4, 3)) == len(lengths(np.zeros(0), 10.0, 1.0)) == 0
+
+
 def test_requests_in_flight_end_within_the_longest_context():
     found = steady_requests(CHAT, 1000, 1200.0, 3)
     assert np.max(found.inputs + found.outputs) <= 1200

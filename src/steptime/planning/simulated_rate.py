@@ -133,7 +133,7 @@ def lengths(normal: Any, mean: float, spread: float) -> Any:
     >>> lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.0).tolist(), lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.5).tolist()
     ([100, 100, 100], [56, 90, 145])
     """
-    if spread == 0:
+    if spread == 0 or not len(normal):
         return np.full(len(normal), max(1, round(mean)), dtype=np.int64)
     sigma = math.sqrt(math.log1p(spread**2))
     raw = np.exp(sigma * normal)
