@@ -32,7 +32,8 @@ USD = 4 * 2 / 3600  # of four chips a second
 
 
 def case(chips=4, slo=None) -> PlanProblem:
-    return PlanProblem(model=MODEL, system=NODES, workload=WORK, slo=slo or st.Slo(), chips=chips, engine=engine())
+    limits = slo or st.Slo()
+    return PlanProblem(model=MODEL, system=NODES, workload=WORK, slo=limits, asked=limits, chips=chips, engine=engine())
 
 
 def shared() -> Plan:

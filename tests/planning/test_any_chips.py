@@ -94,10 +94,10 @@ def test_what_an_engine_does_not_start_is_no_lack_of_memory():
     cache = Attention(name="kv", kv_bytes=1000.0, kv_shards=4, heads=12)
     model = model_of(matrix(weights=9e9), attention=(cache,), heads=12, layers=1)
     system = machine(size=3, capacity=4e9)
-    assert plan(model, system, CHAT, chips=3, engine="ideal", alternatives=False).feasible
+    assert plan(model, system, 3, engine="ideal").feasible
     says = "typical cannot start a layout that fits, such as tp3: tp=3 and the 4 KV heads of toy do not divide each other"
     with pytest.raises(InputError, match=says):
-        plan(model, system, CHAT, chips=3, engine=engine_named("typical"), alternatives=False)
+        plan(model, system, 3, engine=engine_named("typical"))
 
 
 def engine_named(name: str) -> Engine:

@@ -55,7 +55,7 @@ def bound(monkeypatch):
         monkeypatch.setattr(elasticity, "evaluate_occupancy", evaluate_occupancy)
         monkeypatch.setattr(elasticity, "decode_rate", lambda _case, state, *_: state.rate)
         monkeypatch.setattr(elasticity, "_prefill_limit", lambda *_: (limit, names))
-        monkeypatch.setattr(elasticity, "chunk_sizes", lambda _: np.array(SIZES))
+        monkeypatch.setattr(elasticity, "chunk_sizes", lambda *_: np.array(SIZES))
         found = binding(case(slo=SLO), one)
         assert limit <= now or batches == [85, 93, 105, 126, 168]
         return found

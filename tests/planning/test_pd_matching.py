@@ -31,7 +31,7 @@ from steptime.planning.steady_state import load_shares
 from tests.conftest import machine, sparse_matrix
 from tests.planning.cases import MODEL, case
 
-LAYOUTS = [Layout(), Layout(tp=2), Layout(tp=4)]
+LAYOUTS = stacked([Layout(), Layout(tp=2), Layout(tp=4)])
 
 
 def reader(chips: int, layout: int, rates: list[float], **more) -> Reader:

@@ -55,9 +55,7 @@ FREE = replace(PROBLEM, system=replace(NODES, rent=NO_RENT))
 )
 def test_why_names_the_limits_that_bind(given, plan, says):
     text = why(given, plan)
-    assert text.startswith(
-        f"With these formats, chips and limits it cannot {'serve more' if given is FREE else 'be cheaper'}: "
-    )
+    assert text.startswith(f"What keeps it from {'serving more' if given is FREE else 'being cheaper'}: ")
     assert says in text
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from steptime.physics.chip_memory import Memory
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, stacked
 from steptime.planning.batch_queue import LEVELS, queue_share, upper_tail
 from steptime.planning.plan_problem import (
     AGGREGATED,
@@ -160,10 +160,13 @@ def test_slots_have_room_for_the_longest_contexts(seats, beyond):
     assert cache == pytest.approx(50.0 if beyond is None else 5.0 * (seats + beyond * 201 / 1100.5))
 
 
+LAYOUTS = stacked([Layout(), Layout(tp=2)])
+
+
 def rows(mode: str, count: int, first: int = 0) -> Table:
     numbers = np.arange(first, first + count)
     return Table(
-        mode=mode, layouts=[Layout(), Layout(tp=2)], layout=numbers % 2, batch=numbers + 4, chunk=numbers * 100,
+        mode=mode, layouts=LAYOUTS, layout=numbers % 2, batch=numbers + 4, chunk=numbers * 100,
         replicas=numbers + 1, prefill_layout=1 - numbers % 2, prefill_prompts=numbers + 2, prefill_replicas=numbers + 3,
         tpot=numbers, ttft=numbers, rate=numbers, utilisation=numbers, input_share=numbers, memory=numbers,
     )  # fmt: skip
@@ -174,9 +177,9 @@ def test_rows_of_a_table_are_candidates():
     assert rows(DISAGGREGATED, 3).row(2) == Candidate(
         mode=DISAGGREGATED, layout=Layout(replicas=3), batch=6, chunk=200, prefill_layout=Layout(tp=2, replicas=5), prompts=4
     )
-    both = joined(AGGREGATED, [Layout()], [rows(AGGREGATED, 2), rows(AGGREGATED, 3, 7)])
+    both = joined(AGGREGATED, LAYOUTS, [rows(AGGREGATED, 2), rows(AGGREGATED, 3, 7)])
     assert both.rate.tolist() == [0, 1, 7, 8, 9]
-    assert len(joined(AGGREGATED, [Layout()], [])) == 0
+    assert len(joined(AGGREGATED, LAYOUTS, [])) == 0
 
 
 def test_chips_of_whole_domains_are_used_where_domains_are_alike():
@@ -200,7 +203,7 @@ def test_the_limit_of_a_pass_leaves_out_all_other_delays(monkeypatch):
     expected = 2.0 - 0.1 - 0.01 - 0.06 - float(sent.moving + sent.latency)
     assert float(pass_limit(given, Layout(), Layout(), 0.02, 2.0)) == pytest.approx(expected)
     # Own runs whose first tokens came twice as late as predicted.
-    monkeypatch.setattr("steptime.planning.plan_problem.waited", lambda _: 2.0)
+    monkeypatch.setattr("steptime.planning.plan_problem.ttft_factor", lambda _: 2.0)
     assert float(pass_limit(given, Layout(), Layout(), 0.02, 2.0)) == pytest.approx(expected / 2)
 
 

@@ -50,7 +50,7 @@ def table(**columns) -> Table:
     given = {name: np.asarray(value) for name, value in columns.items()}
     return Table(
         mode=DISAGGREGATED,
-        layouts=[Layout()],
+        layouts=stacked([Layout()]),
         **zeros
         | {"batch": np.arange(count), "replicas": zeros["replicas"] + 1, "prefill_replicas": zeros["replicas"] + 1}
         | given,
@@ -131,7 +131,7 @@ def test_batches_that_can_be_stable_are_evaluated(monkeypatch, model):
     decode = steady_state(given, DISAGGREGATED, wide, grid)
     taken = []
     monkeypatch.setattr(plan_search, "_read_beside", lambda *arguments: taken.append(arguments[-1]))
-    search_aggregated(given, layouts, decode)
+    search_aggregated(given, stacked(layouts), decode)
     sizes, load, most = chunk_sizes(WORK), load_shares(decode.tpot, grid), most_seats(WORK, decode, wide)
     expected = np.zeros(grid.shape, dtype=bool)
     for i, layout in enumerate(layouts):
@@ -182,7 +182,7 @@ def test_what_cannot_become_the_best_is_not_evaluated(monkeypatch):
 
     def evaluated(problem, disaggregated=None):
         taken.clear()
-        search_aggregated(problem, layouts, decode, disaggregated)
+        search_aggregated(problem, stacked(layouts), decode, disaggregated)
         return taken
 
     first, then = (part.copy() for part in evaluated(given))

@@ -10,7 +10,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, stacked
 from steptime.planning import planner
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Table
 from steptime.planning.planner import _choose_speculation, _drafted, _front, _over, _sure, _symmetric_problem
@@ -29,7 +29,9 @@ def table(mode: str, **columns) -> Table:
     count = len(columns["tpot"])
     values = {name: np.ones(count, dtype=np.int64) for name in COLUMNS} | {"layout": np.zeros(count, dtype=np.int64)}
     values |= {"prefill_layout": values["layout"], "memory": np.full(count, 0.5)}
-    return Table(mode=mode, layouts=[Layout()], **values | {name: np.asarray(value) for name, value in columns.items()})
+    return Table(
+        mode=mode, layouts=stacked([Layout()]), **values | {name: np.asarray(value) for name, value in columns.items()}
+    )
 
 
 def test_a_front_has_what_is_within_memory_and_the_first_token_of_all_modes():

@@ -17,6 +17,7 @@ from steptime.planning.plan_search import chunk_sizes
 from steptime.planning.refinement import (
     _load,
     _peaks,
+    _prefill_rates,
     _promising,
     best,
     decode_rate,
@@ -84,19 +85,21 @@ APART = [
 def test_peaks_of_many_candidates_are_those_of_each_batch(slo, sure, candidates, closer):
     given = replace(case(slo=slo), system=TIGHT, engine=FITTED, sure=sure)
     mode = candidates[0].mode
-    found = _peaks(given, mode, [*SHARED, *APART], closer=closer)
+    every = [*SHARED, *APART]
+    found = _peaks(given, mode, every, _prefill_rates(given, every), closer=closer)
     assert [replace(c, batch=0) for _, c in found] == [replace(c, batch=0) for c in candidates]
     for (rate, candidate), one in zip(found, candidates, strict=True):
         expected, batch = highest_by_hand(given, one, closer=closer)
         assert rate == pytest.approx(expected, rel=1e-9)
         assert candidate.batch == batch or not expected
         assert expected > 0 or sure is not None
-    assert _peaks(given, mode, [c for c in [*SHARED, *APART] if c.mode != mode], closer=closer) == []
+    assert _peaks(given, mode, [c for c in every if c.mode != mode], {}, closer=closer) == []
 
 
 def test_the_promising_come_by_their_rate():
     given = replace(case(), system=TIGHT)
-    rates = [rate for rate, _ in _promising(given, [*SHARED, *APART], closer=False)]
+    every = [*SHARED, *APART]
+    rates = [rate for rate, _ in _promising(given, every, _prefill_rates(given, every), closer=False)]
     assert rates == sorted(rates, reverse=True)
     assert len(rates) == 6
 
@@ -114,7 +117,7 @@ def test_only_contenders_within_three_percent_are_evaluated_more_closely(monkeyp
     made = [Candidate(mode=AGGREGATED, layout=Layout(replicas=n), batch=8, chunk=512) for n in range(200, 100, -1)]
     evaluated, tuned = [], []
 
-    def promising(_given, candidates, *, closer):
+    def promising(_given, candidates, _prefill_rates, *, closer):
         evaluated.append([c.layout.replicas for c in candidates])
         return sorted((((c.layout.replicas + base) / 200, c) for c in candidates), key=lambda one: -one[0])
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.planning import workload
+from steptime.workload import workload
 from steptime.workload.workload import Speculation, choose_speculation, drafting_warnings, known_draftings
 
 

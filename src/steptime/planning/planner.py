@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
@@ -179,6 +180,7 @@ def plan(
     if evidence not in EVIDENCE:
         raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
     pinned = _pinned(sizes, chunk, max_num_seqs)
+    rate = None if rate is None else float(positive("rate", rate, "requests/s"))
     spare = whole_number("spare", spare, minimum=0, maximum=MOST_CHIPS)
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
     case = replace(
@@ -215,7 +217,7 @@ def plan(
         )
         best_plan = replace(best_plan, free=chosen_point(free) if free.feasible else None)
     if rate is not None and best_plan.feasible:
-        best_plan = replace(best_plan, fleet=_fleet(case, best_plan, float(positive("rate", rate, "requests/s")), spare))
+        best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare))
     return replace(best_plan, search_seconds=time.perf_counter() - started)
 
 
@@ -546,17 +548,28 @@ def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
 def _hosts_warning(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     """Return a warning where the replicas take more hosts than the chips of the plan fill."""
     host = host_chips(case.system)
-    pools = [layout for layout in (candidate.prefill_layout, candidate.layout) if layout is not None]
-    hosts = sum(
-        math.ceil(pool.replicas / (host // pool.chips)) if pool.chips <= host else pool.replicas * math.ceil(pool.chips / host)
-        for pool in pools
-    )
+    hosts = _hosts([layout for layout in (candidate.prefill_layout, candidate.layout) if layout is not None], host)
     if hosts <= math.ceil(case.chips / host):
         return ()
     return (
         f"laid out so, it takes {hosts} hosts of {host} chips ({hosts * host} chips), because its replicas do not fill hosts; "
         f"the cost counts {case.chips} chips",
     )
+
+
+def _hosts(pools: list[Layout], host: int) -> int:
+    """Return the hosts of all replicas: the large ones come first, and small ones take the chips that they leave."""
+    hosts: Counter[int] = Counter()
+    for pool in sorted(pools, key=lambda pool: -pool.chips):
+        nodes = math.ceil(pool.chips / host)
+        for _ in range(int(pool.replicas)):
+            free = min((chips for chips, count in hosts.items() if count and chips >= pool.chips), default=None)
+            if free is None:
+                hosts[int(host - math.ceil(pool.chips / nodes))] += nodes
+            else:
+                hosts[free] -= 1
+                hosts[int(free - pool.chips)] += 1
+    return hosts.total()
 
 
 def _shown_figures(case: PlanProblem, chosen: Chosen, closed: dict[str, float]) -> dict[str, float]:

@@ -1,0 +1,103 @@
+"""Fleets by hand, and the hosts of replicas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import steptime as st
+from steptime.physics.layout import Layout
+from steptime.planning.fleet import MONTH, size_fleet
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate
+from steptime.planning.planner import _hosts, _hosts_warning
+from tests.conftest import machine
+from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan
+
+
+@pytest.mark.parametrize(
+    ("rate", "replica", "host", "spare", "replicas", "hosts"),
+    [
+        (9.0, 2, 8, 0, 3, 1),  # four replicas share a host
+        (9.1, 2, 8, 0, 4, 1),
+        (9.1, 2, 8, 1, 4, 2),
+        (9.0, 3, 8, 0, 3, 2),  # two on a host, whose last two chips idle
+        (9.0, 8, 8, 2, 3, 5),
+        (9.0, 12, 8, 0, 3, 6),  # two whole hosts each
+        (9.0, 16, 8, 1, 3, 8),
+        (0.01, 4, 8, 0, 1, 1),  # at least one
+        (300.0, 1, 4, 0, 100, 25),
+    ],
+)
+def test_a_fleet_has_whole_replicas_on_whole_hosts(rate, replica, host, spare, replicas, hosts):
+    """Each replica serves 3 requests/s of 500 tokens; a chip costs 2 USD/h."""
+    fleet = size_fleet(
+        rate, served=3.0, replica_chips=replica, host_chips=host, chip_rent=2 / 3600, output_tokens=500, spare=spare
+    )
+    assert (fleet.rate, fleet.spare, fleet.replica_chips) == (rate, spare, replica)
+    assert (fleet.replicas, fleet.hosts, fleet.chips) == (replicas, hosts, hosts * host)
+    assert fleet.utilisation == pytest.approx(rate / (3 * replicas))
+    assert fleet.usd_per_month == pytest.approx(hosts * host * 2 * 730.5)
+    assert fleet.usd_per_million_output_tokens == pytest.approx(hosts * host * 2 / 3600 / (rate * 500) * 1e6)
+    assert pytest.approx(730.5 * 3600) == MONTH
+
+
+@pytest.mark.parametrize(("chips", "hosts"), [(1, 3), (4, 9)])
+def test_a_plan_for_a_rate_has_the_fleet_of_its_replicas(chips, hosts):
+    """Replicas of one pool are bought one by one."""
+    given = {"engine": "ideal", "modes": (AGGREGATED,), "chips": chips, "alternatives": False, "elasticities": False}
+    one = closed_plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), **given)
+    served = one.requests_per_second / one.pools[0].layout.replicas
+    found = closed_plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), **given, rate=7.5 * served, spare=1).fleet
+    assert one.fleet is None
+    assert (found.replicas, found.spare, found.replica_chips) == (8, 1, one.pools[0].layout.chips)
+    assert (found.hosts, found.chips) == (hosts, 4 * hosts)
+    assert found.utilisation == pytest.approx(7.5 / 8)
+    # As much as the plan tells, for the chips in use.
+    used = found.usd_per_million_output_tokens * found.utilisation * 8 * found.replica_chips / found.chips
+    assert used == pytest.approx(one.usd_per_million_output_tokens)
+
+
+def test_separate_pools_are_one_unit_of_a_fleet():
+    given = {"engine": "ideal", "modes": (DISAGGREGATED,), "alternatives": False, "elasticities": False}
+    found = closed_plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), **given, rate=1000.0)
+    used = sum(pool.chips for pool in found.pools)
+    assert len(found.pools) == 2
+    assert found.fleet.replica_chips == used
+    assert found.fleet.replicas == -(-1000 // found.requests_per_second)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({"rate": 0.0}, "rate must be"), ({"rate": 1.0, "spare": -1}, "spare must be"), ({"rate": 1.0, "spare": 1.5}, "spare")],
+)
+def test_rates_and_spares_that_are_none_are_refused(given, says):
+    with pytest.raises(st.InputError, match=says):
+        closed_plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1, alternatives=False, **given)
+
+
+@pytest.mark.parametrize(
+    ("pools", "hosts"),
+    [
+        ([Layout(tp=2, replicas=4)], 1),
+        ([Layout(tp=2, replicas=5)], 2),
+        ([Layout(tp=3, replicas=5)], 3),
+        ([Layout(tp=12, replicas=2)], 4),  # six chips of four hosts
+        ([Layout(tp=12), Layout(tp=2, replicas=2)], 2),  # the others on the chips that are left
+        ([Layout(tp=12), Layout(tp=2, replicas=3)], 3),
+        ([Layout(replicas=2), Layout(tp=2)], 1),
+        ([Layout(replicas=3), Layout(tp=5, replicas=2)], 2),
+        ([Layout(tp=3, replicas=2), Layout(tp=5, replicas=2)], 2),
+    ],
+)
+def test_small_replicas_share_the_hosts_of_larger_ones(pools, hosts):
+    assert _hosts(pools, 8) == hosts
+
+
+def test_a_plan_warns_of_more_hosts_than_its_chips_fill():
+    """Five replicas of three chips are two hosts of eight in chips, and three in hosts."""
+    five = Candidate(mode=AGGREGATED, layout=Layout(tp=3, replicas=5), batch=8, chunk=512)
+    (text,) = _hosts_warning(replace(case(15), system=machine(size=8)), five)
+    assert text.startswith("laid out so, it takes 3 hosts of 8 chips (24 chips),")
+    apart = Candidate(mode=DISAGGREGATED, layout=Layout(tp=2), batch=8, prefill_layout=Layout(replicas=2), prompts=1)
+    assert _hosts_warning(case(4), apart) == ()

@@ -1,0 +1,136 @@
+"""Plans whose finalists were simulated: limits at a percentile, pinned choices, and laws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import steptime as st
+from steptime.errors import RangeError, UnknownName
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
+from tests.conftest import engine, machine, sparse_matrix
+from tests.planning.cases import MODEL, NODES
+
+CHAT = st.Workload(input_tokens=1000, output_tokens=201)
+LIMITS = st.Slo(tpot=3e-3, ttft=0.3)
+ON_ITS_OWN = {"alternatives": False, "elasticities": False, "front": False, "diagnostics": False}
+
+
+def plan(
+    workload: st.Workload = CHAT, slo: st.Slo = LIMITS, *, model: Any = MODEL, system: Any = NODES, **settings: Any
+) -> st.Plan:
+    return st.plan(model, system, workload, slo, **{"engine": "ideal", "evidence": "any"} | ON_ITS_OWN | settings)
+
+
+@pytest.mark.parametrize("mode", [AGGREGATED, DISAGGREGATED])
+@pytest.mark.parametrize("percentile", ["mean", "p90", "p99"])
+def test_limits_at_a_percentile_are_met_by_other_requests(mode, percentile):
+    found = plan(modes=mode, percentile=percentile)
+    assert (found.feasible, found.percentile, found.slo) == (True, percentile, LIMITS)
+    assert found.tpot <= 3e-3
+    assert found.ttft <= 0.3
+    again = st.replay(found, MODEL, NODES, "ideal", seed=7)
+    assert (again.good, again.attempts, again.percentile) == (True, 1, percentile)
+    assert getattr(again.answers.tpot, percentile) <= 3e-3
+    assert getattr(again.answers.ttft, percentile) <= 0.3
+    assert again.answers.tpot.mean == pytest.approx(found.mean_tpot, rel=0.15)
+
+
+def test_figures_at_a_percentile_are_beside_their_means():
+    found, mean = plan(), plan(percentile="mean")
+    assert found.mean_tpot < found.tpot <= 3e-3
+    assert found.mean_ttft < found.ttft <= 0.3
+    assert (mean.mean_tpot, mean.mean_ttft) == (mean.tpot, mean.ttft)
+    assert mean.requests_per_second >= found.requests_per_second * 0.97
+    assert found.concurrency == pytest.approx(found.requests_per_second * (found.mean_ttft + 200 * found.mean_tpot))
+    assert found.usd_per_million_output_tokens == pytest.approx(8 / 3600 / (found.requests_per_second * 201) * 1e6)
+
+
+SPARSE = {"model": sparse_matrix(kv_bytes=1e4, active=2), "system": machine(size=4, capacity=26e9, up=1e11, out=1e10)}
+CASES = [
+    (CHAT, st.Slo(tpot=8e-3, ttft=1.0), {}),
+    (CHAT, LIMITS, {"modes": DISAGGREGATED}),
+    (st.Workload(input_tokens=2000, output_tokens=8), st.Slo(tpot=2e-2, ttft=0.3), {}),
+    (CHAT, st.Slo(tpot=8e-3, ttft=1.0), SPARSE),
+    (CHAT, st.Slo(tpot=1.2e-2, ttft=1.0), {"engine": engine(seconds_per_step=2e-3)}),
+]
+
+
+@pytest.mark.parametrize(("workload", "slo", "settings"), CASES)
+def test_what_is_easier_never_costs_more(workload, slo, settings):
+    """To within the three percent that draws decide: wider limits and equal requests."""
+    before = plan(workload, slo, **settings).requests_per_second
+    easier = {
+        "slower tokens": plan(workload, replace(slo, tpot=1.5 * slo.tpot), **settings),
+        "later first tokens": plan(workload, replace(slo, ttft=2 * slo.ttft), **settings),
+        "equal requests": plan(replace(workload, input_spread=0.0, output_spread=0.0), slo, **settings),
+    }
+    assert {name: found.requests_per_second >= 0.97 * before for name, found in easier.items()} == dict.fromkeys(easier, True)
+
+
+# --- choices of the user ---------------------------------------------------------------------------------------------------
+
+
+def test_sizes_of_the_user_are_those_of_every_pool():
+    shared, apart = (plan(sizes={"tp": 2}, modes=mode) for mode in (AGGREGATED, DISAGGREGATED))
+    assert [pool.layout.tp for pool in (*shared.pools, *apart.pools)] == [2, 2, 2]
+    both = plan(sizes={"tp": 2, "pp": 1, "dp": 1, "ep": 1, "cp": 1}, chunk=600, max_num_seqs=70, modes=AGGREGATED)
+    (pool,) = both.pools
+    assert (pool.layout.chips, pool.layout.replicas, pool.chunk, pool.max_num_seqs) == (2, 2, 600, 70)
+    assert pool.batch < 70
+    assert both.tpot <= 3e-3
+
+
+def test_fewer_slots_than_requests_let_them_wait():
+    few, more = (plan(sizes={"tp": 2, "pp": 1}, max_num_seqs=slots, modes=AGGREGATED) for slots in (8, 64))
+    assert few.pools[0].batch <= 8
+    assert few.requests_per_second < more.requests_per_second
+    assert few.ttft <= 0.3
+
+
+def test_a_choice_is_told_with_what_it_costs():
+    given = {"max_num_seqs": 8, "modes": AGGREGATED, "diagnostics": True}
+    found = plan(**given)
+    free = plan(modes=AGGREGATED)
+    assert found.free.layout_text == free.layout_text
+    assert found.free.usd_per_million_output_tokens == pytest.approx(free.usd_per_million_output_tokens)
+    assert found.free.usd_per_million_output_tokens < found.usd_per_million_output_tokens
+    assert plan(modes=AGGREGATED, diagnostics=True).free is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"sizes": {"tp": 3}}, RangeError, "no layout with tp 3 can serve this model: tp=3 does not divide the 4 heads"),
+        ({"sizes": {"dp": 4}}, RangeError, "no layout with dp 4 can serve this model: dp=4, but one matrix has no routed"),
+        ({"sizes": {"tp": 2}, "chips": 1}, RangeError, "a replica of 2 chips is larger than the deployment"),
+        (
+            {"sizes": {"tp": 1, "pp": 1}, "system": machine(size=4, capacity=9e9)},
+            RangeError,
+            "its weights take 10.0 GB of a chip, which has 9.00 GB",
+        ),
+        ({"sizes": {"xp": 3}}, UnknownName, "xp"),
+        ({"sizes": {"tp": 0}}, RangeError, "tp must be at least 1"),
+        ({"sizes": {"tp": 1.5}}, RangeError, "tp must be a whole number"),
+        ({"chunk": 0}, RangeError, "chunk must be at least 1"),
+        ({"max_num_seqs": 0}, RangeError, "max_num_seqs must be at least 1"),
+        ({"percentile": "p42"}, UnknownName, "p42"),
+        ({"evidence": "rumour"}, UnknownName, "rumour"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused_with_the_cause(settings, error, says):
+    with pytest.raises(error, match=says):
+        plan(**settings)
+
+
+def test_limits_that_only_means_would_meet_are_out_of_reach():
+    """A prompt at the 99th percentile is 4.9 times as long as the mean: alone, its pass takes longer than 4.5 of them."""
+    pass_seconds = 1000 * 2e10 / 4 / 2e15
+    strict, mean = (
+        plan(slo=st.Slo(ttft=4.5 * pass_seconds), percentile=percentile, modes=AGGREGATED) for percentile in ("p99", "mean")
+    )
+    assert mean.feasible
+    assert not strict.feasible
+    assert "at p99 " in strict.reason

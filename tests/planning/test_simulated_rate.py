@@ -1,0 +1,263 @@
+"""Draws of a run, the search for the highest rate, its confirmation, and the mean of runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.physics.layout import Layout
+from steptime.planning.finalists import SimulatedPool
+from steptime.planning.simulated_rate import (
+    Deployment,
+    Loop,
+    Run,
+    _mean,
+    confirmed,
+    draw,
+    highest_rate,
+    lengths,
+    rates_to_try,
+    steady_requests,
+)
+from steptime.planning.steady_state import mean_context
+from tests.conftest import engine
+from tests.planning.cases import MODEL, NODES, equal_requests
+
+CHAT = st.Workload(input_tokens=1000, output_tokens=201)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_draws_have_the_means_and_spreads_of_the_workload(spread, seed):
+    requests = st.Workload(input_tokens=1000, output_tokens=201, input_spread=spread, output_spread=spread)
+    drawn = draw(requests, 5000, seed)
+    assert np.mean(drawn.gaps) == pytest.approx(1.0)
+    # Lengths are whole tokens.
+    assert np.mean(drawn.inputs) == pytest.approx(1000, rel=1e-4)
+    assert np.mean(drawn.outputs) == pytest.approx(201, rel=1e-3)
+    assert min(drawn.inputs.min(), drawn.outputs.min()) >= 1
+    log_deviation = math.sqrt(math.log1p(spread**2))
+    assert np.std(np.log(drawn.inputs)) == pytest.approx(log_deviation, rel=0.05, abs=1e-12)
+    assert (drawn.inputs.dtype, drawn.outputs.dtype) == (np.int64, np.int64)
+
+
+def test_draws_are_those_of_their_seed():
+    first, again, other = (draw(CHAT, 100, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.gaps, again.gaps)
+    assert np.array_equal(first.inputs, again.inputs)
+    assert not np.array_equal(first.inputs, other.inputs)
+    # Another workload has the same draws in other units.
+    longer = draw(replace(CHAT, input_tokens=2000), 100, 1)
+    assert np.array_equal(longer.gaps, first.gaps)
+    assert longer.inputs / first.inputs == pytest.approx(2.0, rel=0.02)
+
+
+def test_lengths_are_at_least_one_token():
+    assert lengths(np.array([-3.0, 0.0, 3.0]), 1.0, 2.0).min() == 1
+    assert lengths(np.array([-3.0, 0.0, 3.0]), 7.4, 0.0).tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
+def test_requests_in_flight_are_those_that_last(spread):
+    """Of an output they have made as much as is left on average: its mean square over twice its mean."""
+    requests = st.Workload(input_tokens=1000, output_tokens=400, input_spread=0.3, output_spread=spread)
+    found = steady_requests(requests, 40_000, math.inf, 3)
+    left = 400 * (1 + spread**2) / 2
+    assert np.mean(found.outputs) == pytest.approx(left, rel=0.03)
+    assert np.mean(found.inputs) == pytest.approx(float(mean_context(requests)), rel=0.01)
+    assert np.all(found.arrival == 0)
+
+
+def test_nothing_is_in_flight_at_a_low_rate():
+    assert len(steady_requests(CHAT, 0, 1e4, 3)) == len(lengths(np.zeros(0), 10.0, 1.0)) == 0
+
+
+def test_requests_in_flight_end_within_the_longest_context():
+    found = steady_requests(CHAT, 1000, 1200.0, 3)
+    assert np.max(found.inputs + found.outputs) <= 1200
+    assert found.outputs.min() >= 1
+    assert np.count_nonzero(found.inputs == 1199) > 10
+
+
+# --- the highest rate ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [0.5, 0.8, 0.99, 1.0, 1.01, 1.3, 2.0, 5.0])
+@pytest.mark.parametrize("growth", [lambda ratio: ratio, lambda ratio: ratio**4, lambda ratio: 0.5 if ratio <= 1 else math.inf])
+def test_the_highest_rate_is_enclosed(first, growth):
+    """A figure that rises with the rate and meets its limit at 7 requests/s."""
+    tried = list(rates_to_try(7.0 * first, lambda rate: growth(rate / 7.0)))
+    good, bad = [rate for rate in tried if growth(rate / 7) <= 1], [rate for rate in tried if growth(rate / 7) > 1]
+    assert tried[0] == 7.0 * first
+    assert max(good) <= 7.0 < min(bad) <= 1.015 * max(good)
+    assert len(tried) <= 12
+    assert len(set(tried)) == len(tried)
+
+
+def test_a_finer_search_takes_more_runs():
+    coarse, fine = (list(rates_to_try(6.0, lambda rate: rate / 7, accuracy=accuracy)) for accuracy in (0.05, 0.002))
+    assert fine[: len(coarse)] == coarse
+    assert len(fine) > len(coarse)
+
+
+def test_a_search_ends_where_no_rate_or_every_rate_is_good():
+    assert len(list(rates_to_try(1.0, lambda _: 2.0))) == len(list(rates_to_try(1.0, lambda _: 0.5))) == 12
+    # Far beyond a limit the rate falls in larger steps.
+    assert [list(rates_to_try(1.0, lambda _, ratio=ratio: ratio))[1] for ratio in (1.1, 1.5, 3.0, math.inf, 0.9)] == (
+        pytest.approx([1.1**-1, 1.1**-2, 1.1**-3, 1.1**-3, 1.1])
+    )
+
+
+class Line:
+    """A deployment without a simulator: its TTFT and TPOT reach their limits at two rates."""
+
+    def __init__(self, ttft_at: float, tpot_at: float, factor: float = 1.0) -> None:
+        self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
+        self.asked: list[tuple[float, float]] = []
+
+    def run(self, rate: float, slo: st.Slo, percentile: str, tpot: float) -> Run:
+        assert percentile == "p90"
+        self.asked.append((rate, tpot))
+        ttft, token = (rate / self.ttft_at) ** 2 * slo.ttft, rate / self.tpot_at * slo.tpot
+        ratios = {"first token": ttft / slo.ttft, "speed": token / slo.tpot}
+        name = max(ratios, key=lambda key: ratios[key])
+        return Run(rate=rate, ttft=ttft, tpot=token, mean_ttft=ttft / 2, mean_tpot=token / 2, batch=rate, busy=(rate / 99,),
+                   worst=ratios[name], binding=name)  # fmt: skip
+
+
+LIMITS = st.Slo(ttft=2.0, tpot=0.02)
+
+
+@pytest.mark.parametrize(("line", "binding"), [(Line(10, 12), "first token"), (Line(12, 10), "speed")])
+def test_the_run_at_the_highest_rate_names_what_a_higher_one_misses(line, binding):
+    found = highest_rate(line, LIMITS, "p90", 8.0, 0.5)
+    assert 10 / 1.015 <= found.rate <= 10
+    assert found.worst <= 1
+    assert found.binding == binding
+    # Each run starts with the sequences that the last one had.
+    assert line.asked[0] == (8.0, 0.5)
+    for (before, _), (_, tpot) in zip(line.asked, line.asked[1:], strict=False):
+        assert tpot == pytest.approx(before / line.tpot_at * 0.02 / 2)
+
+
+def test_a_candidate_that_does_not_serve_enough_costs_one_run():
+    line = Line(10, 12)
+    assert highest_rate(line, LIMITS, "p90", 8.0, 0.5, least=10.5) is None
+    assert len(line.asked) == 1
+    found = highest_rate(line, LIMITS, "p90", 2.0, 0.5, least=9.0)
+    assert 10 / 1.015 <= found.rate <= 10
+    assert [rate for rate, _ in line.asked[1:3]] == pytest.approx([9.0, 9.9])
+    assert highest_rate(line, LIMITS, "p90", 1000.0, 0.5) is None
+
+
+# --- confirmation ----------------------------------------------------------------------------------------------------------
+
+
+def at(rate: float, **more) -> Run:
+    figures = {"ttft": 1.0, "tpot": 0.01, "mean_ttft": 0.5, "mean_tpot": 0.009, "batch": 8.0, "busy": (0.5, 0.25), "worst": 1.0}
+    return Run(rate=rate, **figures | more)
+
+
+def test_the_mean_of_runs_has_the_mean_of_each_figure():
+    runs = [
+        at(3.0),
+        at(3.0, ttft=2.0, tpot=0.02, mean_ttft=1.0, mean_tpot=0.018, batch=10.0, busy=(0.7, 0.35), worst=0.5),
+    ]
+    found = _mean(runs)
+    assert (found.rate, found.ttft, found.mean_ttft, found.batch, found.worst) == (3.0, 1.5, 0.75, 9.0, 0.75)
+    assert (found.tpot, found.mean_tpot) == (pytest.approx(0.015), pytest.approx(0.0135))
+    assert found.busy == pytest.approx((0.6, 0.3))
+
+
+def test_a_rate_is_confirmed_where_the_mean_of_other_draws_meets_the_limits():
+    lines = [Line(10, 12, factor) for factor in (1.1, 1.0, 0.99)]
+    found = confirmed(lines, at(9.9, binding="speed"), LIMITS, "p90")
+    assert (found.rate, found.binding) == (9.9, "speed")
+    assert found.ttft == pytest.approx(np.mean([(9.9 / line.ttft_at) ** 2 * 2 for line in lines]))
+    # The first draws are also asked about a rate a twentieth higher.
+    assert [rate for rate, _ in lines[0].asked] == pytest.approx([9.9 * 1.05, 9.9])
+
+
+def test_a_rate_that_was_lucky_falls_until_other_draws_confirm_it():
+    lines = [Line(10, 12, factor) for factor in (0.97, 0.96, 0.95)]
+    found = confirmed(lines, at(10.0), LIMITS, "p90")
+    expected = next(
+        rate for rate in 10 * 0.975 ** np.arange(20) if np.mean([(rate / line.ttft_at) ** 2 for line in lines]) <= 1
+    )
+    assert found.rate == pytest.approx(float(expected))
+    assert found.worst <= 1
+
+
+def test_a_rate_near_a_queue_that_grows_is_not_confirmed():
+    """A slightly higher rate is far beyond the limits: twice the fall."""
+    cliff = Line(10, 12)
+    run = cliff.run
+    cliff.run = lambda rate, *given: replace(run(rate, *given), worst=math.inf) if rate > 9.0 else run(rate, *given)
+    found = confirmed([cliff], at(9.0), LIMITS, "p90")
+    assert found.rate == pytest.approx(9.0 * 0.975**2)
+    hopeless = Line(1e-3, 1e-3)
+    assert confirmed([hopeless], at(9.0), LIMITS, "p90") is None
+    assert len(hopeless.asked) == 20
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------------
+
+
+def deployment(workload: st.Workload, replicas: int = 1, slots: int = 64, **more) -> Deployment:
+    pool = SimulatedPool(role="serve", layout=Layout(replicas=replicas), batch=32, max_num_seqs=slots, chunk=1024)
+    return Deployment(model=MODEL, system=NODES, engine=engine(), workload=workload, pools=(pool,), **more)
+
+
+def test_many_equal_replicas_are_simulated_by_a_few_with_their_share():
+    one, eight, many = loops = [Loop(deployment(CHAT, replicas), 50.0 * replicas, 1.0) for replicas in (1, 8, 64)]
+    assert [loop.server.replicas / loop.share for loop in loops] == [1, 8, 64]
+    assert many.server.replicas == 8
+    # Four lifetimes bring 200 requests: at least 2,000, up to the next quarter of a power of two.
+    assert one.count == 2048
+    limits = st.Slo(tpot=1.0, ttft=100.0)
+    alone, some, most = (loop.run(50.0 / loop.share * loop.server.replicas, limits, "mean", 4e-3) for loop in loops)
+    for name in ("mean_tpot", "mean_ttft", "batch"):
+        assert getattr(most, name) == pytest.approx(getattr(some, name), rel=0.03)
+    # Several replicas share their load: there are fewer in one place.
+    assert most.mean_ttft < alone.mean_ttft
+    assert eight.share == 1
+
+
+def test_a_run_obeys_littles_law_and_the_decode_steps_of_equal_requests():
+    """At a low rate, of one sequence at a time: 200 steps of 2.5 ms, which read 10 GB at 4 TB/s."""
+    requests = equal_requests(input_tokens=1000, output_tokens=201)
+    loop = Loop(deployment(requests), 0.2, 0.6)
+    found = loop.run(0.02, st.Slo(tpot=1.0, ttft=100.0), "p50", 2.5e-3)
+    assert found.tpot == pytest.approx(2.5e-3, rel=0.01)
+    assert found.batch == pytest.approx(0.02 * 200 * found.mean_tpot, rel=0.1)
+    assert found.busy[0] == pytest.approx(0.02 * (200 * 2.5e-3 + found.mean_ttft), rel=0.1)
+
+
+def test_runs_start_in_the_steady_state():
+    """As many sequences as the rate times their lifetime; the figures are those of a run of three times the length."""
+    short, long = (Loop(deployment(CHAT), 40.0, 1.2, factor=factor) for factor in (1.0, 3.0))
+    runs = [loop.run(40.0, st.Slo(tpot=1.0, ttft=100.0), "p90", 4e-3) for loop in (short, long)]
+    assert long.count > 2 * short.count
+    for name in ("tpot", "mean_tpot", "batch"):
+        assert getattr(runs[0], name) == pytest.approx(getattr(runs[1], name), rel=0.07)
+
+
+def test_a_rate_beyond_what_a_replica_serves_lets_its_queue_grow():
+    loop = Loop(deployment(CHAT, slots=16), 100.0, 1.0)
+    assert loop.run(1000.0, st.Slo(), "p90", 5e-3).worst == math.inf
+    # 16 slots of 200 steps, which take 2.5 ms and more.
+    found = highest_rate(loop, st.Slo(), "p90", 60.0, 5e-3)
+    assert 16 < found.rate < 16 / (200 * 2.5e-3)
+    assert found.binding == "prompt queue"
+    assert found.worst == 0
+
+
+def test_unequal_draws_of_few_requests_end_within_the_context_of_the_model():
+    short = replace(deployment(replace(CHAT, input_spread=3.0)), model=replace(MODEL, max_context=1500))
+    loop = Loop(short, 10.0, 1.0)
+    assert np.max(loop.inputs + loop.outputs) <= 1500
+    assert loop.inputs.max() == 1499
