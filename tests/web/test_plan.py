@@ -33,6 +33,10 @@ def test_numbers_are_those_of_a_plan():
     assert (marks["x"], marks["y"]) == pytest.approx((1 / right.tpot, right.usd_per_million_output_tokens), rel=1e-12)
     assert (marks["low"], marks["high"]) == pytest.approx(right.cost_range, rel=1e-12)
     assert len(found["tables"]["chips"]["role"]) == right.chips
+    first_token = next(one["value"] for one in found["figures"] if one["name"] == "first token")
+    assert first_token == pytest.approx(right.ttft, rel=1e-12)
+    assert right.unmeasured is not None
+    assert any(right.unmeasured.layout_text in note for note in found["notes"])
     bars = found["tables"]["bars"]
     cache = [
         size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from steptime.planning.plan_result import Plan, Point
@@ -78,7 +79,7 @@ def answer(inputs: Inputs) -> Answer:
             Figure("in flight", None if low is None else plan.concurrency, "requests"),
         ) if plan and point else (),
         formula=_formula(plan, point, cost, unit) if plan and point and not rough else (),
-        notes=() if rough or plan is None else plan.warnings,
+        notes=() if rough or plan is None else (*_notes(plan), *plan.warnings),
         command=command("plan", inputs, {**options, "--chips": inputs.chips or None}),
         python=plan_call("plan", ", ".join(loaded(inputs)), spec, inputs),
     )  # fmt: skip
@@ -97,6 +98,15 @@ def _formula(plan: Plan, point: Point, cost: float, unit: str) -> tuple[str, ...
         f"mean TPOT, with prefill chunks in some steps: {show(plan.mean_tpot, 's')}; {plan.percentile}: {show(plan.tpot, 's')}",
         f"layout: {plan.layout_text}; evidence: {plan.evidence}",
     )
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    """Yield what the curve and the mark rest on, and the cheapest layout of all."""
+    if plan.feasible and plan.mean_tpot != plan.tpot:
+        yield f"The curve shows mean times by closed forms, the mark the {plan.percentile} of requests served one by one."
+    if plan.unmeasured is not None:
+        cost = priced(*cost_and_unit(plan.unmeasured))
+        yield f"The cheapest layout of all, of a kind that nobody measured, costs {cost}: {plan.unmeasured.layout_text}."
 
 
 def _sentence(inputs: Inputs, plan: Plan, point: Point, *, rough: bool) -> str:
