@@ -54,7 +54,8 @@ class Compared(Result):
 
     Ratios are replay over plan. `tpot` and `ttft` are what users see, including the engine's time before the
     queue and before the answer. `made_tpot` and `made_ttft` are those of the server. Times are means, except `tail_tpot` and
-    `tail_ttft`: what users see at the percentile of the plan's limits. Errors are relative standard errors of the replay's means.
+    `tail_ttft`: what users see at the percentile of the plan's limits. Errors are relative standard errors of the
+    replay's means.
     """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -149,8 +149,7 @@ def main() -> None:
         "log-normal lengths",
         "whose standard deviation is their mean, and the limits are of a percentile. Another run of the simulator serves each",
         "plan's own rate: it starts empty, draws other requests, and counts neither the warm-up nor the end. The last three",
-        "columns are plan over simulation, minus 1, of mean TPOT, TTFT at the percentile and cost. Overloaded (the queue grows): "
-        f"{refused}.",
+        f"columns are plan over simulation, minus 1, of mean TPOT, TTFT at the percentile and cost. Overloaded: {refused}.",
         "",
         "| | median | 95 of 100 | worst |",
         "|---|---:|---:|---:|",

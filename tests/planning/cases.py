@@ -33,7 +33,7 @@ USD = 4 * 2 / 3600  # of four chips a second
 
 def case(chips=4, slo=None) -> PlanProblem:
     limits = slo or st.Slo()
-    return PlanProblem(model=MODEL, system=NODES, workload=WORK, slo=limits, asked=limits, chips=chips, engine=engine())
+    return PlanProblem(model=MODEL, system=NODES, workload=WORK, slo=limits, limits=limits, chips=chips, engine=engine())
 
 
 def shared() -> Plan:

@@ -9,7 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout, stacked
-from steptime.planning.evidence import ANY, MEASURED, PUBLISHED, evidence_of, kind_of
+from steptime.planning.evidence import ANY, MEASURED, PUBLISHED, deployment_evidence, layout_evidence
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned
 from steptime.planning.plan_search import chunk_sizes, fitting, lawful, search
 from tests.conftest import engine, machine
@@ -40,8 +40,8 @@ ROWS = [
 @pytest.mark.parametrize(("system", "column"), [(TOY, 1), (AMD, 2)])
 def test_layouts_of_a_table_have_the_evidence_of_each(system, column):
     layouts, expected = [row[0] for row in ROWS], [row[column] for row in ROWS]
-    assert [evidence_of(RUNS, system, layout) for layout in layouts] == expected
-    measured, published = kind_of(stacked(layouts), RUNS, system)
+    assert [deployment_evidence(RUNS, system, layout) for layout in layouts] == expected
+    measured, published = layout_evidence(stacked(layouts), RUNS, system)
     assert measured.tolist() == [kind == MEASURED for kind in expected]
     assert published.tolist() == [kind != ANY for kind in expected]
 
@@ -49,20 +49,20 @@ def test_layouts_of_a_table_have_the_evidence_of_each(system, column):
 def test_few_runs_on_a_system_measure_nothing_there():
     few = replace(RUNS, fit=RUNS.fit | {"systems": {"toy": 29}})
     for unfitted in (few, replace(RUNS, fit={}), st.load_engine("ideal")):
-        assert evidence_of(unfitted, TOY, Layout(tp=8)) == PUBLISHED
-        assert not np.any(kind_of(stacked([Layout(), Layout(tp=8)]), unfitted, TOY)[0])
+        assert deployment_evidence(unfitted, TOY, Layout(tp=8)) == PUBLISHED
+        assert not np.any(layout_evidence(stacked([Layout(), Layout(tp=8)]), unfitted, TOY)[0])
 
 
 def test_separate_pools_are_published_at_best():
-    assert evidence_of(RUNS, TOY, Layout(tp=8), Layout(tp=4)) == PUBLISHED
-    assert evidence_of(RUNS, TOY, Layout(tp=8), Layout(tp=2, pp=2)) == ANY
-    assert evidence_of(RUNS, TOY, Layout(tp=3), Layout(tp=8)) == ANY
+    assert deployment_evidence(RUNS, TOY, Layout(tp=8), Layout(tp=4)) == PUBLISHED
+    assert deployment_evidence(RUNS, TOY, Layout(tp=8), Layout(tp=2, pp=2)) == ANY
+    assert deployment_evidence(RUNS, TOY, Layout(tp=3), Layout(tp=8)) == ANY
 
 
 def test_a_search_takes_only_layouts_with_the_evidence_asked_for():
     given = replace(case(), engine=RUNS)
     every = lawful(given)
-    kinds = [evidence_of(RUNS, given.system, layout) for layout in every]
+    kinds = [deployment_evidence(RUNS, given.system, layout) for layout in every]
     assert {MEASURED, PUBLISHED, ANY} <= set(kinds)
     assert lawful(replace(given, evidence=MEASURED)) == [
         layout for layout, kind in zip(every, kinds, strict=True) if kind == MEASURED
@@ -100,7 +100,11 @@ def test_a_plan_of_a_real_model_prefers_what_was_measured():
         "llama-3.1-70b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=0.02, ttft=1.0),
         engine="vllm", chips=8, alternatives=False, elasticities=False, front=False,
     )  # fmt: skip
-    assert found.evidence == MEASURED == evidence_of(st.load_engine("vllm"), st.load_system("hgx-h100"), found.pools[0].layout)
+    assert (
+        found.evidence
+        == MEASURED
+        == deployment_evidence(st.load_engine("vllm"), st.load_system("hgx-h100"), found.pools[0].layout)
+    )
     assert (len(found.pools), found.pools[0].layout.pp) == (1, 1)
     assert found.unmeasured is not None
     assert found.unmeasured.usd_per_million_output_tokens < 0.9 * found.usd_per_million_output_tokens

@@ -186,5 +186,5 @@ def test_a_candidate_has_the_rate_that_its_limits_allow(candidate):
     assert found.run.tpot <= 3e-3
     assert found.run.ttft <= 0.5
     assert simulate_candidate(given, candidate, 1.2 * found.run.rate) is None
-    strict = replace(given, asked=st.Slo(tpot=1e-3, ttft=0.5))
+    strict = replace(given, limits=st.Slo(tpot=1e-3, ttft=0.5))
     assert simulate_candidate(strict, candidate, 0.0) is None

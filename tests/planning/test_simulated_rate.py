@@ -117,11 +117,11 @@ class Line:
 
     def __init__(self, ttft_at: float, tpot_at: float, factor: float = 1.0) -> None:
         self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
-        self.asked: list[tuple[float, float]] = []
+        self.limits: list[tuple[float, float]] = []
 
     def run(self, rate: float, slo: st.Slo, percentile: str, tpot: float) -> Run:
         assert percentile == "p90"
-        self.asked.append((rate, tpot))
+        self.limits.append((rate, tpot))
         ttft, token = (rate / self.ttft_at) ** 2 * slo.ttft, rate / self.tpot_at * slo.tpot
         ratios = {"first token": ttft / slo.ttft, "speed": token / slo.tpot}
         name = max(ratios, key=lambda key: ratios[key])

@@ -323,8 +323,8 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     during = np.maximum(prompts - empty, 0.0)
     busy_on_arrival = during / prompts * np.minimum(during / np.maximum(rate * seconds, 1e-12), 1.0)
     # Unequal requests lengthen the rest of a pass as in M/G/1, and less where a pass has several.
-    own = time.variance / np.maximum(prompts, 1.0)
-    residual = (seconds * (1 + own) + np.square(slope) * varied / seconds) / 2
+    size_variance = time.variance / np.maximum(prompts, 1.0)
+    residual = (seconds * (1 + size_variance) + np.square(slope) * varied / seconds) / 2
     queue = queue_share(rate * service / seats, seats * replicas)
     return Passes(
         prompts=np.minimum(np.maximum(prompts, 1.0), seats),

@@ -32,7 +32,7 @@ EVIDENCE: Final = (MEASURED, PUBLISHED, ANY)
 NODE: Final = 8
 
 
-def kind_of(layouts: Layout, engine: Engine, system: System) -> tuple[Array, Array]:
+def layout_evidence(layouts: Layout, engine: Engine, system: System) -> tuple[Array, Array]:
     """Return whether layouts are of a kind that was measured, and of one that was published.
 
     Args:
@@ -54,7 +54,7 @@ def kind_of(layouts: Layout, engine: Engine, system: System) -> tuple[Array, Arr
     return measured, published
 
 
-def evidence_of(engine: Engine, system: System, layout: Layout, reader: Layout | None = None) -> str:
+def deployment_evidence(engine: Engine, system: System, layout: Layout, reader: Layout | None = None) -> str:
     """Return the evidence for a layout.
 
     Args:
@@ -66,7 +66,7 @@ def evidence_of(engine: Engine, system: System, layout: Layout, reader: Layout |
     Returns:
         "measured", "published" or "any".
     """
-    kinds = [kind_of(pool, engine, system) for pool in (layout, reader) if pool is not None]
+    kinds = [layout_evidence(pool, engine, system) for pool in (layout, reader) if pool is not None]
     if reader is None and bool(kinds[0][0]):
         return MEASURED
     return PUBLISHED if all(bool(published) for _, published in kinds) else ANY

@@ -77,7 +77,7 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
     Returns:
         Candidates.
     """
-    found: dict[object, Candidate] = {}
+    finalists: dict[object, Candidate] = {}
     for level, part in product(levels, TPOT_LEVELS):
         kinds: dict[object, Candidate] = {}
         for candidate in ranked(replace(case, slo=replace(level, tpot=level.tpot / part)), list(tables)):
@@ -85,8 +85,8 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
             if len(kinds) == (1 if case.rough else ROWS):
                 break
         for key, candidate in kinds.items():
-            found.setdefault((key, candidate.chunk), candidate)
-    return list(found.values())
+            finalists.setdefault((key, candidate.chunk), candidate)
+    return list(finalists.values())
 
 
 def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> list[Finalist]:
@@ -99,25 +99,27 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     Returns:
         Finalists that meet the limits, the highest rate first.
     """
-    found: dict[Candidate, Finalist | None] = {}
+    finalists: dict[Candidate, Finalist | None] = {}
 
     def best() -> Finalist | None:
-        return max((finalist for finalist in found.values() if finalist), key=lambda finalist: finalist.run.rate, default=None)
+        return max(
+            (finalist for finalist in finalists.values() if finalist), key=lambda finalist: finalist.run.rate, default=None
+        )
 
     for candidate in candidates:
         leader = best()
-        found[candidate] = simulate_candidate(case, candidate, leader.run.rate if leader else 0.0)
+        finalists[candidate] = simulate_candidate(case, candidate, leader.run.rate if leader else 0.0)
     for _ in range(0 if case.rough else ROUNDS):
         leader = best()
         if leader is None:
             break
-        near = [neighbour for neighbour in neighbours(case, leader.candidate) if neighbour not in found]
+        near = [neighbour for neighbour in neighbours(case, leader.candidate) if neighbour not in finalists]
         for neighbour in near:
             now = best()
-            found[neighbour] = simulate_candidate(case, neighbour, now.run.rate if now else 0.0)
+            finalists[neighbour] = simulate_candidate(case, neighbour, now.run.rate if now else 0.0)
         if best() is leader:
             break
-    ranking = sorted((finalist for finalist in found.values() if finalist), key=lambda finalist: -finalist.run.rate)
+    ranking = sorted((finalist for finalist in finalists.values() if finalist), key=lambda finalist: -finalist.run.rate)
 
     # The first to be confirmed at a rate that the next one does not reach is the best.
     checked: list[Finalist] = []
@@ -169,13 +171,15 @@ def _loop(case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft
         speculation=case.speculation,
     )
     tokens = float(decode_steps(case.workload, case.speculation)) * float(case.speculation.acceptance)
-    return Loop(deployment, rate, min(ttft, case.asked.ttft) + tokens * tpot, memo=case.memo, **settings)
+    return Loop(deployment, rate, min(ttft, case.limits.ttft) + tokens * tpot, memo=case.memo, **settings)
 
 
 def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
     """Return the limits of a candidate: those asked for, or lower ones for a probability."""
     state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    tpot, ttft = effective_targets(replace(case, slo=case.asked), candidate.layout, candidate.prefill_layout, state.input_share)
+    tpot, ttft = effective_targets(
+        replace(case, slo=case.limits), candidate.layout, candidate.prefill_layout, state.input_share
+    )
     return Slo(ttft=float(ttft), tpot=float(tpot))
 
 
@@ -241,11 +245,11 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
     domain = float(case.system.scale_up.size)
     domains = case.used // int(domain) if case.symmetric_domains else 1
     counts, replicas = pairs(domain, case.used // domains, int(reader.chips), int(candidate.layout.chips))
-    choices = [(int(count) * domains, int(many) * domains) for count, many in zip(counts, replicas, strict=True)]
-    here = int(np.argmin([abs(count - int(reader.replicas)) for count, _ in choices])) if choices else 0
-    for near in (here - 1, here + 1):
+    choices = [(int(count) * domains, int(decoders) * domains) for count, decoders in zip(counts, replicas, strict=True)]
+    current = int(np.argmin([abs(count - int(reader.replicas)) for count, _ in choices])) if choices else 0
+    for near in (current - 1, current + 1):
         if 0 <= near < len(choices):
-            count, many = choices[near]
+            count, decoders = choices[near]
             yield replace(
-                candidate, prefill_layout=replace(reader, replicas=count), layout=replace(candidate.layout, replicas=many)
+                candidate, prefill_layout=replace(reader, replicas=count), layout=replace(candidate.layout, replicas=decoders)
             )

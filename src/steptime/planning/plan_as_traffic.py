@@ -151,8 +151,8 @@ def workload_traffic(
     came = open_loop(rate, n, inputs, outputs, seed=seed)
     if exact:
         came = replace(came, inputs=_with_mean(came.inputs, inputs.mean), outputs=_with_mean(came.outputs, outputs.mean))
-    kept, made = within_context(came.inputs, came.outputs, longest)
-    came = replace(came, inputs=kept, outputs=made)
+    input_tokens, output_tokens = within_context(came.inputs, came.outputs, longest)
+    came = replace(came, inputs=input_tokens, outputs=output_tokens)
     return scaled(came, rate / came.rate) if exact and math.isfinite(came.rate) else came
 
 

@@ -109,9 +109,9 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
     if case.sure is not None and has_range(case.engine):
         words = words | STOPS_SURE | (STOPS_SURE_SEPARATE if separate else {})
     values = {
-        "tpot": show(case.asked.tpot, "s"),
-        "ttft": show(case.asked.ttft, "s"),
-        "speed": show(1 / case.asked.tpot, "tok/s"),
+        "tpot": show(case.limits.tpot, "s"),
+        "ttft": show(case.limits.ttft, "s"),
+        "speed": show(1 / case.limits.tpot, "tok/s"),
         "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
         "busiest": f"{MOST_UTILISED:.0%}",
         "same": "cost the same per token" if rented else "bring no more output",
@@ -252,8 +252,8 @@ def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]
     with_speed = show(soonest, "s")
     if soonest <= case.slo.ttft:
         return (
-            f"the limits can be met on average, but not at {case.percentile}: at {speed} per user the earliest mean first token "
-            f"comes after {with_speed}. Use more chips, relax a limit, or take another --percentile"
+            f"the limits can be met on average, but not at {case.percentile}: at {speed} per user the earliest mean first "
+            f"token comes after {with_speed}. Use more chips, relax a limit, or take another --percentile"
         )
     return (
         f"each limit can be met, but not both: at {speed} per user the earliest first token comes after {with_speed}, "

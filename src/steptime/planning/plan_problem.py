@@ -63,7 +63,7 @@ class Pinned:
 class PlanProblem:
     """The inputs of a plan search.
 
-    `asked` has the limits at `percentile`. Means stand for them in a search: `slo` has the widest targets, and `levels` all
+    `limits` are those at `percentile`. Means stand for them in a search: `slo` has the widest targets, and `levels` all
     from which finalists are taken (`finalists.target_levels`). `evidence` is what layouts must have, and `pinned` what the
     user chose. `rough` simulates few finalists.
     `symmetric_domains` means that all whole scale-up domains have the same layout, so that caches stay in
@@ -79,7 +79,7 @@ class PlanProblem:
     slo: Slo
     chips: int
     engine: Engine
-    asked: Slo = Slo()
+    limits: Slo = Slo()
     percentile: str = "mean"
     levels: tuple[Slo, ...] = ()
     evidence: str = ANY
@@ -492,8 +492,10 @@ def _occupied_memory(workload: Workload, state: State, seats: Number, layout: La
     deviation $s$ of a context. Equal requests have at most $n O / 2$ more.
     """
     sequences = sequences_per_group(seats, layout)
-    most = np.where(is_equal(workload), sequences / 2 * workload.output_tokens, np.inf)
-    beyond = np.minimum(most, SPARE_DEVIATIONS * np.sqrt(sequences) * context_deviation(workload)) / mean_context(workload)
+    most_tokens = np.where(is_equal(workload), sequences / 2 * workload.output_tokens, np.inf)
+    beyond = np.minimum(most_tokens, SPARE_DEVIATIONS * np.sqrt(sequences) * context_deviation(workload)) / mean_context(
+        workload
+    )
     cache = np.where(np.asarray(seats) > 0, _sequence_cache_bytes(state, layout) * (sequences + beyond), state.memory.cache)
     return replace(state.memory, cache=cache)
 

@@ -180,8 +180,8 @@ def replay_pools(
     # Reduce the rate geometrically until a settled run meets the limits.
     traffic = partial(workload_traffic, workload, seed=seed, longest=longest_context(workload, model))
 
-    def run(drawn: Traffic) -> Simulation:
-        return simulate(model, system, drawn, cached=skipped_tokens(prompts, drawn.inputs), **settings)
+    def run(sample: Traffic) -> Simulation:
+        return simulate(model, system, sample, cached=skipped_tokens(prompts, sample.inputs), **settings)
 
     now, attempts, good = rate, 0, False
     while not good and attempts < tries:

@@ -22,7 +22,7 @@ from steptime.physics.layout import Layout, collect_facts, select_layouts, shape
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal, not_tried
 from steptime.planning.batch_grids import batch_grid
-from steptime.planning.evidence import ANY, MEASURED, kind_of
+from steptime.planning.evidence import ANY, MEASURED, layout_evidence
 from steptime.planning.pd_matching import search_disaggregated
 from steptime.planning.plan_problem import (
     AGGREGATED,
@@ -87,7 +87,7 @@ def lawful(case: PlanProblem) -> list[Layout]:
     layouts = [layout for layout in layouts if all(getattr(layout, name) == size for name, size in case.pinned.sizes)]
     if case.evidence == ANY or not layouts:
         return layouts
-    measured, published = kind_of(stacked(layouts), case.engine, case.system)
+    measured, published = layout_evidence(stacked(layouts), case.engine, case.system)
     good = measured if case.evidence == MEASURED else published
     return [layout for layout, is_good in zip(layouts, good, strict=True) if is_good]
 

@@ -35,7 +35,7 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, host_chips
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
-from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, evidence_of
+from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, deployment_evidence
 from steptime.planning.fleet import Fleet, size_fleet
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
@@ -188,7 +188,7 @@ def plan(
         sure=sure,
         front=front,
         diagnostics=diagnostics,
-        asked=slo,
+        limits=slo,
         slo=levels[0],
         levels=tuple(levels),
         percentile=percentile,
@@ -223,12 +223,14 @@ def plan(
 
 def _pinned(sizes: Mapping[str, int] | None, chunk: int | None, max_num_seqs: int | None) -> Pinned:
     """Return the user's own choices; raise RangeError where one is out of range."""
-    chosen = dict(sizes or {})
-    unknown = set(chosen) - set(PINNED_SIZES)
+    given_sizes = dict(sizes or {})
+    unknown = set(given_sizes) - set(PINNED_SIZES)
     if unknown:
         raise UnknownName("parallel size", min(unknown), PINNED_SIZES, f"Known: {', '.join(PINNED_SIZES)}.")
     return Pinned(
-        sizes=tuple((name, whole_number(name, chosen[name], maximum=MOST_CHIPS)) for name in PINNED_SIZES if name in chosen),
+        sizes=tuple(
+            (name, whole_number(name, given_sizes[name], maximum=MOST_CHIPS)) for name in PINNED_SIZES if name in given_sizes
+        ),
         chunk=None if chunk is None else whole_number("chunk", chunk, maximum=MOST_TOKENS),
         max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs, maximum=MOST_SLOTS),
     )
@@ -340,7 +342,7 @@ def _sure(
     if sure is None or not has_range(case.engine):
         return replace(deployment, sure=sure)
     for _ in range(TURNS):
-        over = [_over(deployment, case.asked, name, sure) for name in ("tpot", "ttft")]
+        over = [_over(deployment, case.limits, name, sure) for name in ("tpot", "ttft")]
         if not deployment.feasible or max(over) <= 1 + 1e-9:
             break
         aim = case.aim[0] * min(1.0, CLOSER / max(over[0], 1e-9)), case.aim[1] * min(1.0, CLOSER / max(over[1], 1e-9))
@@ -369,7 +371,7 @@ def _planned(
         system=case.system.name,
         engine=case.engine.name,
         workload=workload,
-        slo=case.asked,
+        slo=case.limits,
         percentile=case.percentile,
         chips=case.chips,
         usd_per_second=float(case.rent),
@@ -390,12 +392,12 @@ def _planned(
     if estimates is None or not candidates:
         # Layouts with less evidence are tried next.
         last = case.evidence == ANY
-        return replace(common, reason=unreachable(replace(case, slo=case.asked), modes, layouts) if last else "no such layout")
+        return replace(common, reason=unreachable(replace(case, slo=case.limits), modes, layouts) if last else "no such layout")
     peaks = [peak.candidate for peak in best(estimates, candidates)]
-    chosen = _choose(case, tables, peaks)
-    if not chosen:
+    selection = _choose(case, tables, peaks)
+    if not selection:
         return replace(common, reason=_missed(case))
-    first, others = chosen[0], chosen[1:]
+    first, runners_up = selection[0], selection[1:]
     choices = list_choices(estimates, modes) if alternatives else ()
     figures = worths(estimates, peaks, ranked(relaxed(estimates), tables, LOOKED_AT)) if elasticities else {}
 
@@ -404,7 +406,7 @@ def _planned(
         common,
         feasible=True,
         binding=(binding(estimates, peaks[0]) if first.run is None else (first.run.binding,)) if case.diagnostics else (),
-        runner_up=_point(case, others[0]) if others and case.diagnostics else None,
+        runner_up=_point(case, runners_up[0]) if runners_up and case.diagnostics else None,
         ideal=_bound_point(case, replace(case, engine=IDEAL), first) if has_range(case.engine) and case.diagnostics else None,
         unanchored=_bound_point(case, replace(case, engine=bare(case.engine)), first) if case.engine.anchor else None,
         **_delivered(case, first),
@@ -418,7 +420,7 @@ def _planned(
     return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")
 
 
-class Chosen(NamedTuple):
+class Selection(NamedTuple):
     """A candidate with its simulated run; None without numba. `pools` has the slots of the run."""
 
     candidate: Candidate
@@ -431,16 +433,16 @@ def _by_level(case: PlanProblem) -> list[PlanProblem]:
     return [replace(case, slo=level) for level in (*case.levels[1:2], *case.levels[:1])]
 
 
-def _choose(case: PlanProblem, tables: list[Table], peaks: list[Candidate]) -> list[Chosen]:
+def _choose(case: PlanProblem, tables: list[Table], peaks: list[Candidate]) -> list[Selection]:
     """Return the best candidates, simulated if numba is installed."""
     if not _has_simulator():
-        return [Chosen(candidate) for candidate in peaks]
+        return [Selection(candidate) for candidate in peaks]
     # numba takes a third of a second to import.
     from steptime.planning.finalists import list_finalists, simulate_finalists
 
     finalists = simulate_finalists(case, list_finalists(case, tables, case.levels))
     return [
-        Chosen(replace(finalist.candidate, batch=_shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
+        Selection(replace(finalist.candidate, batch=_shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
         for finalist in finalists
     ]
 
@@ -498,17 +500,17 @@ def _make_problem(
 # --- what a candidate delivers ------------------------------------------------------------------------------------------
 
 
-def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
+def _delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
     """Return the fields of a plan that depend on its candidate."""
-    candidate, case = chosen.candidate, _basis(case, chosen)
-    shown = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    candidate, case = selection.candidate, _basis(case, selection)
+    closed_batch = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     # Closed forms of a nearly full queue may have no finite wait; their ranges then come from a smaller batch.
     for _ in range(MOST_STEPS):
         state, prefill, closed = _figures(case, candidate)
         if math.isfinite(closed["ttft"]):
             break
         candidate = replace(candidate, batch=_shown_batch(SMALLER * candidate.batch))
-    figures = _shown_figures(case, chosen, closed)
+    figures = _shown_figures(case, selection, closed)
     rate, all_in = figures["requests_per_second"], figures["usd_per_million_output_tokens"]
     # Ranges and bounds of closed forms keep their relative widths.
     scale = {
@@ -525,9 +527,9 @@ def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
     return figures | {
         "mode": candidate.mode,
-        "evidence": evidence_of(case.engine, case.system, candidate.layout, candidate.prefill_layout),
+        "evidence": deployment_evidence(case.engine, case.system, candidate.layout, candidate.prefill_layout),
         "layout_text": candidate.text,
-        "pools": _pools(case, chosen, shown, prefill, rate),
+        "pools": _pools(case, selection, closed_batch, prefill, rate),
         "tpot_bounds": (float(state.lower) * scale["tpot"], float(state.upper) * scale["tpot"]),
         "concurrency": float(rate * (figures["mean_ttft"] + decode_steps(workload) * figures["mean_tpot"])),
         "cost_bounds": (float(all_in * _bound(state, prefill, "lower")), float(all_in * _bound(state, prefill, "upper"))),
@@ -572,9 +574,9 @@ def _hosts(pools: list[Layout], host: int) -> int:
     return hosts.total()
 
 
-def _shown_figures(case: PlanProblem, chosen: Chosen, closed: dict[str, float]) -> dict[str, float]:
+def _shown_figures(case: PlanProblem, selection: Selection, closed: dict[str, float]) -> dict[str, float]:
     """Return the main figures of a candidate: those of its run where there is one."""
-    run = chosen.run
+    run = selection.run
     if run is None:
         # Log-normal waits stand for those at a percentile.
         ratio = percentile_ratio(case.workload, case.percentile)
@@ -617,9 +619,9 @@ def _drafted(case: PlanProblem, candidate: Candidate) -> tuple[Drafted, ...]:
     )
 
 
-def _basis(case: PlanProblem, chosen: Chosen) -> PlanProblem:
+def _basis(case: PlanProblem, selection: Selection) -> PlanProblem:
     """Return the problem whose closed forms a plan's figures are compared with: of a run, that without limits."""
-    return case if chosen.run is None else replace(case, slo=Slo(), sure=None)
+    return case if selection.run is None else replace(case, slo=Slo(), sure=None)
 
 
 def _figures(case: PlanProblem, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:
@@ -656,12 +658,12 @@ def _input_share(candidate: Candidate, state: State, prefill: Prefill | None) ->
     return float(reads / (reads + decodes))
 
 
-def _pools(case: PlanProblem, chosen: Chosen, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
-    candidate = chosen.candidate
+def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
+    candidate = selection.candidate
     workload, seats = case.workload, evaluate_occupancy(case, state, candidate, candidate.batch)
     slots, queued = int(seats.max_num_seqs), bool(seats.capped)
-    if chosen.pools:
-        slots, queued = chosen.pools[-1].max_num_seqs, chosen.pools[-1].queued
+    if selection.pools:
+        slots, queued = selection.pools[-1].max_num_seqs, selection.pools[-1].queued
     server = Pool(
         role="serve" if prefill is None else "decode",
         layout=candidate.layout,
@@ -697,16 +699,18 @@ def _transfer(case: PlanProblem, candidate: Candidate, rate: Number) -> float:
     return 0.0 if layout is None else float(moving(case, layout).seconds(rate / layout.replicas))
 
 
-def _bound_point(case: PlanProblem, other: PlanProblem, chosen: Chosen) -> Point:
+def _bound_point(case: PlanProblem, changed_case: PlanProblem, selection: Selection) -> Point:
     """Return the point of another engine, relative to that of the plan as closed forms have it."""
-    closed, bound = (_figures(_basis(problem, chosen), chosen.candidate)[2] for problem in (case, other))
-    now = _shown_figures(case, chosen, closed)
+    closed, bound = (_figures(_basis(problem, selection), selection.candidate)[2] for problem in (case, changed_case))
+    now = _shown_figures(case, selection, closed)
     figures = {name: now[name] * bound.get(name, 1.0) / closed.get(name, 1.0) for name in now}
-    return _as_point(case, chosen.candidate, figures)
+    return _as_point(case, selection.candidate, figures)
 
 
-def _point(case: PlanProblem, chosen: Chosen) -> Point:
-    return _as_point(case, chosen.candidate, _shown_figures(case, chosen, _figures(_basis(case, chosen), chosen.candidate)[2]))
+def _point(case: PlanProblem, selection: Selection) -> Point:
+    return _as_point(
+        case, selection.candidate, _shown_figures(case, selection, _figures(_basis(case, selection), selection.candidate)[2])
+    )
 
 
 def _as_point(case: PlanProblem, candidate: Candidate, figures: dict[str, float]) -> Point:

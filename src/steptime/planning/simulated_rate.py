@@ -168,10 +168,10 @@ def steady_requests(workload: Workload, count: int, longest: float, seed: int) -
     sigma = math.sqrt(math.log1p(float(workload.output_spread) ** 2))
     # Weighting a log-normal density by its argument moves its logarithm by the variance.
     outputs = float(workload.output_tokens) * np.exp(sigma * random.standard_normal(count) + sigma**2 / 2)
-    made = outputs * random.random(count)
-    context = np.minimum(np.rint(inputs + made), longest - 1)
-    left = np.clip(np.rint(outputs - made), 1, longest - context)
-    return Traffic(arrival=np.zeros(count), inputs=context.astype(np.int64), outputs=left.astype(np.int64))
+    progress = outputs * random.random(count)
+    context = np.minimum(np.rint(inputs + progress), longest - 1)
+    remaining = np.clip(np.rint(outputs - progress), 1, longest - context)
+    return Traffic(arrival=np.zeros(count), inputs=context.astype(np.int64), outputs=remaining.astype(np.int64))
 
 
 class Loop:
@@ -207,10 +207,10 @@ class Loop:
         lifetimes = factor * min(LIFETIMES, max(FEWEST_LIFETIMES, MOST_REQUESTS / in_flight))
 
         # A few of many equal replicas show the same queues; each gets its share of the requests.
-        most, least = factor * MOST_REQUESTS, factor * LEAST_REQUESTS
+        largest_count, least = factor * MOST_REQUESTS, factor * LEAST_REQUESTS
         replicas = int(server.layout.replicas)
-        kept = min(max(1, math.ceil(replicas * min(1.0, most / (lifetimes * in_flight)))), MOST_REPLICAS)
-        self.share = kept / replicas
+        server_replicas = min(max(1, math.ceil(replicas * min(1.0, largest_count / (lifetimes * in_flight)))), MOST_REPLICAS)
+        self.share = server_replicas / replicas
         self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * self.share - 1e-9))
         self.read_share = self.share if reader is None else self.readers / int(reader.layout.replicas)
         # Few different counts: draws and step times are shared.
@@ -241,7 +241,7 @@ class Loop:
                 replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk), memo[key].pace, replicas
             )
 
-        self.server = pool(server.layout, policy, kept)
+        self.server = pool(server.layout, policy, server_replicas)
         self.reader: Server | None = None
         self.sent: Callable[[Any], Any] | None = None
         if reader is not None:
@@ -279,17 +279,17 @@ class Loop:
             requests = served[len(started) :]
             queue = ("serve", requests["arrival"], requests["scheduled"], rules.seats * self.server.replicas)
             return self._figures(requests, [queue], (_busy(pool),), rate, slo, percentile)
-        requests, read, busy = self._prefill(traffic, skipped)
+        requests, prefill_queue, busy = self._prefill(traffic, skipped)
         # Prompts that are already too late need no decode.
-        late = _at(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
+        late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
         if late > 1:
             first = late * slo.ttft
             return Run(
                 rate=rate, ttft=first, tpot=tpot, mean_ttft=first, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
-                worst=math.inf if queue_growth(*read[1:]) else late, binding="first token",
+                worst=math.inf if queue_growth(*prefill_queue[1:]) else late, binding="first token",
             )  # fmt: skip
         requests, decoded, decode_busy = self._decode(requests, started)
-        return self._figures(requests, [read, decoded], (busy, decode_busy), rate, slo, percentile)
+        return self._figures(requests, [prefill_queue, decoded], (busy, decode_busy), rate, slo, percentile)
 
     def _counted(self, requests: Any) -> Any:
         """Return which requests count: those after the start and before the end of the arrivals."""
@@ -348,7 +348,7 @@ class Loop:
         decoding = float(np.sum(requests["finish"][several] - requests["first"][several]))
         arrivals = requests["arrival"][counted]
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
-        first, token = _at(percentile, ttft), _at(percentile, tpot)
+        first, token = _percentile(percentile, ttft), _percentile(percentile, tpot)
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot}
         if grows:
@@ -360,7 +360,7 @@ class Loop:
         )  # fmt: skip
 
 
-def _at(percentile: str, values: Any) -> float:
+def _percentile(percentile: str, values: Any) -> float:
     """Return the mean or a quantile of values."""
     return float(np.mean(values) if percentile == "mean" else np.quantile(values, PERCENTILES[percentile]))
 

@@ -80,9 +80,9 @@ def check_percentile(percentile: str) -> str:
     Raises:
         UnknownName: It is not one of these.
     """
-    known = ("mean", *QUANTILES)
-    if not isinstance(percentile, str) or percentile not in known:
-        raise UnknownName("percentile", percentile, known, f"Known: {', '.join(known)}.")
+    percentiles = ("mean", *QUANTILES)
+    if not isinstance(percentile, str) or percentile not in percentiles:
+        raise UnknownName("percentile", percentile, percentiles, f"Known: {', '.join(percentiles)}.")
     return percentile
 
 

@@ -156,8 +156,8 @@ def _figure_table(plan: Plan) -> Grid:
         if limits:
             words, _, chance = limits.get(field, ("", 0.0, None))
             cells.append(f"{words} ({chance:.0%})" if chance is not None and has_ranges else words)
-        at = "" if plan.percentile == "mean" else f", {plan.percentile}"
-        grid.add_row(name.format(at=at), *cells, *(write(getattr(point, field), form) for point in points.values()))
+        suffix = "" if plan.percentile == "mean" else f", {plan.percentile}"
+        grid.add_row(name.format(at=suffix), *cells, *(write(getattr(point, field), form) for point in points.values()))
     return grid
 
 
@@ -208,18 +208,18 @@ def _evidence(plan: Plan) -> list[str]:
     elif plan.evidence == ANY and plan.tpot_range is not None:
         lines.append("No measured or published run has a layout of this kind.")
     if plan.unmeasured is not None:
-        other = plan.unmeasured
+        cheapest = plan.unmeasured
         if has_rent(plan):
-            saving = 1 - other.usd_per_million_output_tokens / plan.usd_per_million_output_tokens
-            gain = f"costs {usd(other.usd_per_million_output_tokens)}, {saving:.0%} less"
+            saving = 1 - cheapest.usd_per_million_output_tokens / plan.usd_per_million_output_tokens
+            gain = f"costs {usd(cheapest.usd_per_million_output_tokens)}, {saving:.0%} less"
         else:
-            gain = f"yields {in_digits(other.tokens_per_second_per_chip)} tok/s per chip"
-        lines.append(f"Of all layouts, with less evidence, the cheapest {gain} (--evidence any): {other.layout_text}.")
+            gain = f"yields {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
+        lines.append(f"Of all layouts, with less evidence, the cheapest {gain} (--evidence any): {cheapest.layout_text}.")
     if plan.free is not None and has_rent(plan):
-        other, cost = plan.free, plan.usd_per_million_output_tokens
-        saving = 1 - other.usd_per_million_output_tokens / cost
-        words = f"{saving:.0%} less: {other.layout_text}" if saving > AS_CHEAP else "the same"
-        lines.append(f"Without your choices the cheapest layout costs {usd(other.usd_per_million_output_tokens)}, {words}.")
+        cheapest, cost = plan.free, plan.usd_per_million_output_tokens
+        saving = 1 - cheapest.usd_per_million_output_tokens / cost
+        words = f"{saving:.0%} less: {cheapest.layout_text}" if saving > AS_CHEAP else "the same"
+        lines.append(f"Without your choices the cheapest layout costs {usd(cheapest.usd_per_million_output_tokens)}, {words}.")
     return lines
 
 
