@@ -35,6 +35,7 @@ from steptime.planning.plan_as_traffic import (
     within_context,
     workload_prompts,
 )
+from steptime.planning.steady_state import MOST_LOADED, mean_context
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
 from steptime.simulation.run_metrics import PERCENTILES, queue_growth
@@ -61,6 +62,7 @@ MOST_RUNS = 12
 CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000), 3.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio.
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
+CONFIRM_START = 1.5
 # Where a rate is not confirmed, it falls by a factor, by its square where a queue grows, and at most so often.
 CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
 # Share of time in which a pool works, below which its queue does not grow.
@@ -291,6 +293,17 @@ class Loop:
         requests, decoded, decode_busy = self._decode(requests, started)
         return self._figures(requests, [prefill_queue, decoded], (busy, decode_busy), rate, slo, percentile)
 
+    def _load(self, batch: float) -> float:
+        """Return the load of decode at a batch: the relative time that a step gains, over the relative gain of its batch."""
+        last = len(self.server.pace.decode) - 1
+        low = min(max(1, int(batch)), last)
+        high = min(math.ceil(1.1 * low), last)
+        if high <= low:
+            return 0.0
+        context = float(mean_context(self.deployment.workload))
+        first, second = (float(self.server.pace.seconds(size, size * context)) for size in (low, high))
+        return (second / first - 1) / (high / low - 1)
+
     def _counted(self, requests: Any) -> Any:
         """Return which requests count: those after the start and before the end of the arrivals."""
         end = float(requests["arrival"][-1])
@@ -350,13 +363,14 @@ class Loop:
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
         first, token = _percentile(percentile, ttft), _percentile(percentile, tpot)
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
-        ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot}
+        batch = decoding / span / self.server.replicas
+        ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot, "saturation": self._load(batch) / MOST_LOADED}
         if grows:
             ratios["prefill rate" if grows == "prefill" else "prompt queue" if grows == "serve" else "saturation"] = math.inf
         binding = max(ratios, key=lambda name: ratios[name])
         return Run(
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
-            batch=decoding / span / self.server.replicas, busy=busy, worst=ratios[binding], binding=binding,
+            batch=batch, busy=busy, worst=ratios[binding], binding=binding,
         )  # fmt: skip
 
 
@@ -458,7 +472,8 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run
     rate, tpot = run.rate, run.mean_tpot
     for _ in range(CONFIRM_TRIES):
         # Runs that are sure to fail come first: most are not needed.
-        above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, tpot)
+        # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.
+        above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot)
         if above.worst <= CONFIRM_WORST:
             runs = [loop.run(rate, slo, percentile, tpot) for loop in loops]
             mean = _mean(runs)
