@@ -96,7 +96,7 @@ def test_the_main_job(columns):
         "Memory of a",
         "attention",
         "Pareto front",
-        "cannot be cheaper",
+        "keeps it from being cheaper",
     ):
         assert words in " ".join(shown.stdout.split())
     assert max(len(line) for line in shown.stdout.splitlines()) <= columns

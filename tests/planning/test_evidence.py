@@ -124,7 +124,9 @@ def test_a_plan_tells_what_layouts_with_less_evidence_would_cost(name, expected)
     assert (found.evidence, free.unmeasured) == (expected, None)
     if expected == MEASURED:
         assert found.unmeasured.layout_text == free.layout_text != found.layout_text
-        assert found.unmeasured.usd_per_million_output_tokens == pytest.approx(free.usd_per_million_output_tokens)
+        # The line on it rests on fewer finalists.
+        cost = free.usd_per_million_output_tokens
+        assert cost * (1 - 1e-9) <= found.unmeasured.usd_per_million_output_tokens <= 1.05 * cost
         assert free.usd_per_million_output_tokens < found.usd_per_million_output_tokens
     else:
         # The cheapest of all layouts was published.

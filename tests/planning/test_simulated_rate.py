@@ -117,11 +117,11 @@ class Line:
 
     def __init__(self, ttft_at: float, tpot_at: float, factor: float = 1.0) -> None:
         self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
-        self.limits: list[tuple[float, float]] = []
+        self.asked: list[tuple[float, float]] = []
 
     def run(self, rate: float, slo: st.Slo, percentile: str, tpot: float) -> Run:
         assert percentile == "p90"
-        self.limits.append((rate, tpot))
+        self.asked.append((rate, tpot))
         ttft, token = (rate / self.ttft_at) ** 2 * slo.ttft, rate / self.tpot_at * slo.tpot
         ratios = {"first token": ttft / slo.ttft, "speed": token / slo.tpot}
         name = max(ratios, key=lambda key: ratios[key])
@@ -253,7 +253,7 @@ def test_a_rate_beyond_what_a_replica_serves_lets_its_queue_grow():
     found = highest_rate(loop, st.Slo(), "p90", 60.0, 5e-3)
     assert 16 < found.rate < 16 / (200 * 2.5e-3)
     assert found.binding == "prompt queue"
-    assert found.worst == 0
+    assert found.worst < 0.1
 
 
 def test_unequal_draws_of_few_requests_end_within_the_context_of_the_model():

@@ -16,8 +16,9 @@ from steptime.models.model import active_parameters, total_parameters
 from steptime.models.model_loading import load_model
 from steptime.pricing.bundled_prices import FOLDER, table
 from steptime.pricing.price_inversion import read_prices
-from steptime.pricing.serving_costs import CALIBRATED_MODES, cost_on
-from steptime.workload.workload import Slo, Workload
+from steptime.pricing.serving_costs import CALIBRATED_MODES, plan_chips
+from steptime.workload.workload import Slo
+from tests.planning.cases import closed_plan, equal_requests
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 from price_priors import families, known_tiers
@@ -147,8 +148,10 @@ def test_shipped_costs_are_what_plans_say(model):
     name, weights = model
     loaded = load_model(name, weights="fp8" if weights == "fp8" else "")
     row = next(r for r in rows("model_costs.csv") if (r["catalogue"], r["weights"], r["system"]) == (name, weights, "hgx-h200"))
-    work, slo = Workload(input_tokens=4096, output_tokens=1024), Slo(tpot=1 / 40)
-    found = cost_on(load_system("hgx-h200"), model=loaded, workload=work, slo=slo, modes=CALIBRATED_MODES)
+    work, slo = equal_requests(input_tokens=4096, output_tokens=1024), Slo(tpot=1 / 40)
+    # The shipped costs are those of equal requests by closed forms.
+    system = load_system("hgx-h200")
+    found = closed_plan(loaded, system, work, slo, modes=CALIBRATED_MODES, chips=plan_chips(system), alternatives=False)
     assert found.usd_per_request == pytest.approx(float(row["usd_per_request"]), rel=0.02)
     assert active_parameters(loaded) == pytest.approx(float(row["active_parameters"]), rel=1e-6)
     assert total_parameters(loaded) == pytest.approx(float(row["total_parameters"]), rel=1e-6)

@@ -38,7 +38,7 @@ from steptime.workload.workload import Slo, decode_steps
 # Factors of the TPOT at a percentile over its mean: of long outputs in separate pools, and beside prefill chunks.
 TPOT_LEVELS = (1.0, 1.2)
 # Rows of a search that become finalists, of each level.
-ROWS = 3
+ROWS = 4
 # Searches around the best finalist.
 ROUNDS = 2
 # Sequences in flight for which slots are kept, over those of the candidate.

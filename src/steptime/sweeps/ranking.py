@@ -325,10 +325,9 @@ def _standing(
 
     # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
-    counts = _counts(system, chips)
-    for count in counts:
+    for count in _counts(system, chips):
         try:
-            candidate = plan(model, system, workload, slo, chips=count, diagnostics=len(counts) == 1, **plan_options)
+            candidate = plan(model, system, workload, slo, chips=count, **plan_options)
         except InputError as problem:
             reason = str(problem)
             continue
@@ -338,8 +337,6 @@ def _standing(
             best = candidate
     if best is None:
         return Standing(feasible=False, reason=reason, **identity)
-    if len(counts) > 1:
-        best = plan(model, system, workload, slo, chips=best.chips, **plan_options)
     watts = float(best.power.watts)
     runs, rests = _rests_on(best, system, plan_options["engine"])
     return Standing(
