@@ -14,8 +14,10 @@ from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Fa
 from steptime.physics.engine import anchored, constant, load_engine, with_constants
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import WIDE, distances, factors
+from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import explain_step
 from steptime.questions.step_question import step_summary
+from tests.planning.cases import closed_plan, equal_requests
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
 STEP = {"batch": 64, "context": 4096}
@@ -118,7 +120,7 @@ def test_a_plan_takes_the_steps_and_says_what_it_was_before():
     plan = st.plan(**asked, anchor=own)
     assert plan.anchor is own
     pool = plan.pools[0]
-    given = {"batch": pool.batch, "context": 1152, "layout": pool.layout}
+    given = {"batch": pool.batch, "context": float(mean_context(WORK)), "layout": pool.layout}
     with_kv = st.load_model("llama-3.1-8b", kv="bf16")
     assert float(pool.step.total) == pytest.approx(float(st.decode_step(with_kv, SYSTEM, **given, anchor=own).total))
     assert 1 / plan.unanchored.tokens_per_second_per_user < plan.tpot < 0.02 * (1 + 1e-9)
@@ -129,12 +131,12 @@ def test_a_plan_takes_the_steps_and_says_what_it_was_before():
 @pytest.mark.slow
 def test_first_tokens_have_a_factor_of_their_own():
     """Without waits in front of the queue, and with the same batch, all of a first token is made of steps: F over f remains."""
-    prompt = {"model": MODEL, "system": SYSTEM, "workload": st.Workload(input_tokens=1024, output_tokens=1)}
+    prompt = {"model": MODEL, "system": SYSTEM, "workload": equal_requests(input_tokens=1024, output_tokens=1)}
     prompt["engine"] = with_constants(load_engine("vllm"), {"seconds_before_queue": 0, "seconds_before_queue_per_token": 0})
     own = anchor(1.3, 2.0)
     assert own.step * own.wait == pytest.approx(Factor(runs=1, ratio=2.0).factor)
     assert (anchor(1.3).wait, anchor(None, 2.0).step) == (1, 1)
-    sooner, later = (st.plan(**prompt, anchor=anchor(1.3, ttft)) for ttft in (1.3, 2.0))
+    sooner, later = (closed_plan(**prompt, anchor=anchor(1.3, ttft)) for ttft in (1.3, 2.0))
     assert later.pools[0].batch == sooner.pools[0].batch
     assert later.ttft / sooner.ttft == pytest.approx(own.wait, rel=0.02)  # the wait for a seat is not part of it
 

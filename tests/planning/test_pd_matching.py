@@ -223,3 +223,21 @@ def test_first_tokens_of_a_search_are_those_of_each_candidate():
         expected = first_token_of(given, candidate, state, prefill, table.utilisation[i])
         assert table.ttft[i] == pytest.approx(float(expected))
         assert table.rate[i] <= float(matched_rate(given, candidate, state, prefill)[0]) * 1.05
+
+
+def test_prefill_pools_of_several_targets_are_those_of_each():
+    given = replace(case(slo=st.Slo(ttft=0.5)), system=machine(size=4, capacity=11e9, up=2e9))
+    layouts = stacked([m for m in fitting(given) if m.microbatches == m.pp])
+    decode = steady_state(given, DISAGGREGATED, shaped(layouts, 1), batch_grid(shaped(layouts, 1)))
+    levels = (st.Slo(ttft=0.5), st.Slo(ttft=0.03))
+
+    def pairs_of(*targets: st.Slo) -> set[tuple[object, ...]]:
+        table = pd_matching.search_disaggregated(replace(given, levels=targets), layouts, decode)
+        names = ("layout", "batch", "replicas", "prefill_layout", "prefill_prompts", "prefill_replicas", "rate")
+        return set(zip(*(getattr(table, name).tolist() for name in names), strict=True))
+
+    wide, tight, both = pairs_of(levels[0]), pairs_of(levels[1]), pairs_of(*levels)
+    assert both == wide | tight
+    assert tight - wide
+    assert wide - tight
+    assert pairs_of() == wide

@@ -134,3 +134,11 @@ def test_limits_that_only_means_would_meet_are_out_of_reach():
     assert mean.feasible
     assert not strict.feasible
     assert "at p99 " in strict.reason
+
+
+def test_outputs_of_one_token_have_the_time_of_a_step():
+    """No request has a second token, so that no time between tokens can be measured."""
+    found = plan(st.Workload(input_tokens=1000, output_tokens=1, output_spread=0), st.Slo(ttft=0.3), diagnostics=True)
+    assert found.tpot == found.mean_tpot > 0
+    assert found.ttft <= 0.3
+    assert found.why

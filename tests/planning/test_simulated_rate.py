@@ -261,3 +261,35 @@ def test_unequal_draws_of_few_requests_end_within_the_context_of_the_model():
     loop = Loop(short, 10.0, 1.0)
     assert np.max(loop.inputs + loop.outputs) <= 1500
     assert loop.inputs.max() == 1499
+
+
+def test_separate_pools_wait_for_a_pass_and_the_transfer_of_the_cache():
+    """Alone: 10 ms of arithmetic for 1,000 tokens in one pass, then 10 MB over the links; then steps of 2.5 ms."""
+    requests = equal_requests(input_tokens=1000, output_tokens=201)
+    pools = (
+        SimulatedPool(role="prefill", layout=Layout(replicas=2), batch=1, max_num_seqs=1),
+        SimulatedPool(role="decode", layout=Layout(replicas=2), batch=8, max_num_seqs=64),
+    )
+    loop = Loop(replace(deployment(requests), pools=pools), 0.2, 0.6)
+    assert (loop.share, loop.read_share, loop.readers) == (1.0, 1.0, 2)
+    found = loop.run(0.02, st.Slo(tpot=1.0, ttft=100.0), "p50", 2.5e-3)
+    moved = 1000 * 1e4 / 1e10
+    assert found.ttft == pytest.approx(0.010 + moved, rel=0.3)
+    assert found.tpot == pytest.approx(2.5e-3, rel=0.01)
+    # The shares of time in which two replicas of each pool work.
+    assert found.busy[0] == pytest.approx(0.02 * 0.010 / 2, rel=0.15)
+    assert found.busy[1] == pytest.approx(0.02 * 200 * 2.5e-3 / 2, rel=0.15)
+
+
+def test_a_few_of_many_prefill_replicas_have_their_share_of_the_requests():
+    pools = (
+        SimulatedPool(role="prefill", layout=Layout(replicas=48), batch=1, max_num_seqs=1),
+        SimulatedPool(role="decode", layout=Layout(replicas=64), batch=8, max_num_seqs=64),
+    )
+    loop = Loop(replace(deployment(CHAT), pools=pools), 64 * 20.0, 1.0)
+    assert (loop.server.replicas, loop.readers) == (8, 6)
+    assert loop.share == loop.read_share == 1 / 8
+    found = loop.run(64 * 20.0, st.Slo(tpot=1.0, ttft=100.0), "mean", 3e-3)
+    # 20 requests/s of each decode replica, 200 tokens each.
+    assert found.batch == pytest.approx(20 * 200 * found.mean_tpot, rel=0.1)
+    assert found.busy[0] == pytest.approx(64 / 48 * 20 * 0.010, rel=0.1)

@@ -588,10 +588,11 @@ def _shown_figures(case: PlanProblem, selection: Selection, closed: dict[str, fl
         # Log-normal waits stand for those at a percentile.
         ratio = percentile_ratio(case.workload, case.percentile)
         return closed | {"mean_ttft": closed["ttft"], "mean_tpot": closed["tpot"], "ttft": closed["ttft"] * ratio}
+    # Where no request has a second token, there is only the time that a step would take.
     return {
-        "tpot": run.tpot,
+        "tpot": run.tpot or closed["tpot"],
         "ttft": run.ttft,
-        "mean_tpot": run.mean_tpot,
+        "mean_tpot": run.mean_tpot or closed["tpot"],
         "mean_ttft": run.mean_ttft,
         "utilisation": run.busy[0] if len(run.busy) > 1 else closed["utilisation"],
         "requests_per_second": run.rate,
