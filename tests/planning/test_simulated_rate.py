@@ -12,6 +12,8 @@ import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.finalists import SimulatedPool
 from steptime.planning.simulated_rate import (
+    ACCURACY,
+    CONFIRM_TRIES,
     Deployment,
     Loop,
     Run,
@@ -93,23 +95,42 @@ def test_the_highest_rate_is_enclosed(first, growth):
     tried = list(rates_to_try(7.0 * first, lambda rate: growth(rate / 7.0)))
     good, bad = [rate for rate in tried if growth(rate / 7) <= 1], [rate for rate in tried if growth(rate / 7) > 1]
     assert tried[0] == 7.0 * first
-    assert max(good) <= 7.0 < min(bad) <= 1.015 * max(good)
+    assert max(good) <= 7.0 * (1 + 1e-12)
+    assert 7.0 < min(bad) <= (1 + ACCURACY + 1e-9) * max(good)
     assert len(tried) <= 12
     assert len(set(tried)) == len(tried)
 
 
 def test_a_finer_search_takes_more_runs():
-    coarse, fine = (list(rates_to_try(6.0, lambda rate: rate / 7, accuracy=accuracy)) for accuracy in (0.05, 0.002))
-    assert fine[: len(coarse)] == coarse
+    coarse, fine = (
+        list(rates_to_try(6.0, lambda rate: math.expm1(rate / 7) / math.expm1(1), accuracy=accuracy))
+        for accuracy in (0.05, 0.002)
+    )
+    assert fine[:2] == coarse[:2]
     assert len(fine) > len(coarse)
 
 
 def test_a_search_ends_where_no_rate_or_every_rate_is_good():
     assert len(list(rates_to_try(1.0, lambda _: 2.0))) == len(list(rates_to_try(1.0, lambda _: 0.5))) == 12
     # Far beyond a limit the rate falls in larger steps.
-    assert [list(rates_to_try(1.0, lambda _, ratio=ratio: ratio))[1] for ratio in (1.1, 1.5, 3.0, math.inf, 0.9)] == (
-        pytest.approx([1.1**-1, 1.1**-2, 1.1**-3, 1.1**-3, 1.1])
+    assert [list(rates_to_try(1.0, lambda _, ratio=ratio: ratio))[1] for ratio in (1.1, 1.4, 3.0, math.inf, 0.9)] == (
+        pytest.approx([1 / 1.1, 1 / 1.4, 1 / 1.1**4, 1 / 1.1**3, 1 / 0.9])
     )
+
+
+def test_a_search_goes_on_from_a_rate_that_is_known_to_be_good():
+    """Figures rise with the square of the rate. A rate of 5 is known: the power law through both ends is exact."""
+    tried = list(rates_to_try(10.0, lambda rate: (rate / 7) ** 2, good=(5.0, (5 / 7) ** 2)))
+    assert tried[:2] == pytest.approx([10.0, 7.0])
+    assert min(tried) > 5.0
+    assert len(tried) <= 4
+
+
+def test_a_figure_that_jumps_is_found_by_halving():
+    """Flat up to 7 requests/s and steep beyond: a power law would creep along the flat part."""
+    tried = list(rates_to_try(20.0, lambda rate: 0.98 if rate <= 7 else (rate / 7) ** 3, good=(4.0, 0.97)))
+    assert len(tried) <= 10
+    assert max(rate for rate in tried if rate <= 7) >= 7 / (1 + ACCURACY) ** 1.01
 
 
 class Line:
@@ -135,7 +156,7 @@ LIMITS = st.Slo(ttft=2.0, tpot=0.02)
 @pytest.mark.parametrize(("line", "binding"), [(Line(10, 12), "first token"), (Line(12, 10), "speed")])
 def test_the_run_at_the_highest_rate_names_what_a_higher_one_misses(line, binding):
     found = highest_rate(line, LIMITS, "p90", 8.0, 0.5)
-    assert 10 / 1.015 <= found.rate <= 10
+    assert 10 / (1 + ACCURACY) <= found.rate <= 10 * (1 + 1e-12)
     assert found.worst <= 1
     assert found.binding == binding
     # Each run starts with the sequences that the last one had.
@@ -149,7 +170,7 @@ def test_a_candidate_that_does_not_serve_enough_costs_one_run():
     assert highest_rate(line, LIMITS, "p90", 8.0, 0.5, least=10.5) is None
     assert len(line.asked) == 1
     found = highest_rate(line, LIMITS, "p90", 2.0, 0.5, least=9.0)
-    assert 10 / 1.015 <= found.rate <= 10
+    assert 10 / (1 + ACCURACY) <= found.rate <= 10 * (1 + 1e-12)
     assert [rate for rate, _ in line.asked[1:3]] == pytest.approx([9.0, 9.9])
     assert highest_rate(line, LIMITS, "p90", 1000.0, 0.5) is None
 
@@ -178,17 +199,16 @@ def test_a_rate_is_confirmed_where_the_mean_of_other_draws_meets_the_limits():
     found = confirmed(lines, at(9.9, binding="speed"), LIMITS, "p90")
     assert (found.rate, found.binding) == (9.9, "speed")
     assert found.ttft == pytest.approx(np.mean([(9.9 / line.ttft_at) ** 2 * 2 for line in lines]))
-    # The first draws are also asked about a rate a twentieth higher.
-    assert [rate for rate, _ in lines[0].asked] == pytest.approx([9.9 * 1.05, 9.9])
+    # The first draws are also asked about a rate a twentieth higher, with more sequences at the start.
+    assert [rate for rate, _ in lines[0].asked] == pytest.approx([9.9, 9.9 * 1.05])
+    assert [tpot for _, tpot in lines[0].asked] == pytest.approx([0.009, 0.0135])
 
 
 def test_a_rate_that_was_lucky_falls_until_other_draws_confirm_it():
     lines = [Line(10, 12, factor) for factor in (0.97, 0.96, 0.95)]
     found = confirmed(lines, at(10.0), LIMITS, "p90")
-    expected = next(
-        rate for rate in 10 * 0.975 ** np.arange(20) if np.mean([(rate / line.ttft_at) ** 2 for line in lines]) <= 1
-    )
-    assert found.rate == pytest.approx(float(expected))
+    expected = 10 / math.sqrt(np.mean([(1 / line.factor) ** 2 for line in lines]))
+    assert 0.975 * expected <= found.rate <= expected
     assert found.worst <= 1
 
 
@@ -201,7 +221,7 @@ def test_a_rate_near_a_queue_that_grows_is_not_confirmed():
     assert found.rate == pytest.approx(9.0 * 0.975**2)
     hopeless = Line(1e-3, 1e-3)
     assert confirmed([hopeless], at(9.0), LIMITS, "p90") is None
-    assert len(hopeless.asked) == 20
+    assert len(hopeless.asked) == CONFIRM_TRIES
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------------

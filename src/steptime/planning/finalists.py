@@ -19,7 +19,7 @@ from steptime.errors import Impossible
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import pairs
 from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, Table, evaluate_prefill, evaluate_state
-from steptime.planning.plan_search import chunk_sizes, ranked, readable
+from steptime.planning.plan_search import chunk_sizes, ranking, readable
 from steptime.planning.refinement import evaluate_occupancy, first_token_of, matched_rate
 from steptime.planning.simulated_rate import (
     ACCURACY,
@@ -41,6 +41,8 @@ TPOT_LEVELS = (1.0, 1.2)
 ROWS = 4
 # Searches around the best finalist.
 ROUNDS = 2
+# Share of the rate that a finalist may lose to other draws.
+LARGE_LOSS = 0.06
 # Sequences in flight for which slots are kept, over those of the candidate.
 SLACK = 1.4
 
@@ -80,7 +82,7 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
     finalists: dict[object, Candidate] = {}
     for level, part in product(levels, TPOT_LEVELS):
         kinds: dict[object, Candidate] = {}
-        for candidate in ranked(replace(case, slo=replace(level, tpot=level.tpot / part)), list(tables)):
+        for candidate in ranking(replace(case, slo=replace(level, tpot=level.tpot / part)), list(tables)):
             kinds.setdefault((candidate.same, candidate.prompts), candidate)
             if len(kinds) == (1 if case.rough else ROWS):
                 break
@@ -106,25 +108,27 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
             (finalist for finalist in finalists.values() if finalist), key=lambda finalist: finalist.run.rate, default=None
         )
 
-    for candidate in candidates:
+    def add(candidate: Candidate) -> None:
         leader = best()
-        finalists[candidate] = simulate_candidate(case, candidate, leader.run.rate if leader else 0.0)
+        finalists[candidate] = simulate_candidate(case, candidate, leader.run.rate if leader else case.at_least)
+
+    for candidate in candidates:
+        add(candidate)
     for _ in range(0 if case.rough else ROUNDS):
         leader = best()
         if leader is None:
             break
-        near = [neighbour for neighbour in neighbours(case, leader.candidate) if neighbour not in finalists]
-        for neighbour in near:
-            now = best()
-            finalists[neighbour] = simulate_candidate(case, neighbour, now.run.rate if now else 0.0)
+        for neighbour in [neighbour for neighbour in neighbours(case, leader.candidate) if neighbour not in finalists]:
+            add(neighbour)
         if best() is leader:
             break
     ranking = sorted((finalist for finalist in finalists.values() if finalist), key=lambda finalist: -finalist.run.rate)
 
-    # The first to be confirmed at a rate that the next one does not reach is the best.
+    # All have served the same draws, so that what they lose by other draws is alike: the next one is confirmed only if
+    # the last one lost much, or was not confirmed at all.
     checked: list[Finalist] = []
     for finalist in ranking:
-        if any(entry.run.rate >= finalist.run.rate for entry in checked):
+        if any(entry.run.rate >= (1 - LARGE_LOSS) * finalist.run.rate for entry in checked):
             break
         now = _confirmed(case, finalist)
         checked += [] if now is None else [now]

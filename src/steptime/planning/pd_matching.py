@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -57,8 +58,7 @@ def search_disaggregated(case: PlanProblem, table: Layout, decode: State) -> Tab
         The disaggregated candidates.
     """
     decoders = _best_decoders(case, table, decode)
-    levels = [replace(case, slo=level) for level in case.levels] or [case]
-    reading = _distinct([reader for level in levels for reader in best_readers(level, table)])
+    reading = _distinct(best_readers(case, table))
     matches, which = _matched(case, reading, decoders, table)
     return replace(matches, ttft=_first_tokens(case, matches, table, reading, which))
 
@@ -127,7 +127,7 @@ def _select_rows(pool: Prefill, index: Any) -> Prefill:
 
 
 def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
-    """Return the best prefill layout and pass of each replica size.
+    """Return the best prefill layout and pass of each replica size, for each level of the targets.
 
     The best is taken for one replica and for as many as fit on the chips. A size is left out where a smaller
     one, or several smaller ones, prefill as much on the same chips.
@@ -137,7 +137,7 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
         table: Layouts as one layout of arrays.
 
     Returns:
-        Prefill replicas by size, smallest first.
+        Prefill replicas by level and size, smallest first.
     """
     maximum = max(1.0, LARGEST_PASS // fresh_tokens(case.workload))
     prompts = batches(maximum, per_octave=1)
@@ -145,73 +145,82 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     wide = shaped(table, 1)
     pool = prefill_pool(case.model, case.system, case.workload, layout=wide, prompts=prompts[None, :], **case.settings)
     shape = np.shape(pool.rate)
+    rows = math.prod(shape)
 
-    # The decode pool is not chosen yet: assume the limit on TPOT, or a usual TPOT.
-    aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), effective_targets(case, wide, wide)[1])
-    limit, links, chips, replicas = (
-        np.broadcast_to(x, shape).reshape(-1) for x in (aim, moving(case, wide).max_rate, wide.chips, wide.replicas)
+    # The decode pool is not chosen yet: assume the limit on TPOT, or a usual TPOT. Rows of all levels follow each other.
+    levels = [replace(case, slo=level) for level in case.levels] or [case]
+    aims = [
+        pass_limit(level, wide, wide, min(level.slo.tpot, UNKNOWN), effective_targets(level, wide, wide)[1]) for level in levels
+    ]
+    limit = np.concatenate([np.broadcast_to(aim, shape).reshape(-1) for aim in aims])
+    links, chips, replicas = (
+        np.broadcast_to(x, shape).reshape(-1) for x in (moving(case, wide).max_rate, wide.chips, wide.replicas)
     )
 
     def usable(index: Array, replica_counts: Array) -> Array:
         if not len(index):
             return np.zeros(0)
-        part = _select_rows(pool, index)
-        capacity: Array = np.minimum(part.rate * within_limit(part, limit[index], replica_counts).most_utilised, links[index])
+        part = _select_rows(pool, index % rows)
+        most = within_limit(part, limit[index], replica_counts).most_utilised
+        capacity: Array = np.minimum(part.rate * most, links[index % rows])
         return capacity
 
     runnable = np.logical_and(pool.memory.fits, runs(case, wide, "prefill"))
     highest = np.where(runnable, np.minimum(pool.rate * MOST_UTILISED, links.reshape(shape)), 0.0).reshape(-1)
+    sizes = np.concatenate([chips + level * (1 + np.max(chips)) for level in range(len(levels))])
+    highest, replicas = np.tile(highest, len(levels)), np.tile(replicas, len(levels))
     best = distinct(
-        np.concatenate([_most_usable(pool, highest, chips, counts, limit, usable) for counts in (replicas, 1 + 0 * replicas)])
+        np.concatenate([_most_usable(pool, highest, sizes, counts, limit, usable) for counts in (replicas, 1 + 0 * replicas)])
     )
 
     # The rate per replica depends smoothly on their number: evaluate a grid and interpolate.
-    max_replicas = [int(case.used // chips[row_index]) for row_index in best]
+    max_replicas = [int(case.used // chips[index % rows]) for index in best]
     replica_grids = [
         np.append(numbers[numbers < maximum], maximum) for maximum in max_replicas for numbers in [batches(maximum)]
     ]
     usable_rates = usable(
         np.repeat(best, [len(numbers) for numbers in replica_grids]), np.concatenate([*replica_grids, best[:0]])
     )
-    readers: list[Reader] = []
-    best_pool = _select_rows(pool, best)
-    for row, (row_index, numbers) in enumerate(zip(best, replica_grids, strict=True)):
+    readers: list[list[Reader]] = [[] for _ in levels]
+    best_pool = _select_rows(pool, best % rows)
+    for row, (index, numbers) in enumerate(zip(best, replica_grids, strict=True)):
         rates, usable_rates = usable_rates[: len(numbers)], usable_rates[len(numbers) :]
-        layout, column = (int(x) for x in np.unravel_index(row_index, shape))
+        layout, column = (int(x) for x in np.unravel_index(index % rows, shape))
         rates = np.interp(np.arange(1, numbers[-1] + 1), numbers, rates)
         reader = Reader(
-            chips=int(chips[row_index]),
+            chips=int(chips[index % rows]),
             layout=layout,
             prompts=int(prompts[column]),
             time=PassTime(**{f.name: float(getattr(best_pool.time, f.name)[row]) for f in fields(PassTime)}),
             **{name: float(getattr(best_pool, name)[row]) for name in _FIGURES},
             usable=rates,
         )
-        if not any(_replaces(earlier, reader, case.system.scale_up.size) for earlier in readers):
-            readers.append(reader)
-    return readers
+        of_level = readers[index // rows]
+        if not any(_replaces(earlier, reader, case.system.scale_up.size) for earlier in of_level):
+            of_level.append(reader)
+    return [reader for of_level in readers for reader in of_level]
 
 
 def _most_usable(
-    pool: Prefill, highest: Array, chips: Array, replicas: Array, limit: Array, usable: Callable[[Array, Array], Array]
+    pool: Prefill, highest: Array, sizes: Array, replicas: Array, limit: Array, usable: Callable[[Array, Array], Array]
 ) -> Array:
-    """Return the row index of the highest rate of each size, for `replicas` replicas.
+    """Return the row index of the highest rate of each size and level, for `replicas` replicas.
 
     `highest` is the rate of each row without a limit, 0 where it cannot run. Only rows that may beat the best
-    rate so far are evaluated.
+    rate so far are evaluated. The rows of the pool repeat for each level.
     """
-    tops = _best_of_each(chips, highest)
+    tops = _best_of_each(sizes, highest)
     usable_rates = np.zeros(len(highest))
     usable_rates[tops] = np.where(highest[tops] > 0, usable(tops, replicas[tops]), 0.0)
-    least = usable_rates[tops][np.searchsorted(chips[tops], chips)]
+    least = usable_rates[tops][np.searchsorted(sizes[tops], sizes)]
     challengers = np.nonzero(highest > least)[0]
     if len(challengers):
-        part = _select_rows(pool, challengers)
+        part = _select_rows(pool, challengers % math.prod(np.shape(pool.rate)))
         challengers = challengers[
             first_token(part, least[challengers] / part.rate, replicas[challengers]) <= limit[challengers]
         ]
     usable_rates[challengers] = usable(challengers, replicas[challengers])
-    best = _best_of_each(chips, usable_rates)
+    best = _best_of_each(sizes, usable_rates)
     return best[usable_rates[best] > 0]
 
 

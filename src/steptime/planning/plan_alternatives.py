@@ -201,7 +201,7 @@ def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layou
 def _best(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> Peak | None:
     """Return the best candidate of some modes and layouts; None if none fits."""
     fits = held_by(case, layouts)
-    candidates = ranked(case, search(replace(case, front=False), modes, fits), ROWS) if fits else []
+    candidates = ranked(case, search(replace(case, front=False, levels=()), modes, fits), ROWS) if fits else []
     return best(case, candidates, finalists=1)[0] if candidates else None
 
 

@@ -65,7 +65,7 @@ class PlanProblem:
 
     `limits` are those at `percentile`. Means stand for them in a search: `slo` has the widest targets, and `levels` all
     from which finalists are taken (`finalists.target_levels`). `evidence` is what layouts must have, and `pinned` what the
-    user chose. `rough` simulates few finalists.
+    user chose. `rough` simulates few finalists, and `at_least` [requests/s] only those that serve more.
     `symmetric_domains` means that all whole scale-up domains have the same layout, so that caches stay in
     their domain. `sure` is the probability with which the limits must be met; None means on average. `aim`
     holds factors on the targets of TPOT and TTFT. `front` also evaluates candidates that miss the limits, for
@@ -85,6 +85,7 @@ class PlanProblem:
     evidence: str = ANY
     pinned: Pinned = Pinned()
     rough: bool = False
+    at_least: float = 0.0
     symmetric_domains: bool = False
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)

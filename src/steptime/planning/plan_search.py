@@ -356,6 +356,20 @@ def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Can
     Returns:
         Sorted candidates.
     """
+    return list(ranking(case, tables, limit))
+
+
+def ranking(case: PlanProblem, tables: list[Table], limit: int = 400) -> Iterator[Candidate]:
+    """Yield the candidates within the limits, as `ranked` lists them.
+
+    Args:
+        case: Plan problem.
+        tables: Tables of candidates.
+        limit: Largest number of candidates per table.
+
+    Yields:
+        Candidates, cheapest first.
+    """
     good = []
     for table in tables:
         tpot, ttft = _aims(case, table)
@@ -367,7 +381,8 @@ def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Can
         steps = np.floor(np.log(highest / table.rate[rows]) / AS_CHEAP).astype(np.int64)
         order = np.lexsort((table.tpot[rows], steps))[:limit]
         entries += [(int(steps[i]), float(table.tpot[rows[i]]), number, int(rows[i])) for i in order]
-    return [tables[number].row(index) for _, _, number, index in sorted(entries)]
+    for _, _, number, index in sorted(entries):
+        yield tables[number].row(index)
 
 
 def _aims(case: PlanProblem, table: Table) -> tuple[Number, Number]:

@@ -206,10 +206,10 @@ def plan(
         if best_plan.feasible:
             break
     if best_plan.feasible and kind != ANY and diagnostics:
-        cheapest = _of_evidence(
-            replace(case, evidence=ANY, rough=True), modes, price, sure, alternatives=False, elasticities=False
-        )
-        if cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
+        rough = replace(case, evidence=ANY, rough=True, at_least=best_plan.requests_per_second, front=False, diagnostics=False)
+        cheapest = _of_evidence(rough, modes, price, sure, alternatives=False, elasticities=False)
+        less = EVIDENCE.index(cheapest.evidence) > EVIDENCE.index(best_plan.evidence) if cheapest.feasible else False
+        if less and cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
     if best_plan.feasible and pinned != Pinned() and diagnostics:
         free = _of_evidence(
@@ -387,7 +387,7 @@ def _planned(
     )
 
     # Effects of choices and figures are estimated by closed forms, relative to the best candidate by closed forms.
-    estimates = next((level for level in _by_level(case) if any(ranked(level, tables, 1))), None)
+    estimates = next((level for level in _by_level(case) if ranked(level, tables, 1)), None)
     candidates = ranked(estimates, tables) if estimates else []
     if estimates is None or not candidates:
         # Layouts with less evidence are tried next.

@@ -55,7 +55,7 @@ LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
 # Share of the arrivals that does not count at the start, and lifetimes at the end.
 START_SHARE, END_LIFETIMES = 0.1, 1.0
 # Relative accuracy of the rate, and factor of the first steps towards it.
-ACCURACY, STRIDE = 0.015, 1.1
+ACCURACY, STRIDE = 0.02, 1.1
 # Most runs of one candidate.
 MOST_RUNS = 12
 # The winner is confirmed with other draws: seeds, and factor on the length of a run.
@@ -63,9 +63,10 @@ CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000), 3.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio.
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
 CONFIRM_START = 1.5
-# Where a rate is not confirmed, it falls by a factor, by its square where a queue grows, and at most so often.
+# Where a rate is not confirmed, it falls by a factor between the root and the square of this one, and at most so often.
 CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
-# Share of time in which a pool works, below which its queue does not grow.
+# Least exponent of a figure in the rate that is assumed.
+CONFIRM_SLOPE = 0.3
 
 
 class Draws(NamedTuple):
@@ -235,10 +236,13 @@ class Loop:
         def pool(layout: Layout, policy: Policy, replicas: int) -> Server:
             # More slots than asked for make the same step times serve several candidates.
             seats = 2 ** math.ceil(math.log2(policy.max_num_seqs))
-            key = ("pace", replace(layout, replicas=1), seats, policy.max_num_batched_tokens, policy.chunk)
+            mixes = reader is None
+            key = ("pace", replace(layout, replicas=1), seats, policy.max_num_batched_tokens, policy.chunk, mixes)
             if key not in memo:
                 wide = replace(policy, max_num_seqs=seats)
-                memo[key] = pool_server(model, system, engine, sample, layout, wide, replicas, check=False)
+                memo[key] = pool_server(
+                    model, system, engine, sample, layout, wide, replicas, check=False, has_mixed_steps=mixes
+                )
             return Server(
                 replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk), memo[key].pace, replicas
             )
@@ -393,30 +397,49 @@ def _busy(pool: Replicas) -> float:
     return float(np.sum(pool.seconds[:, BUSY]) / np.sum(np.maximum(pool.seconds[:, CLOCK], 1e-12)))
 
 
-def rates_to_try(first: float, worst: Callable[[float], float], *, accuracy: float = ACCURACY) -> Iterator[float]:
+def rates_to_try(
+    first: float, worst: Callable[[float], float], *, good: tuple[float, float] = (0.0, 0.0), accuracy: float = ACCURACY
+) -> Iterator[float]:
     """Yield rates until the highest one within the limits is enclosed.
 
     Args:
         first: First rate.
         worst: Function from a rate to the largest ratio of a figure to its limit.
+        good: A lower rate that is known to meet the limits, and its ratio.
         accuracy: Relative accuracy.
 
     Yields:
         Rates to run.
     """
-    low, high, now = 0.0, math.inf, first
+    (low, low_ratio), (high, high_ratio), now = good, (math.inf, math.inf), first
+    bends, last = False, None
     for _ in range(MOST_RUNS):
         yield now
         ratio = worst(now)
-        low, high = (now, high) if ratio <= 1 else (low, now)
+        # A power law that misses the limit twice on one side is none: from then on, halving is safe.
+        bends = bends or (bool(low) and math.isfinite(high) and (ratio <= 1) == last)
+        last = ratio <= 1
+        if ratio <= 1:
+            low, low_ratio = now, ratio
+        else:
+            high, high_ratio = now, ratio
         if low and math.isfinite(high):
             if high / low <= 1 + accuracy:
                 return
-            now = math.sqrt(low * high)
+            now = math.sqrt(low * high) if bends else _between(low, low_ratio, high, high_ratio, accuracy)
         elif low:
-            now = low * STRIDE
+            now = low * min(max(1 / max(ratio, 1e-9), STRIDE), STRIDE**4)
         else:
-            now = high / (STRIDE if ratio < 1.2 else STRIDE**2 if ratio < 2 else STRIDE**3)
+            now = high / (STRIDE**3 if math.isinf(ratio) else min(max(ratio, STRIDE), STRIDE**4))
+
+
+def _between(low: float, low_ratio: float, high: float, high_ratio: float, accuracy: float) -> float:
+    """Return where a power law through both rates is at its limit; near one of them, where the bracket closes on it."""
+    middle = math.sqrt(low * high)
+    if high / low <= (1 + accuracy) ** 2 or low_ratio <= 0 or math.isinf(high_ratio):
+        return middle
+    share = -math.log(low_ratio) / math.log(high_ratio / low_ratio)
+    return min(max(low * (high / low) ** share, low * (1 + accuracy)), high / (1 + accuracy))
 
 
 def highest_rate(loop: Loop, slo: Slo, percentile: str, first: float, tpot: float, *, least: float = 0.0) -> Run | None:
@@ -443,7 +466,7 @@ def highest_rate(loop: Loop, slo: Slo, percentile: str, first: float, tpot: floa
         if runs[least].worst > 1:
             return None
         first = max(first, least * STRIDE)
-    for rate in rates_to_try(first, worst):
+    for rate in rates_to_try(first, worst, good=(least, runs[least].worst if least else 0.0)):
         runs[rate] = loop.run(rate, slo, percentile, tpot)
         tpot = runs[rate].mean_tpot if math.isfinite(runs[rate].mean_tpot) else tpot
     good = [run for run in runs.values() if run.worst <= 1]
@@ -469,18 +492,32 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run
     Returns:
         The mean run; None where no rate near that of `run` is confirmed.
     """
-    rate, tpot = run.rate, run.mean_tpot
+    rate, tpot, tried = run.rate, run.mean_tpot, list[tuple[float, float]]()
     for _ in range(CONFIRM_TRIES):
-        # Runs that are sure to fail come first: most are not needed.
-        # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.
-        above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot)
-        if above.worst <= CONFIRM_WORST:
-            runs = [loop.run(rate, slo, percentile, tpot) for loop in loops]
-            mean = _mean(runs)
-            if mean.worst <= 1:
+        # A run that is far from the limits needs no other.
+        first = loops[0].run(rate, slo, percentile, tpot)
+        others = loops[1:] if first.worst <= CONFIRM_WORST else ()
+        mean = _mean([first, *(loop.run(rate, slo, percentile, tpot) for loop in others)])
+        if mean.worst <= 1:
+            # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.
+            above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot)
+            if above.worst <= CONFIRM_WORST:
                 return replace(mean, binding=run.binding)
-        rate *= CONFIRM_FALL if above.worst < math.inf else CONFIRM_FALL**2
+            mean = above
+        tried.append((rate, mean.worst))
+        rate *= _fall(tried)
     return None
+
+
+def _fall(tried: Sequence[tuple[float, float]]) -> float:
+    """Return the factor on the last rate tried, by the slope of the ratio between the last two."""
+    rate, ratio = tried[-1]
+    if math.isinf(ratio):
+        return CONFIRM_FALL**2
+    slope = CONFIRM_SLOPE
+    if len(tried) > 1 and math.isfinite(tried[-2][1]):
+        slope = max(math.log(tried[-2][1] / ratio) / math.log(tried[-2][0] / rate), CONFIRM_SLOPE)
+    return min(max(ratio ** (-1 / slope), CONFIRM_FALL**2), math.sqrt(CONFIRM_FALL))
 
 
 def _mean(runs: Sequence[Run]) -> Run:

@@ -1640,8 +1640,9 @@ def least_loaded(p: Replicas, rules: Rules, begin: int, now: float) -> int:
     for k in range(len(p.count)):
         r = (begin + k) % len(p.count)
         load = float(p.count[r, SEATS] + p.count[r, QUEUED])
-        for g in range(rules.groups):
-            load += ending(p, rules, r, g, now)
+        if rules.tracks:
+            for g in range(rules.groups):
+                load += ending(p, rules, r, g, now)
         if load < lowest:
             best, lowest = r, load
     return best
@@ -1673,7 +1674,9 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
         routed = len(route) > 0 and i < n
         low, high = (route[i], route[i] + 1) if routed else (0, len(p.count))
         for r in range(low, high):
-            advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
+            # A call costs more than to see that there is nothing to do.
+            if p.seconds[r, CLOCK] < t and (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0):
+                advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
         if i < n:
             r = route[i] if routed else least_loaded(p, rules, i, t)
             waits = p.count[r, QUEUED] > 0 and rules.kind != STATIC

@@ -231,6 +231,7 @@ def pool_server(
     *,
     slowness: float = 1.0,
     check: bool = True,
+    has_mixed_steps: bool = True,
 ) -> Server:
     """Return a pool of replicas, whose policy has the room of the chips.
 
@@ -244,12 +245,14 @@ def pool_server(
         replicas: Number of replicas.
         slowness: Factor on every predicted step time.
         check: Whether to compute the errors of the sampled step times.
+        has_mixed_steps: See `sample_pace`.
 
     Returns:
         The pool.
     """
     fitted = _fitted(model, system, layout, engine, policy, traffic)
-    pace = slowed(_pace(model, system, layout, engine, fitted, traffic, check=check), slowness)
+    sampled = _pace(model, system, layout, engine, fitted, traffic, check=check, has_mixed_steps=has_mixed_steps)
+    pace = slowed(sampled, slowness)
     # The ideal engine divides every step evenly over the micro-batches; others schedule each micro-batch.
     if layout.pp > 1 and engine.name != IDEAL.name and fitted.kind in ("continuous", "prefill-first"):
         pace = replace(pace, stages=int(layout.pp), waves=int(min(layout.pp, layout.microbatches)), late=0.0)
@@ -377,7 +380,7 @@ def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:
 
 
 def _pace(
-    model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic, *, check: bool
+    model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic, **settings: Any
 ) -> Pace:
     return sample_pace(
         model,
@@ -388,7 +391,7 @@ def _pace(
         max_num_batched_tokens=min(policy.max_num_batched_tokens, 1 << 16),
         contexts=_contexts(traffic, float(model.max_context)),
         query=policy.speculative_tokens + 1,
-        check=check,
+        **settings,
     )
 
 

@@ -253,6 +253,7 @@ def sample_pace(
     contexts: tuple[float, float] = (1.0, 8192.0),
     query: int = 1,
     check: bool = True,
+    has_mixed_steps: bool = True,
 ) -> Pace:
     """Sample the step times of a replica and fit the coefficients.
 
@@ -270,6 +271,8 @@ def sample_pace(
         contexts: Range of the context of a decoding sequence [tokens].
         query: Tokens per sequence in a decode step: 1 plus speculative tokens.
         check: Compute the errors of the coefficients.
+        has_mixed_steps: Fit how much longer steps with prompts and decoding sequences are than their parts. Separate
+            pools have such steps only after a preemption.
 
     Returns:
         The step times.
@@ -314,10 +317,11 @@ def sample_pace(
     )
 
     # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
-    joint, slack = _joint_factors(
-        model, (system, without_links), settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups
-    )
-    pace = replace(pace, joint=joint, slack=slack if overlaps else None)
+    if has_mixed_steps:
+        joint, slack = _joint_factors(
+            model, (system, without_links), settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups
+        )
+        pace = replace(pace, joint=joint, slack=slack if overlaps else None)
     if not check:
         return with_first_tokens(pace, ttft_factor(runs_on))
     errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
