@@ -156,9 +156,9 @@ def test_the_smallest_system_is_named_with_its_rent():
 
 
 def test_the_choice_that_is_named_does_what_it_says():
-    """The option of the first lever, typed, costs what was said of it, within the 3 % that a search near by leaves."""
+    """The option of the first lever, typed, costs what was said of it, within the 6 % that other draws may take from a rate."""
     first = json.loads(run(f"{PLAN} --json").stdout)["alternatives"][0]
     assert first["option"]
     typed = json.loads(run(f"{PLAN} {first['option']} --json").stdout)
-    assert typed["usd_per_million_output_tokens"] == pytest.approx(first["usd_per_million_output_tokens"], rel=0.03)
+    assert typed["usd_per_million_output_tokens"] == pytest.approx(first["usd_per_million_output_tokens"], rel=0.06)
     assert f"({first['option']}): about" in flat(PLAN)

@@ -161,8 +161,8 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
         if not len(index):
             return np.zeros(0)
         part = _select_rows(pool, index % rows)
-        most = within_limit(part, limit[index], replica_counts).most_utilised
-        capacity: Array = np.minimum(part.rate * most, links[index % rows])
+        highest_load = within_limit(part, limit[index], replica_counts).most_utilised
+        capacity: Array = np.minimum(part.rate * highest_load, links[index % rows])
         return capacity
 
     runnable = np.logical_and(pool.memory.fits, runs(case, wide, "prefill"))

@@ -208,8 +208,8 @@ def plan(
     if best_plan.feasible and kind != ANY and diagnostics:
         rough = replace(case, evidence=ANY, rough=True, at_least=best_plan.requests_per_second, front=False, diagnostics=False)
         cheapest = _of_evidence(rough, modes, price, sure, alternatives=False, elasticities=False)
-        less = EVIDENCE.index(cheapest.evidence) > EVIDENCE.index(best_plan.evidence) if cheapest.feasible else False
-        if less and cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
+        unlike = EVIDENCE.index(cheapest.evidence) > EVIDENCE.index(best_plan.evidence) if cheapest.feasible else False
+        if unlike and cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
     if best_plan.feasible and pinned != Pinned() and diagnostics:
         free = _of_evidence(

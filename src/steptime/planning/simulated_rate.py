@@ -492,31 +492,31 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run
     Returns:
         The mean run; None where no rate near that of `run` is confirmed.
     """
-    rate, tpot, tried = run.rate, run.mean_tpot, list[tuple[float, float]]()
+    rate, tpot, misses = run.rate, run.mean_tpot, list[tuple[float, float]]()
     for _ in range(CONFIRM_TRIES):
         # A run that is far from the limits needs no other.
         first = loops[0].run(rate, slo, percentile, tpot)
-        others = loops[1:] if first.worst <= CONFIRM_WORST else ()
-        mean = _mean([first, *(loop.run(rate, slo, percentile, tpot) for loop in others)])
+        other_loops = loops[1:] if first.worst <= CONFIRM_WORST else ()
+        mean = _mean([first, *(loop.run(rate, slo, percentile, tpot) for loop in other_loops)])
         if mean.worst <= 1:
             # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.
             above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot)
             if above.worst <= CONFIRM_WORST:
                 return replace(mean, binding=run.binding)
             mean = above
-        tried.append((rate, mean.worst))
-        rate *= _fall(tried)
+        misses.append((rate, mean.worst))
+        rate *= _fall(misses)
     return None
 
 
-def _fall(tried: Sequence[tuple[float, float]]) -> float:
-    """Return the factor on the last rate tried, by the slope of the ratio between the last two."""
-    rate, ratio = tried[-1]
+def _fall(misses: Sequence[tuple[float, float]]) -> float:
+    """Return the factor on the last rate, by the slope of the ratio between the last two."""
+    rate, ratio = misses[-1]
     if math.isinf(ratio):
         return CONFIRM_FALL**2
     slope = CONFIRM_SLOPE
-    if len(tried) > 1 and math.isfinite(tried[-2][1]):
-        slope = max(math.log(tried[-2][1] / ratio) / math.log(tried[-2][0] / rate), CONFIRM_SLOPE)
+    if len(misses) > 1 and math.isfinite(misses[-2][1]):
+        slope = max(math.log(misses[-2][1] / ratio) / math.log(misses[-2][0] / rate), CONFIRM_SLOPE)
     return min(max(ratio ** (-1 / slope), CONFIRM_FALL**2), math.sqrt(CONFIRM_FALL))
 
 
