@@ -166,11 +166,12 @@ def compare(
     seed: int = 0,
     requests: int = MIN_COUNTED_REQUESTS,
     route: str = ROUTE,
+    warm_up: float = WARM_UP_LIFETIMES,
 ) -> Compared:
     """Replay a plan at its own rate in a steady state and compare it with the plan.
 
     Arrivals are Poisson at exactly the plan's rate, and replicas have the plan's slots. Requests count if they come at least
-    WARM_UP_LIFETIMES lifetimes after the first and one before the last.
+    `warm_up` lifetimes after the first and one before the last.
 
     Args:
         plan: Feasible plan.
@@ -180,16 +181,17 @@ def compare(
         seed: Random seed.
         requests: Minimum number of requests that count.
         route: Routing of requests to replicas; see `Policy`.
+        warm_up: Lifetimes of a request before the first one that counts.
 
     Returns:
         The comparison.
     """
     described, machine, runs_on = load_plan_inputs(plan, model, system, engine)
     lifetime = plan.mean_ttft + plan.workload.output_tokens * plan.mean_tpot
-    n = math.ceil(requests + 2 * (WARM_UP_LIFETIMES + 1) * lifetime * plan.requests_per_second)
+    n = math.ceil(requests + 2 * (warm_up + 1) * lifetime * plan.requests_per_second)
     while True:
         run = _run(plan, described, machine, runs_on, min(n, MAX_REQUESTS), seed, route)
-        in_window = _requests_in_window(run)
+        in_window = _requests_in_window(run, warm_up)
         if in_window.sum() >= requests or n >= MAX_REQUESTS or run.answers.verdict == OVERLOADED:
             return _comparison(plan, run, in_window, runs_on)
         n *= 2
@@ -218,7 +220,7 @@ def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed:
     )
 
 
-def _requests_in_window(run: Simulation) -> Any:
+def _requests_in_window(run: Simulation, warm_up: float) -> Any:
     """Return which requests count: those after the warm-up, except at the end.
 
     Where the queue grows, there may be none. Then the later half counts, and the state is not steady.
@@ -227,7 +229,7 @@ def _requests_in_window(run: Simulation) -> Any:
     done = q["status"] == DONE
     took = float(np.quantile((q["finish"] - q["arrival"])[done], LIFETIME_SHARE)) if done.any() else 0.0
     first, last = float(q["arrival"][0]), float(q["arrival"][-1])
-    in_window = done & (q["arrival"] >= first + WARM_UP_LIFETIMES * took) & (q["arrival"] <= last - took)
+    in_window = done & (q["arrival"] >= first + warm_up * took) & (q["arrival"] <= last - took)
     return in_window if in_window.any() else done & (q["arrival"] >= (first + last) / 2)
 
 

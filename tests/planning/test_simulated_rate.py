@@ -140,7 +140,7 @@ class Line:
         self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
         self.asked: list[tuple[float, float]] = []
 
-    def run(self, rate: float, slo: st.Slo, percentile: str, tpot: float) -> Run:
+    def run(self, rate: float, slo: st.Slo, percentile: str, tpot: float, ttft: float = 0.0) -> Run:
         assert percentile == "p90"
         self.asked.append((rate, tpot))
         ttft, token = (rate / self.ttft_at) ** 2 * slo.ttft, rate / self.tpot_at * slo.tpot
@@ -159,10 +159,12 @@ def test_the_run_at_the_highest_rate_names_what_a_higher_one_misses(line, bindin
     assert 10 / (1 + ACCURACY) <= found.rate <= 10 * (1 + 1e-12)
     assert found.worst <= 1
     assert found.binding == binding
-    # Each run starts with the sequences that the last one had.
+    # Each run starts with the sequences that the last one within the limits had.
     assert line.asked[0] == (8.0, 0.5)
+    good = 8.0
     for (before, _), (_, tpot) in zip(line.asked, line.asked[1:], strict=False):
-        assert tpot == pytest.approx(before / line.tpot_at * 0.02 / 2)
+        good = before if before <= 10 else good
+        assert tpot == pytest.approx(good / line.tpot_at * 0.02 / 2)
 
 
 def test_a_candidate_that_does_not_serve_enough_costs_one_run():
@@ -222,6 +224,18 @@ def test_a_rate_near_a_queue_that_grows_is_not_confirmed():
     hopeless = Line(1e-3, 1e-3)
     assert confirmed([hopeless], at(9.0), LIMITS, "p90") is None
     assert len(hopeless.asked) == CONFIRM_TRIES
+
+
+@pytest.mark.parametrize(
+    ("figure", "power", "steep"),
+    [("mean_tpot", 3, False), ("mean_tpot", 7, True), ("mean_ttft", 15, False), ("mean_ttft", 22, True)],
+)
+def test_a_rate_near_which_means_rise_steeply_is_not_confirmed(figure, power, steep):
+    """Limits are far away: means rise by the power of the rate, 5 % above by 16 %, 41 %, 2.1 and 2.9 times."""
+    line = Line(90, 90)
+    run = line.run
+    line.run = lambda rate, *given: replace(run(rate, *given), **{figure: rate**power})
+    assert (confirmed([line], at(9.0), LIMITS, "p90") is None) == steep
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_seats_stay_and_the_rate_is_lowered(plan):
     assert strict.good
     assert strict.batch == plan.pools[-1].max_num_seqs
     assert strict.rate < loose.rate <= plan.requests_per_second
-    assert strict.rate == pytest.approx(strict.planned_rate * 0.9 ** (strict.attempts - 1))
+    assert strict.rate == pytest.approx(strict.planned_rate * 0.98 ** (strict.attempts - 1) ** 2)
 
 
 # --- beside its steady state --------------------------------------------------------------------------------------------

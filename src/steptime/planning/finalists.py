@@ -23,8 +23,10 @@ from steptime.planning.plan_search import chunk_sizes, ranking, readable
 from steptime.planning.refinement import evaluate_occupancy, first_token_of, matched_rate
 from steptime.planning.simulated_rate import (
     ACCURACY,
-    CONFIRM_FACTOR,
+    CONFIRM_FACTORS,
     CONFIRM_SEEDS,
+    CONFIRM_TOKENS,
+    LIFETIMES,
     Deployment,
     Loop,
     Run,
@@ -160,7 +162,7 @@ def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) ->
     except Impossible:
         # The step of the simulator leaves no room for a request.
         return None
-    run = highest_rate(loop, _limits(case, candidate), case.percentile, rate, tpot, least=least * (1 + ACCURACY))
+    run = highest_rate(loop, _limits(case, candidate), case.percentile, rate, tpot, ttft, least=least * (1 + ACCURACY))
     return None if run is None else Finalist(candidate=candidate, pools=pools, run=run)
 
 
@@ -190,8 +192,18 @@ def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
 def _confirmed(case: PlanProblem, finalist: Finalist) -> Finalist | None:
     """Return a finalist with a longer run on other draws; None where they do not confirm it."""
     run = finalist.run
+    in_flight = run.rate * (run.mean_ttft + float(case.workload.output_tokens) * run.mean_tpot)
+    factor = CONFIRM_TOKENS / (LIFETIMES * in_flight * float(case.workload.output_tokens))
     loops = [
-        _loop(case, finalist.pools, run.rate, run.mean_ttft, run.mean_tpot, seed=seed, factor=CONFIRM_FACTOR)
+        _loop(
+            case,
+            finalist.pools,
+            run.rate,
+            run.mean_ttft,
+            run.mean_tpot,
+            seed=seed,
+            factor=float(np.clip(factor, *CONFIRM_FACTORS)),
+        )
         for seed in CONFIRM_SEEDS
     ]
     now = confirmed(loops, run, _limits(case, finalist.candidate), case.percentile)

@@ -7,7 +7,7 @@ the event loop of `simulation`, and a plan reports what the loop shows.
 Four things make a short run enough:
 
 - It starts in the steady state. At time 0, every decode replica has the sequences that it would have in the long run.
-  Long outputs are met more often (`steady_requests`).
+  Long outputs are met more often (`steady_requests`). Some prompts wait as well.
 - All candidates and rates use the same draws. Their sample means are exact.
 - Of many equal replicas, a few are simulated with their share of the requests.
 - Requests count if they arrive after the first waits have passed, and before the last ones would see an emptying server.
@@ -58,13 +58,21 @@ START_SHARE, END_LIFETIMES = 0.1, 1.0
 ACCURACY, STRIDE = 0.02, 1.1
 # Most runs of one candidate.
 MOST_RUNS = 12
-# The winner is confirmed with other draws: seeds, and factor on the length of a run.
-CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000), 3.0
-# At a rate higher by this factor, no figure may be further beyond its limit than this ratio.
+# The winner is confirmed with other draws: seeds, output tokens, and the range of factors on the length of a run. Queues
+# of short outputs take the most lifetimes to settle, and theirs are the quickest runs.
+CONFIRM_SEEDS, CONFIRM_TOKENS, CONFIRM_FACTORS = (1000, 2000), 3_000_000, (3.0, 20.0)
+# At a rate higher by this factor, no figure may be further beyond its limit than this ratio, and the means may rise by these
+# ratios: where a queue is so steep, no run shows what another one will.
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
+STEEP_TPOT, STEEP_TTFT = 1.3, 2.5
 CONFIRM_START = 1.5
+# Prompts that wait at the start, over those that wait or are processed in the long run: in a pass that takes all which
+# came during the last one, a prompt waits for half a pass on average, and two thirds of those present are in the pass.
+PRESENT = 2 / 3
 # Where a rate is not confirmed, it falls by a factor between the root and the square of this one, and at most so often.
 CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
+# Ratio of the lowest rate that is not confirmed to the highest one that is, below which no rate between them is tried.
+CONFIRM_ACCURACY = 1.025
 # Least exponent of a figure in the rate that is assumed.
 CONFIRM_SLOPE = 0.3
 
@@ -257,7 +265,7 @@ class Loop:
                 model, system, server.layout, reader.layout, self.reader, drafts=deployment.speculation.drafts
             )
 
-    def run(self, rate: float, slo: Slo, percentile: str, tpot: float) -> Run:
+    def run(self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0) -> Run:
         """Serve the requests at a rate.
 
         Args:
@@ -265,12 +273,18 @@ class Loop:
             slo: Limits.
             percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
             tpot: Expected time per output token [s], which gives the sequences at the start.
+            ttft: Expected time to first token [s], which gives the prompts that wait at the start.
 
         Returns:
             The figures.
         """
         arrival = np.cumsum(self.draws.gaps) / (rate * self.read_share)
-        traffic = Traffic(arrival=arrival, inputs=self.inputs, outputs=self.outputs)
+        waiting = min(int(PRESENT * rate * self.read_share * ttft), self.count)
+        traffic = Traffic(
+            arrival=np.concatenate([np.zeros(waiting), arrival]),
+            inputs=np.concatenate([self.inputs[self.count - waiting :], self.inputs]),
+            outputs=np.concatenate([self.outputs[self.count - waiting :], self.outputs]),
+        )
         steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
         accepted = self.server.policy.acceptance_length
         at_start = int(min(rate * self.share * steps * accepted * tpot, self.server.policy.max_num_seqs * self.server.replicas))
@@ -439,10 +453,12 @@ def _between(low: float, low_ratio: float, high: float, high_ratio: float, accur
     if high / low <= (1 + accuracy) ** 2 or low_ratio <= 0 or math.isinf(high_ratio):
         return middle
     share = -math.log(low_ratio) / math.log(high_ratio / low_ratio)
-    return min(max(low * (high / low) ** share, low * (1 + accuracy)), high / (1 + accuracy))
+    return float(min(max(low * (high / low) ** share, low * (1 + accuracy)), high / (1 + accuracy)))
 
 
-def highest_rate(loop: Loop, slo: Slo, percentile: str, first: float, tpot: float, *, least: float = 0.0) -> Run | None:
+def highest_rate(
+    loop: Loop, slo: Slo, percentile: str, first: float, tpot: float, ttft: float = 0.0, *, least: float = 0.0
+) -> Run | None:
     """Return the run at the highest rate within the limits; `binding` names what a higher one would miss.
 
     Args:
@@ -451,6 +467,7 @@ def highest_rate(loop: Loop, slo: Slo, percentile: str, first: float, tpot: floa
         percentile: Percentile of the limits.
         first: First rate [requests/s].
         tpot: Expected time per output token [s].
+        ttft: Expected time to first token [s].
         least: Rate that must be exceeded [requests/s].
 
     Returns:
@@ -462,13 +479,14 @@ def highest_rate(loop: Loop, slo: Slo, percentile: str, first: float, tpot: floa
         return runs[rate].worst
 
     if least:
-        runs[least] = loop.run(least, slo, percentile, tpot)
+        runs[least] = loop.run(least, slo, percentile, tpot, ttft)
         if runs[least].worst > 1:
             return None
         first = max(first, least * STRIDE)
     for rate in rates_to_try(first, worst, good=(least, runs[least].worst if least else 0.0)):
-        runs[rate] = loop.run(rate, slo, percentile, tpot)
-        tpot = runs[rate].mean_tpot if math.isfinite(runs[rate].mean_tpot) else tpot
+        runs[rate] = loop.run(rate, slo, percentile, tpot, ttft)
+        if runs[rate].worst <= 1:
+            tpot, ttft = runs[rate].mean_tpot, runs[rate].mean_ttft
     good = [run for run in runs.values() if run.worst <= 1]
     if not good:
         return None
@@ -492,21 +510,39 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run
     Returns:
         The mean run; None where no rate near that of `run` is confirmed.
     """
-    rate, tpot, misses = run.rate, run.mean_tpot, list[tuple[float, float]]()
+    rate, misses, best = run.rate, list[tuple[float, float]](), None
     for _ in range(CONFIRM_TRIES):
-        # A run that is far from the limits needs no other.
-        first = loops[0].run(rate, slo, percentile, tpot)
-        other_loops = loops[1:] if first.worst <= CONFIRM_WORST else ()
-        mean = _mean([first, *(loop.run(rate, slo, percentile, tpot) for loop in other_loops)])
-        if mean.worst <= 1:
-            # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.
-            above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot)
-            if above.worst <= CONFIRM_WORST:
-                return replace(mean, binding=run.binding)
-            mean = above
-        misses.append((rate, mean.worst))
-        rate *= _fall(misses)
-    return None
+        mean_run, ratio = _confirmation(loops, run, rate, slo, percentile)
+        if ratio <= 1:
+            best = replace(mean_run, binding=run.binding)
+        else:
+            misses.append((rate, ratio))
+        if best is None:
+            rate *= _fall(misses)
+        elif not misses or misses[-1][0] <= best.rate * CONFIRM_ACCURACY:
+            break
+        else:
+            rate = math.sqrt(best.rate * misses[-1][0])
+    return best
+
+
+def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percentile: str) -> tuple[Run, float]:
+    """Return the mean of runs at a rate and its ratio, which is at most 1 if they and a run at a higher rate confirm it."""
+    tpot, ttft = run.mean_tpot, run.mean_ttft
+    # A run that is far from the limits needs no other.
+    first = loops[0].run(rate, slo, percentile, tpot, ttft)
+    other_loops = loops[1:] if first.worst <= CONFIRM_WORST else ()
+    mean = _mean([first, *(loop.run(rate, slo, percentile, tpot, ttft) for loop in other_loops)])
+    if mean.worst > 1:
+        return mean, mean.worst
+    # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.
+    above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot, ttft)
+    rises = (
+        above.worst / CONFIRM_WORST,
+        above.mean_ttft / (STEEP_TTFT * mean.mean_ttft),
+        above.mean_tpot / (STEEP_TPOT * mean.mean_tpot) if mean.mean_tpot else 0.0,
+    )
+    return mean, max(rises)
 
 
 def _fall(misses: Sequence[tuple[float, float]]) -> float:
@@ -517,7 +553,7 @@ def _fall(misses: Sequence[tuple[float, float]]) -> float:
     slope = CONFIRM_SLOPE
     if len(misses) > 1 and math.isfinite(misses[-2][1]):
         slope = max(math.log(misses[-2][1] / ratio) / math.log(misses[-2][0] / rate), CONFIRM_SLOPE)
-    return min(max(ratio ** (-1 / slope), CONFIRM_FALL**2), math.sqrt(CONFIRM_FALL))
+    return float(min(max(ratio ** (-1 / slope), CONFIRM_FALL**2), math.sqrt(CONFIRM_FALL)))
 
 
 def _mean(runs: Sequence[Run]) -> Run:
