@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 import steptime as st
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.physics.layout import Layout
-from steptime.planning.plan_intervals import candidate_ranges
+from steptime.planning import plan_intervals
+from steptime.planning.plan_intervals import OPTIMISM, OPTIMISM_DEVIATION, candidate_ranges, chosen_range
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.refinement import matched_rate
 from tests.conftest import engine, machine, one_matrix
@@ -18,6 +21,13 @@ WORK = equal_requests(input_tokens=1000, output_tokens=201)
 TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.7], "mixed": [0.5, 3.0]}}
 NARROW, BROAD = 0.0, 0.04  # variance of the logarithm of memory efficiency
 STREAM = machine(flops=1e30)
+
+
+@pytest.fixture
+def without_optimism(monkeypatch):
+    """Leave only the ranges of steps."""
+    monkeypatch.setattr(plan_intervals, "OPTIMISM", 0.0)
+    monkeypatch.setattr(plan_intervals, "OPTIMISM_DEVIATION", 0.0)
 
 
 def fitted(variance: float, **more):
@@ -46,6 +56,7 @@ def test_the_ideal_has_none():
     assert found == dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
 
 
+@pytest.mark.usefixtures("without_optimism")
 def test_a_decode_that_is_known_errs_as_runs_did():
     """All time is decode, since prompts are read beside it for nothing; cost follows the time of a token."""
     found, state, cost, _ = ranges(shares(40), fitted(NARROW))
@@ -66,6 +77,7 @@ def test_a_constant_that_is_badly_known_widens_it():
     assert found["ttft_range"] == pytest.approx((late * float(state.ttft), later * float(state.ttft)), rel=1e-4)
 
 
+@pytest.mark.usefixtures("without_optimism")
 def test_time_that_goes_to_prompts_is_mixed():
     """At 20 TFLOP/s a chunk takes some hundred decode steps: most of the time."""
     found, state, cost, _ = ranges(shares(40), fitted(NARROW), machine(flops=2e13))
@@ -80,6 +92,7 @@ def wider(low: float, high: float, late: float = 0.2) -> tuple[float, float]:
     return np.exp(-np.hypot(np.log(low), 0.2)), np.exp(np.hypot(np.log(high), late))
 
 
+@pytest.mark.usefixtures("without_optimism")
 def test_pools_apart_err_together():
     """Decode by its own table, prefill by that of mixed runs: the slower pool sets the cost."""
     decode_bound = Candidate(mode=DISAGGREGATED, layout=Layout(), batch=40, prefill_layout=Layout(replicas=7), prompts=1)
@@ -100,6 +113,7 @@ def test_pools_apart_err_together():
     assert found["cost_range"] == pytest.approx(tuple(x * cost for x in wider(low, high)), rel=1e-4)
 
 
+@pytest.mark.usefixtures("without_optimism")
 def test_chips_that_were_never_measured_have_at_least_half_to_twice():
     on = fitted(NARROW, vendors=["NVIDIA"])
     found, state, cost, _ = ranges(shares(40), on)
@@ -112,9 +126,26 @@ def test_chips_that_were_never_measured_have_at_least_half_to_twice():
     assert found["cost_range"] == pytest.approx((min(low, 0.5) * cost, max(high, 2) * cost))
 
 
+@pytest.mark.usefixtures("without_optimism")
 def test_a_plan_carries_its_ranges():
     found = closed_plan(one_matrix(heads=1), STREAM, WORK, chips=1, engine=fitted(NARROW), alternatives=False)
     assert found.tpot_range == pytest.approx((0.8 * found.tpot, 1.25 * found.tpot))
     assert found.cost_range == pytest.approx(tuple(f * found.usd_per_million_output_tokens for f in (0.8, 1.25)))
     assert found.speed_range == pytest.approx((1 / (1.25 * found.tpot), 1 / (0.8 * found.tpot)))
     assert found.throughput_range == pytest.approx(tuple(found.tokens_per_second_per_chip / f for f in (1.25, 0.8)))
+
+
+def test_the_choice_of_the_best_moves_and_widens_the_range():
+    """Deviations of independent errors of the logarithm add as squares, and the middle falls by the mean optimism."""
+    assert chosen_range(7.0, 7.0, 7.0) == pytest.approx(
+        [7 * math.exp(-OPTIMISM + side * 1.645 * OPTIMISM_DEVIATION) for side in (-1, 1)]
+    )
+    low, high = chosen_range(1.0, 0.5, 3.0)
+    assert math.log(low) == pytest.approx(-OPTIMISM - math.sqrt(math.log(2) ** 2 + (1.645 * OPTIMISM_DEVIATION) ** 2))
+    assert math.log(high) == pytest.approx(-OPTIMISM + math.sqrt(math.log(3) ** 2 + (1.645 * OPTIMISM_DEVIATION) ** 2))
+    assert chosen_range(1.0, 0.0, 2.0)[0] == 0.0
+    settings = {"chips": 1, "engine": fitted(NARROW), "alternatives": False}
+    searched, own = (closed_plan(one_matrix(heads=1), STREAM, WORK, **settings, **more) for more in ({}, {"sizes": {"tp": 1}}))
+    assert own.cost_range[0] > searched.cost_range[0]
+    assert own.cost_range[1] < searched.cost_range[1]
+    assert own.tpot_range == pytest.approx(searched.tpot_range)
