@@ -563,7 +563,7 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
     if float(step.exposed) / total > 0.02:
         sentence += f"; exposed communication takes {float(step.exposed) / total:.0%}"
     free_bytes = float(step.memory.capacity - step.memory.used)
-    return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of memory free"
+    return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of {show(step.memory.capacity, 'B')} of memory free"
 
 
 # Largest stages x micro-batches x virtual stages of a plot; a longer step shows fewer micro-batches.

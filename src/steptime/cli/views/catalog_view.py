@@ -441,6 +441,12 @@ def system_view(card: SystemCard) -> Answer:
     pairs = [
         ("Chip", f"{card.chip_title or card.chip}{f' ({vendor_year})' if vendor_year else ''}"),
         ("R: multiplies per weight read", _balance(card)),
+        (
+            f"{hbm.name.upper()} as the driver counts it",
+            ""
+            if math.isclose(card.driver_memory, hbm.capacity, rel_tol=1e-3)
+            else f"{show(card.driver_memory, 'B')} per chip, used in plans; the label says {show(hbm.capacity, 'B')}",
+        ),
         (f"All {counted(card.chips, 'chip')}", f"{show(card.scale_up_hbm, 'B')} of {hbm.name.upper()}{total_rent}"),
         (
             "Scale-up/scale-out bandwidth",

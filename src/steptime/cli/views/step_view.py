@@ -64,7 +64,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     figures += [
         ("Without your runs", show(float(card.unanchored.total), "s") if card.unanchored else ""),
         ("No losses", f"{show(float(card.ideal.total), 's')} ({ONE_BY_ONE})" if card.ideal else ""),
-        ("With losses", bounds(card.lower, card.upper)),
+        ("With losses" if card.ideal else "Bounds", bounds(card.lower, card.upper)),
         ("Bound by", RESOURCES[str(card.bound)][0]),
         ("Fits", f"no, {misfit}" if misfit else "yes"),
     ]
@@ -86,7 +86,8 @@ def _answer(card: StepSummary, misfit: str) -> Text:
         work.append(f"{counted(int(card.batch), 'sequence')} decode with {int(card.context):,} tokens of context")
     if card.phase != "decode":
         work.append(f"prefill of {counted(int(card.prompts), 'prompt')} of {int(card.tokens):,} tokens")
-    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system} ({show_layout(card.layout)}), "
+    layout = f" ({show_layout(card.layout)})" if card.layout.chips > 1 else ""
+    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system}{layout}, "
     setup += f"weights in {card.weights}, engine {card.engine}."
     return Text.assemble(
         f"One {card.phase} step of {card.model} takes ", (ranged(card.total, card.range, "s"), "bold green"),
@@ -172,4 +173,6 @@ def memory_bar(memory: Memory, width: int, title: str = "Memory of a chip") -> R
         ("engine", memory.reserved, "white"),
     )  # fmt: skip
     parts = [(name, float(value), colour) for name, value, colour in uses if float(value) or name != "engine"]
-    return stacked(parts, float(memory.capacity), width, f"{title}, {show(memory.capacity, 'B')}")
+    capacity, chip = float(memory.capacity), float(memory.chip_capacity)
+    share = f" for the engine ({capacity / chip:.0%} of {show(chip, 'B')})" if capacity < 0.999 * chip else ""
+    return stacked(parts, capacity, width, f"{title}, {show(capacity, 'B')}{share}")

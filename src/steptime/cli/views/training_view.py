@@ -139,7 +139,7 @@ def training_view(training: Training, system: System, timeline: Timeline | None,
         uses = [(name, float(getattr(memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(memory, name))]
         capacity = float(memory.capacity)
         parts.append(share_table(step.terms, COLOURS, width, "Operator"))
-        parts.append(stacked(uses, capacity, width, f"Memory of the fullest chip, {show(capacity, 'B')}"))
+        parts.append(stacked(uses, capacity, width, f"Memory of the fullest chip, {show(capacity, 'B')} by its driver"))
     # The short answer ends with what would help; tables and charts need --full.
     parts.append(heading(f"{training.why[:1].upper()}{training.why[1:].rstrip('.')}."))
     if training.changes or not full:
