@@ -297,12 +297,16 @@ def roofline_view(roofline: Roofline, *, width: int, full: bool) -> Answer:
     sentence = f"{subject} at {roofline.context:,} tokens of context."
     if costs:
         best = min(costs, key=lambda answer: answer.full)
-        sentence = f"Decode of {subject} costs {usd(best.full)} per million output tokens at the cheapest batch. "
-        sentence += f"The lecture's closed form gives {usd(best.closed)}."
+        sentence = f"Decode of {subject} costs {usd(best.full)} per million output tokens at its "
+        sentence += (
+            f"cheapest batch, {roofline['batch that is cheapest'].full:,.0f} sequences. The lecture's closed form gives "
+        )
+        sentence += f"{usd(best.closed)}."
     active = "" if roofline.active > 0.995 * roofline.total else f", {show(roofline.active)} active"
     conditions = f"Context {roofline.context:,} tokens, no prefill; {show(roofline.total)} parameters{active}; engine "
     legend = "Section: of the lecture. Price and speed: relative to the cheapest batch. The full model "
-    legend += "doubles batches, so two speeds can have one price. The lecture infers L* from a price."
+    legend += "doubles batches, so two speeds can have one price. The lecture infers L* from a price. "
+    legend += f"Batches: sequences on all {counted(roofline.chips, 'chip')}."
     legend += " none: no batch." if any(math.isinf(answer.closed) for answer in answers) else ""
     return Answer(
         sentence=sentence, conditions=f"{conditions}{roofline.engine}.", body=[grid, footnote(legend)],
