@@ -237,16 +237,21 @@ def _context_sentence(limits: ContextWalls) -> str:
     if base.longest > limits.max_context:
         remarks.append(f"trained for {limits.max_context:,.0f}")
     text += f" ({'; '.join(remarks)})" if remarks else ""
-    if math.isfinite(limits.usd_per_million) and limits.priced:
-        text += f", and {tokens(base.longest_priced)} for {usd(limits.usd_per_million)} per million output tokens"
+    has_price = math.isfinite(limits.usd_per_million)
+    price = f"{usd(limits.usd_per_million)} per million output tokens" if has_price else ""
+    if has_price and limits.priced:
+        text += f", and {tokens(base.longest_priced)} for {price}"
+    elif has_price:
+        # Without --usd, the price is that of the unchanged model at the asked length.
+        text += f". At {limits.context:,} tokens it costs {price}"
     # among equal lengths at the price, the longer one at the speed is named
     longest = max(limits.walls, key=lambda wall: (wall.longest_priced, wall.longest))
     if longest is base or not longest.longest_priced > 1.01 * base.longest_priced:
         return text + "."
-    cost = f" for {usd(limits.usd_per_million)} per million output tokens" if math.isfinite(limits.usd_per_million) else ""
     ends = "any length" if math.isinf(longest.longest_priced) else tokens(longest.longest_priced)
-    quality = " It may cost quality (caveats: --full)." if longest.caveats else ""
-    return f"{text}. The technique {longest.technique} allows {ends}{cost}.{quality}"
+    at_price = "at the same price" if has_price else "at this speed"
+    quality = ", perhaps with lower quality (caveats: --full)" if longest.caveats else ""
+    return f"{text}; {at_price} the technique {longest.technique} allows {ends}{quality}."
 
 
 def _context_warnings(limits: ContextWalls) -> list[str]:
