@@ -9,7 +9,7 @@
     st.budget("100B@200T", st.Demand(served=200e12))
 
 A model, a system or an engine is given by its name, or by the result of `load_model`, `load_system` or `load_engine`. By
-default the engine is a real one; `engine="ideal"` gives the physical bound. Any number of a step may be an array. Every
+default the engine is a real one; `engine="ideal"` leaves out all losses. Any number of a step may be an array. Every
 result has a short repr, `to_dict()` and `to_json()`; a table also has `to_dataframe()` and `to_csv()`. Names are loaded
 when they are first used; `__init__.pyi` lists their modules.
 """

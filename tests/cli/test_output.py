@@ -352,3 +352,11 @@ def test_patience_speaks_late_and_takes_no_thread(capfd):
         pass
     time.sleep(0.03)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("ending", [".xlsx", ".parquet", ".json"])
+def test_csv_with_the_ending_of_another_table_is_refused(tmp_path, ending):
+    refused = run(f"step llama-3.1-8b hgx-h100 --batch 4 --csv step{ending}", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "step.csv" in refused.stderr
+    assert not (tmp_path / f"step{ending}").exists()

@@ -32,6 +32,16 @@ def test_closed_forms_of_deepseek_by_hand():
     assert any("batch of one" in note for note in found.notes)
 
 
+def test_batches_of_closed_form_and_full_model_count_sequences_of_all_chips():
+    found = roofline("deepseek-v3", "gb200-nvl72")
+    assert found["batch that is cheapest"].full % found.chips == 0
+    # No layout runs one sequence on 72 chips.
+    assert math.isnan(found["cost at batch 1"].full)
+    small = roofline("llama-3.3-70b", "hgx-h100")
+    rent = st.load_system("hgx-h100").rent.typical
+    assert small["cost at batch 1"].full == pytest.approx(8 * rent * small["floor of a step"].full * 1e6)
+
+
 def test_with_a_short_context_the_best_batch_is_finite():
     short = roofline("deepseek-v3", "gb200-nvl72", context=879)  # half of the knee
     assert short["B* at this context"].closed == pytest.approx(2 * short["B*, cache left out"].closed, rel=2e-3)

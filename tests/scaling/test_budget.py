@@ -160,7 +160,7 @@ def test_traffic_is_a_rate_over_a_life_or_a_sum():
     [
         (read_target, RangeError, "a budget has one target, and nothing is given"),
         (lambda: read_target("1B@1T", loss=2.0), RangeError, "--match-quality and --loss are given"),
-        (lambda: read_target("100B"), InputError, "quality: it is MODEL@TOKENS"),
+        (lambda: read_target("100B"), InputError, "match-quality: must be MODEL@TOKENS"),
         (lambda: read_target("lama-3.1-8b@15T"), UnknownName, "did you mean .*Llama-3.1-8B"),
         (lambda: read_target("1B@many"), UnitError, "'many' is not a number"),
         (lambda: read_served("50M/s"), InputError, "'50M/s' is a rate, .* --lifetime"),

@@ -173,7 +173,7 @@ def test_one_chip_has_one_rent_whatever_it_serves():
 @pytest.mark.slow
 def test_the_ideal_is_a_bound_without_ranges_and_ties():
     found = compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], WORK, SLO, engine="ideal")
-    assert all(one.cost_range is None and one.rests_on == "a physical bound instead of a prediction" for one in found.standings)
+    assert all(one.cost_range is None and one.rests_on == "times without losses, not a prediction" for one in found.standings)
     assert "90 %" not in found.text
 
 

@@ -218,3 +218,11 @@ def test_results_are_a_dictionary_with_units(name):
     assert found["step"]["total_s"] > 0
     assert found["step"]["memory"]["used_bytes"] <= found["step"]["memory"]["capacity_bytes"]
     assert found["run"]["tokens"] == 1e12
+
+
+def test_the_table_of_a_run_has_days_and_dollars():
+    columns = st.train("llama-3-8b", "hgx-h100", chips=64, batch=256, tokens=1e12).columns()
+    assert columns["days"][0] == pytest.approx(columns["run_s"][0] / 86_400)
+    assert columns["usd_low"][0] < columns["usd"][0] < columns["usd_high"][0]
+    # The range of the cost is that of the time.
+    assert columns["usd_high"][0] / columns["usd"][0] == pytest.approx(columns["run_high_s"][0] / columns["run_s"][0])

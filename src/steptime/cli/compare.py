@@ -114,7 +114,7 @@ class Requests(RequestSizes, LatencyLimits):
     sure: Any = declared(PlanInputs, "sure")
     chips: str | None = text(
         None, "chips of each system; any: try 1, 2, 4, ... up to 64 or one scale-up domain, and keep the cheapest",
-        group="Deployment", metavar="N", default_words="a scale-up domain",
+        group="Deployment", metavar="N", default_words="the usual number of each system, as in plan",
     )  # fmt: skip
     mode: str = declared(PlanInputs, "mode")
 
@@ -122,7 +122,7 @@ class Requests(RequestSizes, LatencyLimits):
         """Return the number of chips.
 
         Returns:
-            A number, ANY, or None for a scale-up domain of each system.
+            A number, ANY, or None for the usual number of each system.
         """
         not_empty("--chips", self.chips, "a number, or any")
         return self.chips if self.chips is None or self.chips == ANY else read_count(self.chips, "--chips")

@@ -147,6 +147,8 @@ NEAR_COMMANDS: dict[str, str] = {
     "quiz": "lecture --quiz",
     "benchmark": "validate runs.csv",
 }
+# Arguments whose values a command lists, with an example.
+CATALOGUES = {"model": ("models", "llama-3.3-70b"), "system": ("systems", "hgx-h100")}
 # What each command answers, as `steptime --help` lists it: no command is imported for that list.
 SUMMARIES: dict[str, str] = {
     "plan": "Find the cheapest deployment of a model on a system within latency limits.",
@@ -321,7 +323,9 @@ def _misread(problem: Any) -> int:
     command_name = first_word if first_word in EXAMPLES else ""
     command = context.command_path if context is not None else f"steptime {command_name}".rstrip()
     words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
-    return _refused(InputError(f"{words}; `{command} --help` lists all options"))
+    subject = next((name for name in CATALOGUES if f"argument '{name}" in words.casefold()), "")
+    choices = f"`steptime {CATALOGUES[subject][0]}` lists them, such as {CATALOGUES[subject][1]}; " if subject else ""
+    return _refused(InputError(f"{words}; {choices}`{command} --help` lists all options"))
 
 
 def _with_value(match: re.Match[str]) -> str:

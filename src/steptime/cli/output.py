@@ -40,6 +40,8 @@ GLYPHS = {
 PARTS = "▏▎▍▌▋▊▉▁▂▃▄▅▆▇"
 # Header of a CSV file: plain names, after an optional byte order mark.
 TABLE = re.compile(rb"(\xef\xbb\xbf)?[\w.]+(,[\w.]+)*")
+# Endings of other kinds of tables, which --csv does not write.
+OTHER_TABLES = (".xlsx", ".xls", ".ods", ".parquet", ".json", ".html", ".zarr")
 # First bytes of PNG, SVG and PDF files.
 PICTURE = (b"\x89PNG", b"<?xml", b"<svg", b"%PDF")
 # Names and checksums of the files of the last call, as `sha256sum --check` reads them.
@@ -251,6 +253,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
         # A mistyped name must not destroy a file of the user.
         if _foreign(name, place):
             raise DataFileError(text, f"has content that {name} does not write; give another file, or remove it")
+        if name == "--csv" and Path(text).suffix.casefold() in OTHER_TABLES:
+            raise InputError(f"--csv writes CSV, not {Path(text).suffix}; name the file {Path(text).stem}.csv")
         options_by_path[place] = name
 
 

@@ -43,6 +43,7 @@ class PriceQuery:
     speed: Any = declared(PricesInputs, "speed")
     mix: str = declared(PricesInputs, "mix")
     mode: str = declared(PricesInputs, "mode")
+    chips: str | None = declared(PricesInputs, "chips")
     hold: Any = declared(PricesInputs, "hold")
 
 
@@ -95,7 +96,8 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         with patience("steptime: planning at several speeds and contexts ..."):
             proposal = propose_prices(
                 str(query.model), str(query.system), margin=query.target_margin, speed=query.speed, mix=query.mix,
-                mode=read_modes(query.mode), hold=read_holds(query.hold), catalog=query.catalog,
+                mode=read_modes(query.mode), hold=read_holds(query.hold), chips=query.chips,
+                catalog=query.catalog,
             )  # fmt: skip
         output.print(proposal, "prices_view.proposal_view")
     elif is_inversion:
@@ -107,7 +109,7 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         history = price_history(model, provider=provider, speed=query.speed, mix=query.mix, catalog=query.catalog)
         output.print(history, "prices_view.history_view")
     else:
-        names = ("model", "provider", "date", "speed", "mix", "mode", "hold", "catalog")
+        names = ("model", "provider", "date", "speed", "mix", "mode", "chips", "hold", "catalog")
         with patience("steptime: planning on eight systems ..."):
             market = solve_prices({name: getattr(query, name) for name in names}, update=query.update)
         output.print(market, "prices_view.market_view", summary=PRICES.read_result)
@@ -133,12 +135,13 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
     if is_proposal and query.system is None:
         raise RangeError("--target-margin needs a system after the model: prices deepseek-v3 gb200-nvl72 --target-margin 2")
     not_empty("--provider", query.provider, "the name of a seller")
+    not_empty("--chips", query.chips, "a number, or usual")
     not_empty("--date", query.date, "a day, such as 2026-03-01")
     needs = {
         "--read or --list": (is_inversion, "margin fast_speed lecture balance active short long seed"),
         "--lecture": (assumptions.lecture or not is_inversion, "short long"),
-        "a model at its sellers or a proposal, not a list that is read": (not is_inversion, "mode mix catalog"),
-        "a model at its sellers or a list, not --history": (not query.history, "mode date hold update"),
+        "a model at its sellers or a proposal, not a list that is read": (not is_inversion, "mode mix catalog chips"),
+        "a model at its sellers or a list, not --history": (not query.history, "mode chips date hold update"),
         "prices that are sold, not --target-margin": (not is_proposal, "provider date update"),
     }
     output.check(ctx, needs, [query.list_] if query.list_ else [])

@@ -53,10 +53,11 @@ def step(
         console = make_console()
         console.print(step_view(summary, console.width, full=output.full))
         if explain:
-            from steptime.cli.views.plan_view import lines_table, sources_table
+            from steptime.cli.views.plan_view import FORMULAS, lines_table, sources_table
+            from steptime.cli.views.widgets import footnote
 
             system, lines = _explained(values)
-            console.print(lines_table(lines), sources_table(system), sep="\n")
+            console.print(lines_table(lines), footnote(FORMULAS), sources_table(system), sep="\n")
         elif not output.full:
             console.print(more_line("--full (time by resource)", "--explain", "--csv FILE", "--json"))
     # The exit code is 1 for a step that does not fit in memory.

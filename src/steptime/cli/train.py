@@ -59,7 +59,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     # Files come before text. The schedule is simulated only to be drawn.
     timeline = step_timeline(model, system, training, stack) if output.plot or (output.full and not output.json) else None
     if output.csv is not None:
-        write_csv(output.csv, training.step)
+        write_csv(output.csv, training)
     if output.plot is not None:
         _write_plot(output.plot, timeline)
     launch = output.launch

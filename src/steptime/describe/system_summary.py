@@ -133,6 +133,9 @@ class SystemCard(SystemRow):
     memory: tuple[TierRow, ...] = field(metadata=unit("", "memory tiers, fastest first"))
     domains: tuple[DomainRow, ...] = field(metadata=unit("", "nested domains, innermost first"))
     up_over_out: Number = field(metadata=unit("", "scale-up over scale-out bandwidth"))
+    driver_memory: Number = field(
+        metadata=unit("B", "memory of a chip as its driver counts it, which plans use", key="driver_hbm_bytes")
+    )
     scale_up_hbm: Number = field(metadata=unit("B", "memory of the usual deployment"))
     rent_range: Rent = field(metadata=unit("", "rent of a chip in plans"))
     rents: tuple[Rent, ...] = field(metadata=unit("", "known rents of a chip, by kind"))
@@ -291,6 +294,7 @@ def system_card(system: System) -> SystemCard:
             for x in system.domains
         ),
         up_over_out=figures["scale_up_bandwidth"] / figures["scale_out_bandwidth"],
+        driver_memory=chip.capacity,
         scale_up_hbm=system.chips * chip.hbm.capacity,
         rent_range=system.rent,
         rack={RACK_KEYS.get(name, name): value for name, value in system.rack.items()},

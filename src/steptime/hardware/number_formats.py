@@ -16,7 +16,7 @@ Software of a chip matures: `SOFTWARE` is the share of the fitted speed that it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, Final
@@ -207,6 +207,30 @@ def peak_rate(peak: Mapping[str, Any], arithmetic: tuple[str, ...]) -> Any:
         f"The chip has peak rates only for {', '.join(peak) or 'no arithmetic'}, and wider formats run in {widest}: "
         f'add {widest} = "... TFLOP/s" under [peak] in the file of the chip.',
     )
+
+
+def missing_units(formats: Iterable[str], arithmetic: Container[str], system: str) -> str:
+    """Say which weight formats a chip multiplies in wider arithmetic, because it has no units for them.
+
+    Args:
+        formats: Names of weight formats; empty names are skipped.
+        arithmetic: Names of the arithmetic of the chip.
+        system: Name of the system in the sentence.
+
+    Returns:
+        A sentence without a period; empty if the chip has units for all formats.
+
+    >>> missing_units(["nvfp4", "bf16"], ["bf16", "fp8"], "hgx-h100")
+    'hgx-h100 has no fp4 units: weights in nvfp4 save memory and bandwidth, but are multiplied in fp8'
+    """
+    clauses = []
+    for name in dict.fromkeys(filter(None, formats)):
+        kinds = number_format(name).arithmetic
+        used = next((kind for kind in kinds if kind in arithmetic), "")
+        if kinds[0] not in WIDE and used and used != kinds[0]:
+            saving = f"weights in {name} save memory and bandwidth, but are multiplied in {used}"
+            clauses.append(f"{system} has no {kinds[0]} units: {saving}")
+    return "; ".join(clauses)
 
 
 # Key of the software's share in `Chip.reached`.

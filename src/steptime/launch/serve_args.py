@@ -283,6 +283,9 @@ def routed(
         servers = [pools, *(f"--{r.role} {url}{(address_suffix or {}).get(r, '')}" for r, url in urls.items())]
     else:
         servers = ["--worker-urls " + " ".join(urls.values())]
-    policy = "cache_aware" if plan.workload.cached_share > 0 else "round_robin"
+    # Policy of the router, and what it does with a request.
+    policy, meaning = "round_robin", "each replica in turn receives a request"
+    if plan.workload.cached_share > 0:
+        policy, meaning = "cache_aware", "a request goes to the replica that has its prefix in the cache"
     words = (program, *servers, f"--policy {policy}", "--host 0.0.0.0", f"--port {port}")
-    return Command(words=words, notes=(f"pip install {package}",))
+    return Command(words=words, notes=(f"{policy}: {meaning}", f"pip install {package}"))

@@ -102,13 +102,13 @@ class Roofline(Tabular):
 
 @dataclass(frozen=True)
 class Front:
-    """Points of the full model that fit the memory: step time, cost and batch."""
+    """Points of the full model that fit the memory: step time, cost, and batch of the whole domain."""
 
     # Seconds of a step.
     seconds: Array
     # Chip-seconds per token.
     chip_seconds: Array
-    # Sequences.
+    # Sequences on all chips of the domain, over all replicas, as in the closed forms.
     batch: Array
 
     def cheapest(self, speed: float = 0.0) -> int:
@@ -292,7 +292,7 @@ def full_model_front(model: Model, system: System, engine: Engine, pair: Pair) -
         batch = batch[np.broadcast_to(fits, batch.shape)]
         step = decode_step(model, system, batch=batch, context=pair.context, layout=layout, engine=engine)
         seconds = np.broadcast_to(step.total, batch.shape)
-        layout_points.append((seconds, size * seconds / batch, batch * 1.0))
+        layout_points.append((seconds, size * seconds / batch, batch * (pair.chips / size)))
     parts = zip(*layout_points, strict=True) if layout_points else [[np.zeros(0)]] * 3
     return Front(*(np.concatenate(arrays) for arrays in parts))
 
@@ -319,7 +319,9 @@ def _notes(pair: Pair, front: Front, rent: float) -> Iterator[str]:
     if not front.seconds.size:
         yield "the full model has no layout of one domain whose memory fits the model and one sequence"
     else:
-        yield "the full model adds communication, overheads, lost efficiency and memory; its batches are powers of two"
+        yield "the full model adds communication, overheads, lost efficiency and memory; its batches double"
+        if not (front.batch == 1).any():
+            yield f"no layout of the full model runs one sequence on all {pair.chips} chips: its cost at batch 1 is missing"
     if math.isnan(rent):
         yield "the rent of this system is not known: costs are missing, prices of speed are shown"
 

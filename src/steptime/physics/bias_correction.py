@@ -154,13 +154,15 @@ class Anchor(Result):
         count = len(self.runs)
         whose = f"{count:,} run{'s' * (count != 1)} that you measured ({self.source}{', ' * bool(self.version)}{self.version})"
         sentences = [
-            f"{name} measured at {factor.ratio:.2f} times the prediction, factor {factor.factor:.2f}"
+            f"{name} measured at {factor.ratio:.2f} times the prediction, so predictions x {factor.factor:.2f}"
             for name, factor in (("time per token", self.tpot), ("first token", self.ttft))
             if factor is not None
         ]
+        has_shrunk = any(abs(factor.factor - factor.ratio) > 0.005 for factor in (self.tpot, self.ttft) if factor is not None)
+        why = " (the correction is smaller than the ratio because single runs scatter; more runs bring it closer)" * has_shrunk
         hint = "; --no-anchor ignores these runs" if self.is_stored else ""
         exclusions = f" Not used: {'; '.join(self.left_out)}." if self.left_out else ""
-        return f"Corrected by {whose}: {'; '.join(sentences)}{hint}.{exclusions}"
+        return f"Corrected by {whose}: {'; '.join(sentences)}{why}{hint}.{exclusions}"
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the group of the runs and the factors.
@@ -237,5 +239,5 @@ def select_anchor(anchors: Anchors | Anchor, *, model: str, system: str, engine:
     target = f"{model} on {system} with engine {engine}"
     raise InputError(
         f"{anchors.source}: has no runs of {target}, got runs of {', and of '.join(groups[:2])}{remainder}; "
-        "use runs of the same model, system and engine"
+        f'use runs of the same model, system and engine (a result file without its engine, "backend", counts as typical)'
     )

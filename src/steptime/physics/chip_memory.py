@@ -7,6 +7,7 @@ has $b L \kappa / E$ bytes of cache for every $P$ (lecture, section 10).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,7 +35,7 @@ ACTIVATION_BYTES = 2.0
 class Memory(Tabular):
     """The bytes on one chip by part, as arrays that broadcast together.
 
-    `capacity` is the part of the chip's memory that the engine may use.
+    `capacity` is the part of the chip's memory that the engine may use, such as 92 % with vLLM.
     """
 
     SCHEMA: ClassVar[str] = "steptime.memory/2"
@@ -48,6 +49,9 @@ class Memory(Tabular):
     activations: Number = field(metadata=unit("B", "live activations"))
     reserved: Number = field(metadata=unit("B", "memory that the engine reserves"))
     capacity: Number = field(metadata=unit("B", "memory of a chip that the engine may use"))
+    chip_capacity: Number = field(
+        default=math.nan, metadata=unit("B", "memory of a chip as its driver counts it; null: not known", key="chip_bytes")
+    )
 
     @property
     def used(self) -> Number:
@@ -339,6 +343,7 @@ def memory_per_chip(
         activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout),
         reserved=runs_on.room.reserved_bytes,
         capacity=system.chip.capacity * runs_on.room.memory_share,
+        chip_capacity=system.chip.capacity,
     )
 
 

@@ -86,7 +86,7 @@ class Engine(Result):
         return title, figures
 
 
-IDEAL = Engine(name="ideal", title="the physical bound: every efficiency is 1, every overhead is 0")
+IDEAL = Engine(name="ideal", title="no losses: every efficiency is 1, every overhead is 0")
 # The most common engine, and the vendor of the chips on which it was measured.
 DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"
 # Rows on the busiest chip divided by the mean.

@@ -38,6 +38,18 @@ TINY = 1e-300
 # Twice the norms whose powers are products and a square root.
 HALVES = range(2, 9)
 
+# Overhead of an engine in words, by the unit that it is counted in.
+OVERHEADS = {
+    "layer": "small kernels per layer",
+    "kernel": "launch per kernel",
+    "quantised_kernel": "quantized input per kernel",
+    "expert_layer": "routing per expert layer",
+    "attention_layer": "attention kernel per layer",
+    "latent_layer": "latent attention per layer",
+    "state_layer": "recurrent state per layer",
+    "selected_layer": "index and selection per layer",
+}
+
 
 def compute_time(flops: Number, peak: Number, efficiency: Number = 1.0) -> Number:
     """Return the time of arithmetic.
@@ -195,7 +207,7 @@ def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, mer
     for kernel, times in kernel_counts(model, system.chip.vendor, tuple(system.chip.peak), engine.arithmetic).items():
         launch_seconds = constant(engine, f"seconds_per_{kernel}")
         if times and has_nonzero(launch_seconds):
-            clock.wait(kernel.replace("_", " "), times, launch_seconds)
+            clock.wait(OVERHEADS[kernel], times, launch_seconds)
 
 
 def run_stem(clock: Clock, model: Model, context: Pass, *, merged: bool) -> None:
@@ -210,9 +222,9 @@ def run_stem(clock: Clock, model: Model, context: Pass, *, merged: bool) -> None
     engine = context.engine
     run_products(clock, _products(model, context, merged=merged, stem=True), context)
     if has_nonzero(engine.overheads.seconds_per_step):
-        clock.wait("step", 1, engine.overheads.seconds_per_step)
+        clock.wait("host work per step", 1, engine.overheads.seconds_per_step)
     if has_nonzero(engine.overheads.seconds_per_sequence):
-        clock.wait("tokens of a data-parallel rank", context.work.decode, engine.overheads.seconds_per_sequence)
+        clock.wait("sampling and host work per token", context.work.decode, engine.overheads.seconds_per_sequence)
 
 
 def _products(model: Model, context: Pass, *, merged: bool, stem: bool) -> Products:

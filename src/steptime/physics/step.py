@@ -363,8 +363,8 @@ def mixed_step(
         tokens: New tokens of each prompt.
         prefix: Cached tokens of each prompt.
         layout: Parallel degrees; by default one chip.
-        engine: An engine, or its name; by default that of the system (`engine.default_engine`). "ideal" is the
-            physical bound.
+        engine: An engine, or its name; by default that of the system (`engine.default_engine`). "ideal" has no
+            losses.
         anchor: Correction from your own runs (`st.load_anchor`).
         parts: Whether the step has terms and resources; without them it takes half the time.
         legal: Whether the sizes and the layout are already checked, as in a search.

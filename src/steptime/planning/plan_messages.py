@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from steptime.hardware.number_formats import SOFTWARE
+from steptime.hardware.number_formats import SOFTWARE, missing_units
 from steptime.hardware.rental_prices import kind_in_words
 from steptime.hardware.system import System
-from steptime.models.model import Model, weight_bytes
+from steptime.models.model import Model, stored_formats, weight_bytes
 from steptime.number_checks import Number
 from steptime.physics.chip_memory import weights_per_chip
 from steptime.physics.layout import Layout, collect_facts, show_layout
@@ -120,7 +120,7 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
 
 
 def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[str, ...]:
-    """Return warnings about a step: a context too long, or an unusual network.
+    """Return warnings about a step: a context too long, number formats without units, or an unusual network.
 
     Args:
         model: Model.
@@ -130,10 +130,9 @@ def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[st
     Returns:
         Warnings.
     """
-    warnings = []
-    longest = float(np.max(reach))
-    if longest > model.max_context:
-        warnings.append(f"requests of {longest:,.0f} tokens exceed the model's context of {model.max_context:,.0f}")
+    too_long = trained_context_warning(reach, model.max_context)
+    without_units = missing_units(stored_formats(model), system.chip.peak, system.name)
+    warnings = [words for words in (too_long, without_units) if words]
     for inner, outer in pairwise(system.domains):
         if np.any(np.asarray(inner.link.bandwidth) < outer.link.bandwidth):
             warnings.append(
@@ -144,8 +143,24 @@ def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[st
     return tuple(warnings)
 
 
+def trained_context_warning(tokens: Number, max_context: Number) -> str:
+    """Say that requests are longer than the context that the model was trained for.
+
+    Args:
+        tokens: Tokens of a request.
+        max_context: Longest context of the model.
+
+    Returns:
+        A sentence without a period; empty if the requests are short enough.
+    """
+    longest = float(np.max(tokens))
+    if longest <= max_context:
+        return ""
+    return f"requests of {longest:,.0f} tokens exceed the model's context of {max_context:,.0f}"
+
+
 def list_warnings(case: PlanProblem) -> tuple[str, ...]:
-    """Return warnings about a plan: context, rent, measured runs, notes on the model.
+    """Return warnings about a plan: context, number formats, rent, measured runs, notes on the model.
 
     Args:
         case: Plan problem.

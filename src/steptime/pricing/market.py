@@ -32,7 +32,16 @@ from steptime.pricing.kv_storage_cost import Hold, holds, tiers
 from steptime.pricing.price_estimate import assumed, prior_coverage
 from steptime.pricing.price_list import have_same_prices
 from steptime.pricing.price_lookup import NEWEST, Offer, find_offers, read_time
-from steptime.pricing.serving_costs import TokenCost, cheapest, mean_of_hopper, plausible, scaled, token_costs
+from steptime.pricing.serving_costs import (
+    USUAL,
+    TokenCost,
+    cheapest,
+    mean_of_hopper,
+    plausible,
+    read_chips,
+    scaled,
+    token_costs,
+)
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, count, counted
 from steptime.workload.workload import Workload, limits
@@ -216,6 +225,9 @@ class Market(Tabular):
     variant: str = field(default="", metadata=unit("", "variant such as @0324 or turbo; empty: the model itself"))
     provider: str = field(default="", metadata=unit("", "the only seller; empty: all sellers"))
     weights: str = field(metadata=unit("", "weight format of hosts; native: as in the config"))
+    chips: str = field(
+        default="", metadata=unit("", "chips of each plan as asked: a number or usual; empty: 64, or one domain if larger")
+    )
     mix: Mix = field(metadata=unit("", "request"))
     speed: float = field(metadata=unit("tok/s", "speed of each user"))
     price_time: str = field(default="", metadata=unit("", "day of the prices; empty: the newest known"))
@@ -351,6 +363,7 @@ def survey_prices(
     mix: Mix | str | None = None,
     mode: tuple[str, ...] = MODES,
     hold: dict[str, float] | None = None,
+    chips: int | str | None = None,
     catalog: str | None = None,
     update: bool = False,
 ) -> Market:
@@ -366,6 +379,8 @@ def survey_prices(
         mix: Request, as "4096:1024:0.5" or a `Mix`.
         mode: Serving modes, aggregated or disaggregated; each plan uses the cheaper.
         hold: Storage cost by memory tier [USD per GB-hour].
+        chips: Chips of each plan: a number, or "usual" for the default of `plan`; by default 64, or one scale-up domain if
+            that is larger.
         catalog: Folder of additional catalogue entries.
         update: Whether to download the newest prices first.
 
@@ -391,15 +406,18 @@ def survey_prices(
     loaded = product.load(catalog)
     machines, excluded_systems = plausible(catalog)
     slo = limits(speed=positive("--speed", speed, "tok/s"))
-    costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False, aggregated=True))
-    notes = [] if product.weights == "native" else ["weights are assumed to be in FP8, the format of most hosts"]
+    if chips is not None and chips != USUAL:
+        chips = read_chips(chips)
+    costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False, aggregated=True, chips=chips))
+    notes: list[str] = []
     costs, rent_notes = _at_rents(costs, machines, read_time(price_time), catalog)
     prices = tuple(request.price(offer) for offer in offers)
     bytes_ = float(cache_bytes_read(loaded, float(FAR))) / FAR
     best = cheapest(costs)
     market = Market(
         model=loaded.name, family=family, variant=product.variant, provider=offers[0].provider if provider else "",
-        weights=product.weights, mix=request, speed=speed, price_time="" if price_time is None else str(price_time),
+        weights=product.weights, chips="" if chips is None else str(chips), mix=request, speed=speed,
+        price_time="" if price_time is None else str(price_time),
         offers=offers, prices=prices, costs=tuple(costs), margins=(), left_out=excluded_systems,
         active=active_parameters(loaded), total=total_parameters(loaded), kv_bytes=bytes_,
     )  # fmt: skip

@@ -116,6 +116,7 @@ def propose_prices(
     mix: Mix | str | None = None,
     mode: tuple[str, ...] = EITHER,
     hold: Mapping[str, float] | None = None,
+    chips: int | str | None = None,
     catalog: str | None = None,
 ) -> Proposal:
     """Propose a price list for a model on a system.
@@ -130,6 +131,8 @@ def propose_prices(
         mix: Request, as "4096:1024:0.5" or a `Mix`.
         mode: Serving modes; the plan uses the cheapest.
         hold: Storage cost by memory tier [USD per GB-hour].
+        chips: Chips of the plan: a number, or "usual" for the default of `plan`; by default 64, or one scale-up domain if that
+            is larger.
         catalog: Folder of additional catalogue entries.
 
     Returns:
@@ -152,7 +155,7 @@ def propose_prices(
     busy = math.sqrt(low * high)
     works = _works(request, loaded)
     slo = limits(speed=positive("--speed", speed, "tok/s"))
-    base, *longer = map_in_processes(partial(_cost, machine, loaded, slo, mode), works)
+    base, *longer = map_in_processes(partial(_cost, machine, loaded, slo, mode, chips), works)
     if not base.feasible:
         raise Impossible(f"{machine.name} cannot serve {loaded.name} at {speed:g} tok/s: {base.reason}")
     maker = _Maker(margin=margin, busy=busy, speed=speed, base=base, machine=machine, model=loaded, request=request)
@@ -212,8 +215,8 @@ def _works(request: Mix, model: Model) -> list[Workload]:
     ]
 
 
-def _cost(machine: System, model: Model, slo: Slo, mode: tuple[str, ...], work: Workload) -> TokenCost:
-    return cost_on(machine, model=model, workload=work, slo=slo, modes=mode)
+def _cost(machine: System, model: Model, slo: Slo, mode: tuple[str, ...], chips: int | str | None, work: Workload) -> TokenCost:
+    return cost_on(machine, model=model, workload=work, slo=slo, modes=mode, chips=chips)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,12 @@
 bandwidth, the one with the largest scale-up domain is used, then the cheapest. At most `MAX_SYSTEMS` are used, those with the
 fastest memory. Other systems are listed with a reason. A plan uses `CHIPS` chips, or one domain if that is larger. Large
 mixture-of-experts models are several times more expensive on the minimum number of chips, and large sellers have more.
+With chips=`USUAL` a plan uses the usual number of chips of its system, as `plan` and `compare` do by default.
 
-**Mode.** The cheaper of aggregated and disaggregated serving (`MODES`), as in `plan` and `compare`, so one request costs the
-same in all three. Priors of margins were fitted to aggregated replicas (`CALIBRATED_MODES`), because most hosts run engines in
-this mode. `TokenCost.aggregated_usd_per_request` is the corresponding cost. In disaggregated mode, large mixture-of-experts
-models cost a third to a half of it.
+**Mode.** The cheaper of aggregated and disaggregated serving (`MODES`), as in `plan` and `compare`: at the same number of
+chips, one request costs the same in all three. Priors of margins were fitted to aggregated replicas (`CALIBRATED_MODES`),
+because most hosts run engines in this mode. `TokenCost.aggregated_usd_per_request` is the corresponding cost. In disaggregated
+mode, large mixture-of-experts models cost a third to a half of it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ from steptime.catalog.hardware_loading import load_system, quotes
 from steptime.errors import InputError
 from steptime.hardware.system import Rent, System
 from steptime.models.model import Model
-from steptime.number_checks import Number
+from steptime.number_checks import MOST_CHIPS, Number, whole_number
 from steptime.planning.plan_problem import AGGREGATED
 from steptime.planning.planner import MODES, plan
 from steptime.processes import map_in_processes
 from steptime.result_base import unit
-from steptime.units import MILLION
+from steptime.units import MILLION, count
 from steptime.workload.workload import Slo, Workload
 
 # Maximum number of systems.
 MAX_SYSTEMS: Final = 8
 # Eight nodes of eight chips, or about a rack. DeepSeek runs decode on 144 and prefill on 32 chips (open-infra-index).
 CHIPS: Final = 64
+# Value of `chips` for the number of chips that `plan` and `compare` use by default.
+USUAL: Final = "usual"
 HOPPER: Final = ("hgx-h100", "hgx-h200")
 """Systems for the calibration of market margins: most hosts rented these in 2024 to 2026."""
 
@@ -154,6 +157,7 @@ def cost_on(
     modes: tuple[str, ...] = MODES,
     front: bool = True,
     aggregated: bool = False,
+    chips: int | str | None = None,
 ) -> TokenCost:
     """Compute the cost of a model's tokens on a system.
 
@@ -166,6 +170,7 @@ def cost_on(
         modes: Serving modes; the plan uses the cheapest.
         front: Whether to compute the cost at other speeds.
         aggregated: Whether to compute the cost in aggregated mode if the cheapest plan is disaggregated.
+        chips: Chips of the plan, as in `plan_chips`.
 
     Returns:
         Cost with the mode, chips and layout of its plan, or the reason why the system cannot serve the model.
@@ -177,7 +182,7 @@ def cost_on(
         system,
         workload,
         slo,
-        chips=plan_chips(system),
+        chips=plan_chips(system, chips),
         engine=engine,
         alternatives=False,
         elasticities=False,
@@ -217,17 +222,40 @@ def _chip_name(path: Path) -> str:
     return str(chip.get("name", "")) if isinstance(chip, dict) else str(chip)
 
 
-def plan_chips(system: System) -> int:
+def plan_chips(system: System, chips: int | str | None = None) -> int:
     """Return the number of chips of a plan.
 
     Args:
         system: System.
+        chips: A number, `USUAL` for the usual number of the system, or None.
 
     Returns:
-        Chips in whole scale-up domains: `CHIPS`, or one domain if that is larger.
+        By default `CHIPS` in whole scale-up domains, or one domain if that is larger.
+
+    Raises:
+        RangeError: The text is not a number of chips.
     """
+    if chips == USUAL:
+        return int(system.chips)
+    if chips is not None:
+        return read_chips(chips)
     domain = int(min(system.scale_up.size, system.chips))
     return int(min(domain * max(1, CHIPS // domain), system.scale_out.size))
+
+
+def read_chips(chips: int | str) -> int:
+    """Return a number of chips.
+
+    Args:
+        chips: A number, or text such as "64".
+
+    Returns:
+        The number.
+
+    Raises:
+        RangeError: It is not a whole number of chips.
+    """
+    return whole_number("chips", count(chips, "chips") if isinstance(chips, str) else chips, maximum=MOST_CHIPS)
 
 
 def token_costs(
@@ -239,6 +267,7 @@ def token_costs(
     modes: tuple[str, ...] = MODES,
     front: bool = True,
     aggregated: bool = False,
+    chips: int | str | None = None,
 ) -> tuple[TokenCost, ...]:
     """Compute the cost of a model's tokens on several systems, in parallel.
 
@@ -251,13 +280,15 @@ def token_costs(
         modes: Serving modes; each plan uses the cheapest.
         front: Whether to compute the cost at other speeds.
         aggregated: Whether to compute the cost in aggregated mode as well.
+        chips: Chips of each plan, as in `plan_chips`.
 
     Returns:
         Costs in the order of the systems (`cost_on`).
     """
     work = partial(
-        cost_on, model=model, workload=workload, slo=slo, engine=engine, modes=modes, front=front, aggregated=aggregated
-    )
+        cost_on, model=model, workload=workload, slo=slo, engine=engine, modes=modes, front=front, aggregated=aggregated,
+        chips=chips,
+    )  # fmt: skip
     return tuple(map_in_processes(work, systems))
 
 

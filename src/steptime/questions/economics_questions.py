@@ -374,6 +374,13 @@ class PricesInputs:
         metavar="IN:OUT[:CACHED]",
     )
     mode: str = text("any", "deployment mode: aggregated, disaggregated, or any", group=REQUEST_GROUP)
+    chips: str | None = text(
+        None,
+        "chips of each plan: a number, or usual for the default of plan and compare (8 for an HGX node)",
+        group=REQUEST_GROUP,
+        metavar="N",
+        default_words="64, or one scale-up domain if larger",
+    )
     hold: Any = texts(
         "cost of KV cache storage per tier, USD per GB-hour, such as DRAM=0.0005; repeatable",
         group=REQUEST_GROUP,
@@ -400,7 +407,8 @@ def solve_prices(values: Mapping[str, Any], *, update: bool = False) -> Market:
     inputs = bind(PricesInputs, values, "prices")
     return survey_prices(
         str(inputs.model), provider=inputs.provider, price_time=inputs.date, speed=inputs.speed, mix=inputs.mix,
-        mode=read_modes(inputs.mode), hold=read_holds(list(inputs.hold) or None), catalog=inputs.catalog, update=update,
+        mode=read_modes(inputs.mode), hold=read_holds(list(inputs.hold) or None), chips=inputs.chips,
+        catalog=inputs.catalog, update=update,
     )  # fmt: skip
 
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, LayoutError, RangeError, short_repr
+from steptime.hardware.number_formats import missing_units
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million
 from steptime.hardware.system import System
-from steptime.models.model import Model
+from steptime.models.model import Model, stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
@@ -107,6 +108,7 @@ class StepSummary(Step):
     anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: none"))
     unanchored: Step | None = field(default=None, metadata=unit("", "the same step without that correction"))
     memory: Memory = field(metadata=unit("", "memory of a chip"))
+    weights: str = field(default="", metadata=unit("", "number format of the weights, and of the routed experts if it differs"))
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "notes on the answer"))
     images: ImageCost | None = field(default=None, metadata=unit("", "images and recordings of each prompt; null: none"))
 
@@ -250,6 +252,8 @@ def step_summary(
     reach = np.max(np.maximum(work["context"], work["tokens"] + work["prefix"]))
     if reach > model.max_context:
         notes.append(f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model")
+    if without_units := missing_units(stored_formats(model), system.chip.peak, system.name):
+        notes.append(without_units)
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
     flags = () if limits is None else distances(engine, system, layout)
     if differences := [flag.words for flag, applies in flags if np.any(applies)]:
@@ -276,6 +280,7 @@ def step_summary(
         anchor=engine.anchor,
         unanchored=mixed_step(model, system, **work, layout=layout, engine=bare(engine)) if engine.anchor else None,
         memory=pass_memory(model, system, work, layout=layout, engine=engine),
+        weights=", experts in ".join(dict.fromkeys(filter(None, stored_formats(model)))),
         notes=(*notes, *model.notes),
         images=images,
     )

@@ -72,7 +72,7 @@ class Subject(ModelOnSystem):
     )
     engine: Any = text(
         None,
-        "serving engine: a name (`steptime engines`), a file of constants, or ideal (the physical bound)",
+        "serving engine: a name (`steptime engines`), a file of constants, or ideal (no losses)",
         default_words="vllm on NVIDIA chips, typical on others",
         group=SUBJECT_GROUP,
     )

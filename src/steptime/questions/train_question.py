@@ -42,8 +42,8 @@ SUFFIXES: Final = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3}
 class TrainInputs(ModelOnSystem):
     """Inputs of `train`: model, machine, training job, layout and run."""
 
-    chips: Any = count(MISSING, "number of chips", maximum=MOST_CHIPS, group=JOB_GROUP)
-    batch: Any = count(MISSING, "global batch: sequences per step, all chips together", unit="sequences", group=JOB_GROUP)
+    chips: Any = count(MISSING, "number of chips, such as 512", maximum=MOST_CHIPS, group=JOB_GROUP)
+    batch: Any = count(MISSING, "sequences per step over all chips, such as 1024", unit="sequences", group=JOB_GROUP)
     seq: Any = count(4096, "sequence length in tokens; 8k is 8,000", unit="tokens", group=JOB_GROUP)
     dtype: str = text("bf16", "number format of GEMMs: bf16, fp16, fp8, mxfp8, nvfp4, int8", group=JOB_GROUP)
     task: str = text("pretrain", "training task: pretrain, sft (all weights) or lora (frozen base model)", group=JOB_GROUP)

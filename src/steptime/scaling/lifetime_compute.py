@@ -155,7 +155,11 @@ def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]
 
     name, separator, written = quality.partition("@")
     if not separator or not name.strip() or not written.strip():
-        raise InputError(f"quality: it is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, got {short_repr(quality)}")
+        nearest = f"{name.strip() or '100B'}@{written.strip() or '15T'}"
+        raise InputError(
+            f"--match-quality: must be MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, got {short_repr(quality)}; "
+            f"write {nearest} for {nearest.partition('@')[2]} training tokens"
+        )
     tokens = positive("tokens", count(written.strip(), "tokens", maximum=MOST_COUNT), minimum=LEAST_TOKENS)
     try:
         size = float(count(name.strip(), "parameters", maximum=MOST_COUNT))

@@ -48,6 +48,7 @@ class Standing:
     reason: str = field(default="", metadata=unit("", "why no plan meets the limits"))
     engine: str = field(default="", metadata=unit("", "name of the engine"))
     chips: int = field(default=0, metadata=unit("", "number of rented chips"))
+    mode: str = field(default="", metadata=unit("", "aggregated or disaggregated"))
     layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
     usd_per_million_output_tokens: float = field(
         default=math.nan, metadata=unit("USD", "rent of all chips per million output tokens, prefill included", key=COST)
@@ -105,6 +106,9 @@ class Ranking(Tabular):
     workload: Workload = field(metadata=unit("", "requests to serve"))
     slo: Slo = field(metadata=unit("", "latency limits"))
     percentile: str = field(default="p90", metadata=unit("", "percentile of requests that meets the limits"))
+    chips: str = field(
+        default="", metadata=unit("", "chips of each system as asked: a number or any; empty: the system's usual number")
+    )
     standings: tuple[Standing, ...] = field(metadata=unit("", "one entry per pair, the cheapest first"))
     flips: tuple[str, ...] = field(
         default=(), metadata=unit("", "changes of rent, format or engine, and whether they reverse the order of the first two")
@@ -194,8 +198,8 @@ class Ranking(Tabular):
 
 # Fields of a standing that are those of its plan.
 FROM_PLAN: Final = (
-    "engine", "chips", "layout_text", COST, "cost_range", "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens",
-    "tokens_per_second_per_user", "ttft", "tokens_per_second_per_chip", "evidence",
+    "engine", "chips", "mode", "layout_text", COST, "cost_range", "prefill_usd_per_million_tokens",
+    "decode_usd_per_million_tokens", "tokens_per_second_per_user", "ttft", "tokens_per_second_per_chip", "evidence",
 )  # fmt: skip
 # Value of `chips` for the cheapest number of chips.
 ANY: Final = "any"
@@ -225,8 +229,8 @@ def compare(
         systems: One or several names, paths or systems; None: all systems of the catalogue.
         workload: Requests to serve.
         slo: Limits on latencies at `percentile`; None: no limits.
-        chips: Chips of each system; by default one scale-up domain. "any" searches the cheapest number among powers of two
-            up to the larger of a domain and `SCANNED`.
+        chips: Chips of each system; by default the usual number of each system. "any" searches the cheapest number among
+            powers of two up to the larger of a domain and `SCANNED`.
         engine: Engine of all plans; by default each system's own.
         modes: Deployment modes, as for `plan`.
         rent: Kind of rent ("owned", "contract", "ondemand"), or USD per chip-hour for all systems. A system without that
@@ -270,7 +274,8 @@ def compare(
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
     standings = tuple(_placed(map_in_processes(stand, pairs)))
-    ranking = Ranking(workload=workload, slo=slo, percentile=percentile, standings=standings)
+    chips_text = "" if chips is None else str(chips)
+    ranking = Ranking(workload=workload, slo=slo, percentile=percentile, chips=chips_text, standings=standings)
     return replace(ranking, flips=tuple(flips(ranking, pairs, plan_options)))
 
 
@@ -363,7 +368,7 @@ def _value(candidate: Plan) -> float:
 def _rests_on(best: Plan, system: System, engine: Engine | str | None) -> tuple[int, str]:
     """Return the number of measured runs on this system, and the basis of the range."""
     if best.cost_range is None and best.tpot_range is None:
-        return 0, "a physical bound instead of a prediction"
+        return 0, "times without losses, not a prediction"
     fit = engine_for(system, engine).fit
     runs = int(fit.get("systems", {}).get(system.name, 0))
     if runs:

@@ -70,7 +70,8 @@ def infeasibility_error(
     capacity = MEMORY_MARGIN * float(system.chip.capacity)
     message = (
         f"{model.name} with {job.optimizer} does not fit {counted(chips, 'chip')} of {system.name}: the smallest layout "
-        f"({show_training_layout(layout)}) needs {used_bytes / 1e9:,.1f} GB per chip, and {capacity / 1e9:,.1f} GB are usable: "
+        f"({show_training_layout(layout)}) needs {used_bytes / 1e9:,.1f} GB per chip, and {capacity / 1e9:,.1f} GB are usable "
+        f"({MEMORY_MARGIN:.0%} of the {float(system.chip.capacity) / 1e9:,.1f} GB that the driver counts): "
         f"{(used_bytes - capacity) / 1e9:,.1f} GB too much"
     )
     return NothingFits(message + _nearest_change(model, system, job, engine, chips, fixed_axes))

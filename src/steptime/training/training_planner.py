@@ -18,7 +18,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Array, Number, positive, whole_number
-from steptime.result_base import Result, Tabular, broadcast, in_words, unit
+from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
 from steptime.training.schedule_timeline import Timeline, simulate_step, timeline
 from steptime.training.schedules.schedule import schedule_named
@@ -50,7 +50,7 @@ from steptime.training.training_runs import Phase, Reliability, TrainingRunCost,
 from steptime.training.training_search import SearchResult, search
 from steptime.training.training_stack import IDEAL, TrainingEngine, on_chip, step_time_range, training_engine
 from steptime.training.training_step import StepTime, chunk_times, step_seconds
-from steptime.units import counted, show
+from steptime.units import DAY, counted, show
 
 # Tokens of a run.
 MAX_RUN_TOKENS: Final = 1e18
@@ -156,8 +156,8 @@ class TrainingStep(Tabular):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Training(Result):
-    """A training run: layout, step, reasons for the choice, and cost of the run."""
+class Training(Tabular):
+    """A training run: layout, step, reasons for the choice, and cost of the run; as a table, one row."""
 
     SCHEMA: ClassVar[str] = "steptime.training/2"
 
@@ -188,6 +188,22 @@ class Training(Result):
             Text.
         """
         return self.step.drawing() + self.step.memory.drawing()
+
+    def columns(self) -> dict[str, Any]:
+        """Return one row: layout, chips, cost of the run, and the columns of the step.
+
+        Returns:
+            Values by column name; the cost of the run is missing without tokens.
+        """
+        row: dict[str, Any] = {"chips": self.chips, "layout": show_training_layout(self.step.layout)}
+        if self.run is not None:
+            run = self.run
+            row |= {
+                "tokens": run.tokens, "run_s": run.seconds, "run_low_s": run.low, "run_high_s": run.high,
+                "days": run.seconds / DAY, "usd": run.usd, "usd_low": run.usd_low, "usd_high": run.usd_high,
+                "chip_hours": run.chip_hours, "goodput": run.goodput, "failures": run.failures,
+            }  # fmt: skip
+        return broadcast(row | self.step.columns())
 
 
 def training_job(
@@ -563,7 +579,7 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
     if float(step.exposed) / total > 0.02:
         sentence += f"; exposed communication takes {float(step.exposed) / total:.0%}"
     free_bytes = float(step.memory.capacity - step.memory.used)
-    return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of memory free"
+    return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of {show(step.memory.capacity, 'B')} of memory free"
 
 
 # Largest stages x micro-batches x virtual stages of a plot; a longer step shows fewer micro-batches.

@@ -266,8 +266,8 @@ class TrainingRunCost:
     chip_hours: float = field(metadata=unit("", "chip-hours with spares"))
     spares: int = field(metadata=unit("", "rented spare chips"))
     usd: float = field(metadata=unit("USD", "rent of the run"))
-    usd_low: float = field(metadata=unit("USD", "lower end of the range of the rent"))
-    usd_high: float = field(metadata=unit("USD", "upper end of the range of the rent"))
+    usd_low: float = field(metadata=unit("USD", "lower end of its 90 % range, from the time of a step"))
+    usd_high: float = field(metadata=unit("USD", "upper end of its 90 % range, from the time of a step"))
     joules: float = field(metadata=unit("J", "energy"))
     power_basis: str = field(metadata=unit("", "what the power includes"))
     flops: float = field(metadata=unit("FLOP", "model FLOPs with causal attention"))
@@ -359,8 +359,8 @@ def training_run_cost(
         chip_hours=rented_chips * seconds / 3600,
         spares=reliability.spares,
         usd=rented_chips * seconds * float(rent.typical),
-        usd_low=rented_chips * low * float(rent.low),
-        usd_high=rented_chips * high * float(rent.high),
+        usd_low=rented_chips * low * float(rent.typical),
+        usd_high=rented_chips * high * float(rent.typical),
         joules=rented_chips * seconds * float(power.watts),
         power_basis=power.basis,
         flops=sum(phase.tokens * float(model_flops(model, replace(job, seq=phase.seq), full=False)) for phase in phases),

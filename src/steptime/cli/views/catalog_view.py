@@ -32,6 +32,7 @@ from steptime.hardware.rental_prices import has_rent, kind_in_words, origin_in_w
 from steptime.hardware.system import Rent
 from steptime.models.config_coverage import EXACT, GUESS, LIKELY
 from steptime.number_checks import Number
+from steptime.physics.engine_parameters import DESCRIPTIONS
 from steptime.questions.image_cost import ImageCost
 from steptime.units import HOUR, counted, show
 
@@ -441,6 +442,12 @@ def system_view(card: SystemCard) -> Answer:
     pairs = [
         ("Chip", f"{card.chip_title or card.chip}{f' ({vendor_year})' if vendor_year else ''}"),
         ("R: multiplies per weight read", _balance(card)),
+        (
+            f"{hbm.name.upper()} as the driver counts it",
+            ""
+            if math.isclose(card.driver_memory, hbm.capacity, rel_tol=1e-3)
+            else f"{show(card.driver_memory, 'B')} per chip, used in plans; the label says {show(hbm.capacity, 'B')}",
+        ),
         (f"All {counted(card.chips, 'chip')}", f"{show(card.scale_up_hbm, 'B')} of {hbm.name.upper()}{total_rent}"),
         (
             "Scale-up/scale-out bandwidth",
@@ -561,11 +568,12 @@ def engines_view(engines: EngineTable, *, stacks: Sequence[str], catalog: str | 
     )
 
 
-def engine_view(card: EngineCard) -> Answer:
+def engine_view(card: EngineCard, *, full: bool) -> Answer:
     """Return one engine.
 
     Args:
         card: Its constants.
+        full: Whether to show the meaning of each constant.
 
     Returns:
         The answer.
@@ -577,8 +585,10 @@ def engine_view(card: EngineCard) -> Answer:
     for name, value in sorted(card.constants.items(), key=lambda item: item[0] not in deviations):
         form: Form = "s" if name.startswith("seconds") else "B" if name.endswith("bytes") else "{:g}".format
         fitted = f"{deviations[name]:.1%}" if name in deviations else ""
-        rows.append((name.replace("_", " "), write(value, form), *([fitted] if deviations else [])))
-    grid = table("Constant", "Value", *(["Fitted to within"] if deviations else []), rows=rows, numbers=(1, 2))
+        meanings = [DESCRIPTIONS[name]["line"]] if full else []
+        rows.append((name.replace("_", " "), write(value, form), *([fitted] if deviations else []), *meanings))
+    heads = ["Constant", "Value", *(["Fitted to within"] if deviations else []), *(["Meaning"] if full else [])]
+    grid = table(*heads, rows=rows, numbers=(1, 2) if deviations else (1,))
     meaning = "Fitted to within: one standard deviation; other constants are measured on kernels." if deviations else ""
     makers = f" on chips of {', '.join(fit['vendors'])}" if fit.get("vendors") else ""
     fitted_to, ranges = "", []
@@ -591,6 +601,6 @@ def engine_view(card: EngineCard) -> Answer:
     ranges_grid = table("90 % range over the estimate", "Decode", "With prefill", rows=ranges, numbers=(1, 2))
     body = [ranges_grid, footnote("Each run was left out of the fit in its turn.")] if ranges else []
     return Answer(
-        sentence=f"{card.name}: {card.title}{fitted_to}.", body=[*body, grid, footnote(meaning)], full_adds="all constants",
-        files="",
+        sentence=f"{card.name}: {card.title}{fitted_to}.",
+        body=[*body, grid, footnote(meaning)], full_adds="all constants and their meaning", files="",
     )  # fmt: skip

@@ -9,6 +9,7 @@ from itertools import chain
 from rich.console import Group
 from rich.text import Text
 
+from steptime.cli.views.plan_view import formats_in_words
 from steptime.cli.views.terminal_plots import LogScale
 from steptime.cli.views.widgets import Answer, Grid, footnote, listing, ranged, section
 from steptime.hardware.rental_prices import has_rent, usd
@@ -43,7 +44,7 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
     Returns:
         The answer.
     """
-    conditions = [f"{ranking.workload.input_tokens:,.0f} tokens in, {ranking.workload.output_tokens:,.0f} out"]
+    conditions = [f"{ranking.workload.input_tokens:,.0f} tokens in, {ranking.workload.output_tokens:,.0f} out on average"]
     if math.isfinite(ranking.slo.tpot):
         conditions.append(f"at least {show(1 / ranking.slo.tpot, 'tok/s')} per user")
     if math.isfinite(ranking.slo.ttft):
@@ -54,7 +55,7 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
     speeds = [f"{ranking.called(row)}: {show(row.tokens_per_second_per_chip, 'tok/s')} per chip." for row in unpriced]
     reasons = [f"{ranking.called(row)}: {row.reason.rstrip('.')}." for row in unable]
     return Answer(
-        sentence=_ranking_sentence(ranking), conditions="; ".join(conditions) + ".",
+        sentence=_ranking_sentence(ranking), conditions=f"{'; '.join(conditions)}. {_assumed(ranking)}",
         body=[
             *([_ranking_table(placed, ranking, full=full), footnote(_ranking_meaning(placed, full=full))] if placed else []),
             section("What would change the order of the first two", [f"{words}." for words in ranking.flips]),
@@ -82,6 +83,7 @@ def _ranking_sentence(ranking: Ranking) -> str:
     several_models = len({row.model for row in ranking.standings}) > 1
     verb = "is" if several_models else f"serves {first.model.rpartition('/')[2]}"
     text = f"{_name(ranking, first)} {verb} cheapest: {_cost(first)} per million output tokens at full load"
+    text += f" on {counted(first.chips, 'chip')}"
     # ranges without a measured run rest on other chips, so the first pair with runs is named too
     text += "." if first.runs or first.cost_range is None else ", but without measured runs."
     measured = next((standing for standing in priced if standing.runs), None)
@@ -95,6 +97,24 @@ def _ranking_sentence(ranking: Ranking) -> str:
         share = "its range overlaps" if ties == len(rivals) == 1 else share
         text += f"; the order is not certain ({share})." if ties else "."
     return text
+
+
+def _assumed(ranking: Ranking) -> str:
+    """Say how many chips each plan has, which formats the models have, and the options that change this."""
+    rows = [standing for standing in ranking.standings if standing.feasible]
+    sizes = sorted({standing.chips for standing in rows})
+    if ranking.chips in ("", "any"):
+        ends = [f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))] if sizes else []
+        span = f" ({' to '.join(ends)})" if ends else ""
+        chips = {"": "usual number of chips of each system, as in plan", "any": "cheapest number of chips"}[
+            ranking.chips
+        ] + span
+    else:
+        chips = counted(int(ranking.chips), "chip")
+    formats = dict.fromkeys(formats_in_words(standing.plan.served) for standing in rows if standing.plan is not None)
+    modes = " or ".join(sorted({standing.mode for standing in rows}))
+    words = [chips, modes and f"{modes} mode", *(formats if len(formats) == 1 else ["weights as in each config"])]
+    return f"Assumed: {', '.join(filter(None, words))} (--chips, --mode, --weights change it)."
 
 
 def _name(ranking: Ranking, standing: Standing) -> str:
@@ -217,16 +237,21 @@ def _context_sentence(limits: ContextWalls) -> str:
     if base.longest > limits.max_context:
         remarks.append(f"trained for {limits.max_context:,.0f}")
     text += f" ({'; '.join(remarks)})" if remarks else ""
-    if math.isfinite(limits.usd_per_million) and limits.priced:
-        text += f", and {tokens(base.longest_priced)} for {usd(limits.usd_per_million)} per million output tokens"
+    has_price = math.isfinite(limits.usd_per_million)
+    price = f"{usd(limits.usd_per_million)} per million output tokens" if has_price else ""
+    if has_price and limits.priced:
+        text += f", and {tokens(base.longest_priced)} for {price}"
+    elif has_price:
+        # Without --usd, the price is that of the unchanged model at the asked length.
+        text += f". At {limits.context:,} tokens it costs {price}"
     # among equal lengths at the price, the longer one at the speed is named
     longest = max(limits.walls, key=lambda wall: (wall.longest_priced, wall.longest))
     if longest is base or not longest.longest_priced > 1.01 * base.longest_priced:
         return text + "."
-    cost = f" for {usd(limits.usd_per_million)} per million output tokens" if math.isfinite(limits.usd_per_million) else ""
     ends = "any length" if math.isinf(longest.longest_priced) else tokens(longest.longest_priced)
-    quality = " It may cost quality (caveats: --full)." if longest.caveats else ""
-    return f"{text}. The technique {longest.technique} allows {ends}{cost}.{quality}"
+    at_price = "at the same price" if has_price else "at this speed"
+    quality = ", perhaps with lower quality (caveats: --full)" if longest.caveats else ""
+    return f"{text}; {at_price} the technique {longest.technique} allows {ends}{quality}."
 
 
 def _context_warnings(limits: ContextWalls) -> list[str]:

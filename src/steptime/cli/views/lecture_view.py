@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -67,9 +68,11 @@ def lecture_view(lecture: Lecture, *, full: bool) -> Answer:
         lecture.sections, numbers=(0, 2), claims=lambda part: f"{part.verdicts.count(HOLDS)} of {len(part.verdicts)}",
     )  # fmt: skip
     verdicts = [verdict for part in lecture.sections for verdict in part.verdicts]
+    counts = Counter(verdicts)
     return Answer(
-        sentence=f"{verdicts.count(HOLDS)} of {len(verdicts)} numbers of the lecture hold. `steptime lecture --check` lists "
-        "the others, `steptime lecture 3` shows a section, `steptime lecture --quiz` asks you questions.",
+        sentence=f"{counted(len(verdicts), 'number')} in {counted(len(lecture.sections), 'section')}: {_counts(counts)}. "
+        "`steptime lecture 3` shows a section, `steptime lecture --quiz` asks you questions, and `steptime lecture --check` "
+        "computes all numbers again, with those of the predictions and of the quiz.",
         conditions="The texts paraphrase the lecture \"The math behind how LLMs are trained and served\" by Reiner Pope, "
         "2026-04-29.", body=[grid],
         full_adds="formulas",
@@ -113,10 +116,16 @@ def _computed(statement: Statement) -> str:
     return between(min(statement.computed), max(statement.computed), statement.unit)
 
 
+def _counts(counts: Mapping[str, int]) -> str:
+    """Write the number of each verdict, in their order."""
+    plurals = {HOLDS: "hold", FACTOR: "hold within a factor", FAILS: "fail", UNDECIDED: "are undecided"}
+    return ", ".join(f"{counts[name]} {words}" for name, words in plurals.items() if counts.get(name))
+
+
 def _verdict(verdict: str, values: Sequence[float], stated: float) -> Text:
     """Write a verdict; where a number holds within a factor, that factor."""
     ratios = [max(value / stated, stated / value) for value in values if value * stated > 0]
-    words = f"off by {max(ratios):.2g}x" if verdict == FACTOR and ratios else verdict
+    words = f"holds within {max(ratios):.2g}x" if verdict == FACTOR and ratios else verdict
     return Text(words, style=COLOURS[verdict])
 
 
@@ -228,8 +237,7 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool) -> Answer:
     Returns:
         The answer.
     """
-    _, counts = verdicts.headline()
-    summary = ", ".join(f"{count} {name}" for name, count in counts.items()).replace("holds", "hold").replace("fails", "fail")
+    counts = Counter(row.verdict for row in verdicts.rows)
     rows = [row for row in verdicts.rows if full or row.changed or row.verdict != HOLDS]
     # Changed verdicts are the reason for the exit code, so they stand first.
     rows.sort(key=lambda row: not row.changed)
@@ -248,9 +256,11 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool) -> Answer:
         )
         for kind in dict.fromkeys(row.place.partition(" ")[0] for row in rows)
     ]  # fmt: skip
+    kinds = Counter(row.place.partition(" ")[0] for row in verdicts.rows)
+    places = ", ".join(f"{count} of {kind}s" for kind, count in kinds.items())
     checks = sum(row.check > 0 for row in verdicts.rows)
     return Answer(
-        sentence=f"{counted(len(verdicts.rows), 'number')} of the lecture: {summary}. "
+        sentence=f"{counted(len(verdicts.rows), 'number')}, {places}: {_counts(counts)}. "
         f"{counted(len(verdicts.changed), 'verdict')} changed since the stored ones.",
         conditions=f"{checks} of them are acceptance checks." + ("" if full else " Numbers that do not hold:"),
         body=grids, full_adds="all numbers",
@@ -297,12 +307,16 @@ def roofline_view(roofline: Roofline, *, width: int, full: bool) -> Answer:
     sentence = f"{subject} at {roofline.context:,} tokens of context."
     if costs:
         best = min(costs, key=lambda answer: answer.full)
-        sentence = f"Decode of {subject} costs {usd(best.full)} per million output tokens at the cheapest batch. "
-        sentence += f"The lecture's closed form gives {usd(best.closed)}."
+        sentence = f"Decode of {subject} costs {usd(best.full)} per million output tokens at its "
+        sentence += (
+            f"cheapest batch, {roofline['batch that is cheapest'].full:,.0f} sequences. The lecture's closed form gives "
+        )
+        sentence += f"{usd(best.closed)}."
     active = "" if roofline.active > 0.995 * roofline.total else f", {show(roofline.active)} active"
     conditions = f"Context {roofline.context:,} tokens, no prefill; {show(roofline.total)} parameters{active}; engine "
     legend = "Section: of the lecture. Price and speed: relative to the cheapest batch. The full model "
-    legend += "doubles batches, so two speeds can have one price. The lecture infers L* from a price."
+    legend += "doubles batches, so two speeds can have one price. The lecture infers L* from a price. "
+    legend += f"Batches: sequences on all {counted(roofline.chips, 'chip')}."
     legend += " none: no batch." if any(math.isinf(answer.closed) for answer in answers) else ""
     return Answer(
         sentence=sentence, conditions=f"{conditions}{roofline.engine}.", body=[grid, footnote(legend)],

@@ -10,24 +10,25 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.step_view import TERM_COLOURS, bounds, memory_bar, own_runs, resource_table
+from steptime.cli.views.step_view import TERM_NAMES, bounds, memory_bar, own_runs, resource_table, term_table
 from steptime.cli.views.terminal_plots import Axis, Curve, draw, log10, nice
 from steptime.cli.views.widgets import (
     Form,
     Grid,
     bar_table,
     beyond_runs,
+    cautions,
     footnote,
     heading,
     listing,
     notes,
     ranged,
-    share_table,
     sourced,
     table,
     write,
 )
 from steptime.hardware.energy import counted_by, power_in_words
+from steptime.hardware.number_formats import missing_units
 from steptime.hardware.rental_prices import origin_in_words, usd
 from steptime.hardware.system import System
 from steptime.models.model import Model
@@ -37,6 +38,8 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.uncertainty import SEPARATE_POOLS
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.evidence import ANY, PUBLISHED
+from steptime.planning.launch_facts import Served
+from steptime.planning.plan_messages import trained_context_warning
 from steptime.planning.plan_result import (
     Plan,
     Pool,
@@ -63,6 +66,12 @@ AXES = {
     "ep": "expert-parallel ranks", "cp": "context-parallel ranks", "mb": "micro-batches in flight", "x": "replicas",
     "red": "redundant experts",
 }  # fmt: skip
+# What the formulas of an explanation mean.
+FORMULAS = (
+    "n-norm(a, b) = (a^n + b^n)^(1/n): arithmetic and memory traffic overlap in part (n = 1: not at all; n large: fully). "
+    "A rate / 0.65 reaches 65 % of the data sheet. Such shares, n and the seconds per kernel, layer, token and collective are "
+    "constants of the engine: `steptime engines NAME --full`."
+)
 # Below this probability of meeting a limit, the answer points to --sure.
 LIKELY = 0.9
 # Rows of the Pareto front.
@@ -89,8 +98,9 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
         return Group(reason, *notes(plan.warnings), *front)
     drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
     parts: list[RenderableType | None] = [
-        _answer(plan), *_fleet(plan), *replay, _figure_table(plan), _pool_table(plan), _short_legend(plan, full),
-        *notes(_warnings(plan)), *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
+        _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_fleet(plan), *replay, _figure_table(plan),
+        _pool_table(plan), _short_legend(plan, full), *notes(_warnings(plan)), *_money(plan, full=full), *drafts,
+        Text(plan.why, style="bold"),
     ]  # fmt: skip
     if full:
         parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
@@ -123,17 +133,49 @@ def _workload(plan: Plan) -> str:
 def _answer(plan: Plan) -> Text:
     """Say what the plan serves, on what, and for how much."""
     idle = f", {plan.idle_chips:,} of them idle" if plan.idle_chips else ""
-    subject = f"Serve {plan.model} on {counted(plan.chips, 'chip')} of {plan.system}{idle}"
+    deployment = f"{counted(plan.chips, 'chip')} of {plan.system}{idle}"
+    subject = f"Serve {plan.model} ({formats_in_words(plan.served)}) on {deployment}"
     if has_rent(plan):
         cost = ranged(plan.usd_per_million_output_tokens, plan.cost_range, "USD")
         words = (f" for {cost} per million output tokens", " at full load, input included.")
     else:
         rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, "digits tok/s")
         words = (f" at {rate} per chip", ". Its rent is not known.")
+    return Text.assemble((subject, "bold"), (words[0], "bold green"), words[1])
+
+
+def formats_in_words(served: Served) -> str:
+    """Write the number formats of the weights.
+
+    Args:
+        served: Formats of a plan.
+
+    Returns:
+        Words such as "weights in bf16", with the format of the experts if it differs.
+
+    >>> formats_in_words(Served(weights="bf16", experts="mxfp4"))
+    'weights in bf16, experts in mxfp4'
+    """
+    experts = f", experts in {served.experts}" if served.experts not in ("", served.weights) else ""
+    return f"weights in {served.weights}{experts}"
+
+
+def _conditions(plan: Plan) -> Text:
+    """Say which load, number of chips, mode and engine the answer assumes, each with the option that changes it."""
+    chips = "one scale-up domain" if plan.chips == plan.served.domain_chips else counted(plan.chips, "chip")
     rate = f"{in_digits(plan.requests_per_second)} requests/s"
-    return Text.assemble(
-        (subject, "bold"), (words[0], "bold green"), f"{words[1]} {rate}: {_workload(plan)}; engine {plan.engine}."
+    setting = f"{chips} (--chips), {plan.mode} (--mode), engine {plan.engine}"
+    return Text(f"Load: {rate} of {_workload(plan)}. Assumed: {setting}.")
+
+
+def _cautions(plan: Plan) -> list[str]:
+    """Return the warnings that put the whole answer in doubt: a context too long, and formats without units."""
+    served, work = plan.served, plan.workload
+    lines = (
+        trained_context_warning(work.input_tokens + work.output_tokens, served.max_context),
+        missing_units((served.weights, served.experts), served.arithmetic, plan.system),
     )
+    return [line for line in lines if line]
 
 
 def _figure_table(plan: Plan) -> Grid:
@@ -176,7 +218,8 @@ def _pool_table(plan: Plan) -> Grid:
 
 def _warnings(plan: Plan) -> list[str]:
     """Return the warnings of a plan."""
-    warnings = [*_evidence(plan), *plan.warnings]
+    first_lines = _cautions(plan)
+    warnings = [*_evidence(plan), *(words for words in plan.warnings if words not in first_lines)]
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
     if SEPARATE_POOLS.words in plan.distance:
@@ -325,7 +368,7 @@ def _time_tables(plan: Plan, width: int) -> RenderableType:
     title = f"Where the {show(plan.tpot, 's')} per token go ({kind})"
     if plan.speculation.drafts:
         title = f"Where the {show(plan.tpot * step_tokens, 's')} per step go ({kind}; {step_tokens:.3g} tokens per user)"
-    terms = share_table(mean_terms(server), TERM_COLOURS, width, "Term")
+    terms = term_table(mean_terms(server), width, "Term")
     return Group(heading(title), terms, resource_table(mean_resources(server), width))
 
 
@@ -491,6 +534,7 @@ def explanation_view(explanation: dict[str, Any], system: System) -> RenderableT
             limits = bounds(step["lower_s"], step["upper_s"])
             parts += [Text(), heading(f"A {step['pass']}: {show(step['total_s'], 's')} (bounds {limits})")]
             parts.append(lines_table(step["lines"]))
+        parts.append(Text(FORMULAS, style="bright_black"))
     origin = explanation["model_source"] or {"url": "a local config"}
     provenance = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
     parts.append(Text(f"Model: {origin['url']}" + (f" ({provenance})" if provenance else ""), no_wrap=True, overflow="ignore"))
@@ -509,7 +553,7 @@ def lines_table(lines: list[Line]) -> Grid:
     first_lines = {line.term: line for line in reversed(lines)}
     return listing(
         "Term: {term} | Operator: {name} | Per chip and micro-batch: {formula} | Time: {seconds:s}", lines, first_to_go=(1,),
-        term=lambda line: line.term if line is first_lines[line.term] else "",
+        term=lambda line: TERM_NAMES.get(line.term, line.term) if line is first_lines[line.term] else "",
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading
 from steptime.pricing.price_list import PriceList
 from steptime.pricing.price_proposal import Proposal
+from steptime.pricing.serving_costs import HOPPER, USUAL
 from steptime.units import DAY, HOUR, MILLION, counted, in_digits, show
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def market_view(market: Market, *, width: int) -> Answer:
     return Answer(
         sentence=_market_sentence(market),
         conditions=f"A request: {market.mix.input_tokens:,.0f} tokens in{cached}, {market.mix.output_tokens:,.0f} out at "
-        f"{market.speed:g} tok/s per user{date_note}.",
+        f"{market.speed:g} tok/s per user{date_note}. {_assumed(market)}",
         body=[_offers(market, market.counted), _costs(market)],
         details=[
             _offers(market, range(len(market.offers))),
@@ -76,6 +77,17 @@ def market_view(market: Market, *, width: int) -> Answer:
     )
 
 
+def _assumed(market: Market) -> str:
+    """Say which chips, formats and modes the costs assume, and how to change them."""
+    chips = {
+        "": "64 chips, or one scale-up domain if larger (--chips usual: as in plan and compare)",
+        USUAL: "the usual number of chips of each system, as in plan and compare",
+    }.get(market.chips, f"{market.chips} chips")
+    is_native = market.weights == "native"
+    weights = "weights as in the config" if is_native else f"weights in {market.weights}, as most hosts serve it"
+    return f"Each cost: a plan on {chips}; {weights}; the cheaper mode (--mode)."
+
+
 def _market_sentence(market: Market) -> str:
     """Say what the median seller charges, what serving costs, and the ratio of both."""
     price = f"{usd(THOUSAND * market.median_price)} per 1,000 requests of {market.product}"
@@ -86,12 +98,18 @@ def _market_sentence(market: Market) -> str:
     if best is None:
         return f"{text} No plausible system serves it at {market.speed:g} tok/s."
     cost, ratio = usd(THOUSAND * best.usd_per_request), margins[best.system].median
-    text += f" Serving costs {cost} on {best.system} ({best.mode}) at full load: price / cost is {ratio:.1f}x."
+    machine = f"{counted(best.chips, 'chip')} of {best.system} ({best.mode})"
+    text += f" Serving costs {cost} on {machine} at full load: price / cost is {ratio:.1f}x."
     if "hopper" not in margins:
         return text
     hopper = margins["hopper"]
     cost = usd(THOUSAND * market.median_price / hopper.median)
-    text += f" On H100 and H200 it costs {cost}: {hopper.median:.1f}x (90 %: {hopper.range[0]:.1f} to {hopper.range[1]:.1f})"
+    served = {row.system: row for row in market.costs if row.feasible}
+    parts = [f"{usd(THOUSAND * served[name].usd_per_request)} on {name}" for name in HOPPER if name in served]
+    mean = f" (geometric mean of {' and '.join(parts)})" if len(parts) > 1 else ""
+    text += (
+        f" On H100 and H200 it costs {cost}{mean}: {hopper.median:.1f}x (90 %: {hopper.range[0]:.1f} to {hopper.range[1]:.1f})"
+    )
     differs = math.isfinite(hopper.aggregated) and not math.isclose(hopper.aggregated, hopper.median, rel_tol=0.05)
     return text + (f", or {hopper.aggregated:.1f}x in aggregated mode." if differs else ".")
 

@@ -87,20 +87,30 @@ def _budget_sentence(budget: Budget) -> str:
     mixed = f" ({show(best.total_params)} in total)" if best.total_params > 1.01 * best.params else ""
     text = f"Train {show(best.params)} parameters{mixed} on {show(best.tokens)} tokens: "
     text += f"{ratio}x the Chinchilla-optimal 20 tokens per parameter."
-    parts = {"training": best.training_usd, "RL": best.rl_usd, "serving": best.serving_usd}
-    if math.isfinite(best.usd):
-        bill = ", ".join(f"{money(usd)} {name}" for name, usd in parts.items() if usd)
-        text += f" Lifetime cost: {money(best.usd)} ({bill})."
+    if machine is None and math.isfinite(best.usd):
+        text += f" Lifetime cost: {money(best.usd)} ({_bill_in_words(best)})."
+    if machine is not None:
+        # A named machine gives the answer; the closed form stands second, with the reason for another total.
+        loss = f" at a loss of {machine.loss:.4f}" if not math.isnan(budget.target.usd) else ""
+        text = f"On {machine.system}, train {show(machine.params)} parameters on {show(machine.tokens)} tokens{loss}: "
+        text += f"{money(machine.total_usd)} over the lifetime ({_bill_in_words(machine)}). The closed form gives "
+        text += f"{show(best.params)}{mixed} on {show(best.tokens)} tokens"
+        text += f", {money(best.usd)}" if math.isfinite(best.usd) else ""
+        text += f": it takes a served FLOP to cost {in_digits(budget.demand.eta)} training FLOP (--eta); "
+        text += f"on {machine.system} it costs {in_digits(machine.eta)}."
     if budget.params_over_laws and budget.tokens_over_laws:
         spans = (f"{show(low)} to {show(high)}" for low, high in (budget.params_over_laws, budget.tokens_over_laws))
         costs = [choice.usd for choice in budget.choices]
         cost = f", {money(min(costs))} to {money(max(costs))}" if all(map(math.isfinite, costs)) else ""
-        text += f" {len(budget.choices)} scaling laws disagree: {' parameters, '.join(spans)} tokens{cost}."
-    if machine is not None:
-        loss = f" at a loss of {machine.loss:.4f}" if not math.isnan(budget.target.usd) else ""
-        text += f" On {machine.system}: {show(machine.params)} parameters on {show(machine.tokens)} tokens{loss}, "
-        text += f"{money(machine.total_usd)} in total."
+        closed = "" if machine is None else "In closed form, "
+        text += f" {closed}{len(budget.choices)} scaling laws disagree: {' parameters, '.join(spans)} tokens{cost}."
     return text
+
+
+def _bill_in_words(bill: Choice | MachineBudget) -> str:
+    """Return the parts of a lifetime cost."""
+    parts = {"training": bill.training_usd, "RL": bill.rl_usd, "serving": bill.serving_usd}
+    return ", ".join(f"{money(usd)} {name}" for name, usd in parts.items() if usd)
 
 
 def _laws_table(budget: Budget) -> Grid:

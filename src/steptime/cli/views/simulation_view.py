@@ -28,7 +28,10 @@ from steptime.units import counted, in_digits, show
 from steptime.workload.traffic import Traffic, repeated_share
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
-MEANING = "Arrival to slot includes the wait in the queue. Between two tokens includes stalls by prefill of other requests."
+SLOT_WAIT = (
+    "Arrival to slot: host work on the prompt, then the wait in the queue. Between two tokens: stalls by prefill of other "
+    "requests included."
+)
 LEVELS = " ▁▂▃▄▅▆▇█"
 # Slots limit a run if more than FULL of them and less than HALF of the KV cache are in use.
 FULL, HALF = 0.75, 0.5
@@ -52,10 +55,10 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
     parts: list[RenderableType | None] = [*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title)]
     if not a.served:
         return Group(*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title), *warnings)
-    parts += [_classes(a, simulation.limited) if a.classes else None, _latencies(a), _rates(simulation)]
+    parts += [_classes(a, simulation.limited) if a.classes else None, _latencies(a), footnote(SLOT_WAIT), _rates(simulation)]
     parts += [*own_runs(simulation.anchor), *warnings, _rent(simulation)]
     if full:
-        parts += [footnote(MEANING), Text(), _distribution(latencies(simulation.requests), width), Text()]
+        parts += [Text(), _distribution(latencies(simulation.requests), width), Text()]
         parts += [_timeline(simulation, width), *([Text(), _cache(simulation.cache)] if simulation.cache is not None else [])]
     return Group(*(part for part in parts if part is not None))
 

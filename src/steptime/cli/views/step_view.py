@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 TERM_COLOURS = {
     "projections": "blue", "attention": "magenta", "feed-forward": "cyan", "experts": "green", "shared experts": "bright_green",
     "head": "bright_blue", "embedding": "bright_blue", "norms": "white", "all-reduce": "yellow",
-    "context exchange": "bright_yellow", "dispatch": "yellow", "combine": "bright_yellow", "pipeline": "red", "overhead": "red",
+    "context exchange": "bright_yellow", "dispatch": "yellow", "combine": "bright_yellow", "pipeline": "red",
+    "launch and host": "red",
 }  # fmt: skip
+# Terms whose key is not the name that readers see: "engine overhead" is a resource, which includes this term.
+TERM_NAMES = {"overhead": "launch and host"}
+OVERHEAD_MEANING = "Engine overhead: kernel launches, host work, and the fixed time of each collective."
 # Name in words and colour of each resource.
 RESOURCES = {
     "compute": ("arithmetic", "green"),
@@ -34,6 +38,8 @@ RESOURCES = {
     "latency": ("message latency", "bright_red"),
     "overhead": ("engine overhead", "bright_black"),
 }
+# How operators follow each other in a step without losses: a lower bound with full overlap can be shorter.
+ONE_BY_ONE = "operators one after another"
 RATES = {
     "tokens_per_second_per_user": "Speed per user",
     "output_tokens_per_second_per_chip": "Output per chip",
@@ -57,8 +63,8 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     figures = [(RATES[name], ranged(rate, limits, "digits tok/s")) for name, (rate, limits) in card.rates().items()]
     figures += [
         ("Without your runs", show(float(card.unanchored.total), "s") if card.unanchored else ""),
-        ("Physical bound", f"{show(float(card.ideal.total), 's')} (no engine losses)" if card.ideal else ""),
-        ("Overlap bounds", bounds(card.lower, card.upper)),
+        ("No losses", f"{show(float(card.ideal.total), 's')} ({ONE_BY_ONE})" if card.ideal else ""),
+        ("With losses" if card.ideal else "Bounds", bounds(card.lower, card.upper)),
         ("Bound by", RESOURCES[str(card.bound)][0]),
         ("Fits", f"no, {misfit}" if misfit else "yes"),
     ]
@@ -67,7 +73,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
         *notes(card.notes),
         *own_runs(card.anchor),
         facts(figures),
-        share_table(card.terms, TERM_COLOURS, width, "Operator"),
+        term_table(card.terms, width, "Operator"),
         *([resource_table(card.resources, width)] if full else []),
         memory_bar(card.memory, width),
     )
@@ -80,7 +86,9 @@ def _answer(card: StepSummary, misfit: str) -> Text:
         work.append(f"{counted(int(card.batch), 'sequence')} decode with {int(card.context):,} tokens of context")
     if card.phase != "decode":
         work.append(f"prefill of {counted(int(card.prompts), 'prompt')} of {int(card.tokens):,} tokens")
-    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system} ({show_layout(card.layout)}), engine {card.engine}."
+    layout = f" ({show_layout(card.layout)})" if card.layout.chips > 1 else ""
+    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system}{layout}, "
+    setup += f"weights in {card.weights}, engine {card.engine}."
     return Text.assemble(
         f"One {card.phase} step of {card.model} takes ", (ranged(card.total, card.range, "s"), "bold green"),
         f": {', '.join(work)}. {setup}", (f" It does not fit: {misfit}." if misfit else "", "bold red"),
@@ -120,18 +128,33 @@ def bounds(lower: SupportsFloat, upper: SupportsFloat) -> str:
     return f"{show(lower, 's')} (full overlap) to {show(upper, 's')} (no overlap)"
 
 
-def resource_table(seconds: Mapping[str, SupportsFloat], width: int) -> Grid:
-    """Return the time of a step by the resource that limits it.
+def term_table(seconds: Mapping[str, SupportsFloat], width: int, title: str) -> Grid:
+    """Return the time of a step by operator.
+
+    Args:
+        seconds: Seconds by term.
+        width: Columns of the terminal.
+        title: Header of the names.
+
+    Returns:
+        A table with bars.
+    """
+    return share_table({TERM_NAMES.get(name, name): value for name, value in seconds.items()}, TERM_COLOURS, width, title)
+
+
+def resource_table(seconds: Mapping[str, SupportsFloat], width: int) -> RenderableType:
+    """Return the time of a step by the resource that limits it, and what the engine's overhead includes.
 
     Args:
         seconds: Seconds by resource.
         width: Columns of the terminal.
 
     Returns:
-        A table with bars.
+        A table with bars, and a footnote.
     """
     seconds_by_name = {RESOURCES[key][0] if key in RESOURCES else key: value for key, value in seconds.items()}
-    return share_table(seconds_by_name, dict(RESOURCES.values()), width, "Waits for")
+    grid = share_table(seconds_by_name, dict(RESOURCES.values()), width, "Waits for")
+    return Group(grid, Text(OVERHEAD_MEANING, style="bright_black"))
 
 
 def memory_bar(memory: Memory, width: int, title: str = "Memory of a chip") -> RenderableType:
@@ -150,4 +173,6 @@ def memory_bar(memory: Memory, width: int, title: str = "Memory of a chip") -> R
         ("engine", memory.reserved, "white"),
     )  # fmt: skip
     parts = [(name, float(value), colour) for name, value, colour in uses if float(value) or name != "engine"]
-    return stacked(parts, float(memory.capacity), width, f"{title}, {show(memory.capacity, 'B')}")
+    capacity, chip = float(memory.capacity), float(memory.chip_capacity)
+    share = f" for the engine ({capacity / chip:.0%} of {show(chip, 'B')})" if capacity < 0.999 * chip else ""
+    return stacked(parts, capacity, width, f"{title}, {show(capacity, 'B')}{share}")

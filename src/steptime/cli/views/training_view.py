@@ -27,7 +27,7 @@ from steptime.cli.views.widgets import (
     table,
 )
 from steptime.hardware.energy import BASES
-from steptime.hardware.rental_prices import rent_in_words
+from steptime.hardware.rental_prices import rent_in_words, usd
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array
@@ -139,7 +139,7 @@ def training_view(training: Training, system: System, timeline: Timeline | None,
         uses = [(name, float(getattr(memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(memory, name))]
         capacity = float(memory.capacity)
         parts.append(share_table(step.terms, COLOURS, width, "Operator"))
-        parts.append(stacked(uses, capacity, width, f"Memory of the fullest chip, {show(capacity, 'B')}"))
+        parts.append(stacked(uses, capacity, width, f"Memory of the fullest chip, {show(capacity, 'B')} by its driver"))
     # The short answer ends with what would help; tables and charts need --full.
     parts.append(heading(f"{training.why[:1].upper()}{training.why[1:].rstrip('.')}."))
     if training.changes or not full:
@@ -208,6 +208,10 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
     if math.isfinite(run.usd):
         spares = f" ({run.spares:,} spares included)" if run.spares else ""
         rent = f"{in_digits(run.chip_hours)} chip-hours{spares} at {rent_in_words(system.rent)}"
+        # The range of the cost is that of the time; other rents are a second, separate uncertainty.
+        lowest, highest = (run.usd * float(end / system.rent.typical) for end in (system.rent.low, system.rent.high))
+        if lowest < 0.995 * highest:
+            rent += f"; at the lowest and highest rent of the past twelve months: {usd(lowest)} and {usd(highest)}"
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
         ("Goodput", f"{run.goodput:.1%}: {failures}; a checkpoint every {show(run.checkpoint_every, 's')}"),

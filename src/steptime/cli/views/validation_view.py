@@ -36,7 +36,10 @@ QUANTITIES = {
     "output_tok_s": "Output tokens per second",
 }
 INSTALL = f"{install_hint('simulate')}, simulates each run"
-MEANING = "|predicted / measured - 1|; bias: median without the sign. Covered: runs within their 90 % range."
+MEANING = (
+    "Median, mean, p90: of |predicted / measured - 1|. Bias: median of predicted / measured - 1, with its sign. "
+    "Covered: runs within their 90 % range."
+)
 MEANINGS = {
     "id": "any name, kept in the output",
     "model": "Hugging Face id or catalogue name",
@@ -81,6 +84,12 @@ MEANINGS = {
     f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of SGLang on B200 and B300; "
     f"of TensorRT-LLM's data-parallel ranks as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
 }
+
+
+FACTORS = (
+    "Time per token, first token: median of measured / predicted, and the correction. The correction is closer to 1, because "
+    "single runs scatter; more runs bring it closer to the ratio."
+)
 
 
 def columns_view() -> Grid:
@@ -270,13 +279,22 @@ def calibration_view(calibrated: Calibrated, *, tables: Mapping[str, Mapping[str
     ]
     warnings = [f"left out: {line}" for line in _in_few_lines(calibrated.left_out)]
     if runs < MIN_RUNS_FOR_RANGES:
-        caution = f"{counted(runs, 'run')} {'changes' if runs == 1 else 'change'} little"
-        warnings.insert(0, f"{caution}: most constants stay near those of {before}, and its ranges are kept")
+        # The constant that the fit changes most, of those that are not 0.
+        ratios = {
+            name: value / old for name, value in calibrated.constants.items() if (old := calibrated.prior_constants[name])
+        }
+        moved = max(ratios, key=lambda name: abs(math.log(ratios[name])) if ratios[name] > 0 else 0.0)
+        words = f"{counted(runs, 'run')} cannot tell the constants apart: the fit changes the least certain ones most"
+        warnings.insert(
+            0, f"{words} ({moved.replace('_', ' ')} x {ratios[moved]:.2g}), and the 90 % ranges stay those of {before}"
+        )
     errors_text = f" Median errors on them: {', '.join(medians)}." if medians else ""
     return Answer(
         sentence=f"{fitted} is fitted to {counted(runs, 'run')}.{errors_text}",
         conditions=f"Written to {path}: use it with --engine {path}.",
-        body=[_error_table("Errors on these runs", errors), table("Constant", before, fitted, rows=rows, numbers=(1, 2))],
+        body=[_error_table("Errors on these runs", errors), table("Constant", before, fitted, rows=rows, numbers=(1, 2)),
+            footnote("Constants: `steptime engines NAME --full` explains each."),
+        ],
         warnings=warnings, files="", has_json=False, full_adds="all constants",
     )  # fmt: skip
 
@@ -294,7 +312,7 @@ def anchors_view(anchors: Anchors) -> Answer:
         return Answer(sentence="No runs are kept: `steptime anchors add FILE` keeps those of a load generator or a CSV.")
 
     def factor(correction: Factor | None) -> str:
-        return "-" if correction is None else f"x {correction.factor:.3f}"
+        return "-" if correction is None else f"{correction.ratio:.3f}, x {correction.factor:.3f}"
 
     grid = listing(
         "Name: {source} | Model: {model} | System: {system} | Engine: {version} | Runs: {count:,} | Time per token: {tpot} | "
@@ -305,5 +323,5 @@ def anchors_view(anchors: Anchors) -> Answer:
     runs, groups = sum(len(anchor.runs) for anchor in anchors.anchors), counted(len(anchors.anchors), "group")
     return Answer(
         sentence=f"{counted(runs, 'run')} in {groups} correct predictions of plan, step and simulate by these factors.",
-        body=[grid], warnings=[f"left out: {why}" for anchor in anchors.anchors for why in anchor.left_out],
+        body=[grid, footnote(FACTORS)], warnings=[f"left out: {why}" for anchor in anchors.anchors for why in anchor.left_out],
     )  # fmt: skip

@@ -476,6 +476,18 @@ def notes(words: Iterable[str]) -> list[Text]:
     return [Text.assemble(("Note: ", "bold yellow"), text.rstrip(".") + ".") for text in words]
 
 
+def cautions(words: Iterable[str]) -> list[Text]:
+    """Return warnings that put a whole answer in doubt, one line each.
+
+    Args:
+        words: Sentences.
+
+    Returns:
+        Lines that begin with "CAUTION:" and end with a period.
+    """
+    return [Text.assemble(("CAUTION: ", "bold red"), text.rstrip(".") + ".") for text in words]
+
+
 def beyond_runs(differences: Iterable[str]) -> str:
     """Return how an answer differs from the runs that the engine was fitted to.
 
