@@ -35,7 +35,7 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, host_chips
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
-from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, deployment_evidence
+from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, PUBLISHED, deployment_evidence
 from steptime.planning.fleet import Fleet, size_fleet
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
@@ -200,11 +200,16 @@ def plan(
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
     effects = {"alternatives": alternatives, "elasticities": elasticities}
     # The ideal engine is a bound over all layouts, and the user's own layout needs no evidence.
-    first = EVIDENCE.index(evidence if has_range(case.engine) and pinned == Pinned() else ANY)
-    for kind in EVIDENCE[first:]:
+    first_kind = evidence if has_range(case.engine) and pinned == Pinned() else ANY
+    for kind in EVIDENCE[EVIDENCE.index(first_kind) :]:
         best_plan = _of_evidence(replace(case, evidence=kind), modes, price, sure, **effects)
         if best_plan.feasible:
             break
+    if kind == first_kind == ANY and pinned == Pinned():
+        # Mean waits favour odd layouts, which may keep fewer requests within a percentile than usual ones do.
+        usual = _of_evidence(replace(case, evidence=PUBLISHED, front=False), modes, price, sure, **effects)
+        if usual.feasible and not (best_plan.feasible and best_plan.requests_per_second >= usual.requests_per_second):
+            best_plan = replace(usual, front=best_plan.front)
     if best_plan.feasible and kind != ANY and diagnostics:
         rough = replace(case, evidence=ANY, rough=True, at_least=best_plan.requests_per_second, front=False, diagnostics=False)
         cheapest = _of_evidence(rough, modes, price, sure, alternatives=False, elasticities=False)
