@@ -15,6 +15,7 @@ from steptime.cli.options import (
     SubjectChanges,
     declared,
     grouped,
+    lengths_need,
     not_empty,
     option,
     read_system,
@@ -136,7 +137,8 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
         ctx: context of typer; the other arguments are options, described by their help.
     """
     names = _parts("models", rivals.models)
-    show.check(ctx, inputs=[*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
+    files = [*names, requests.trace or "", *([] if rivals.systems == ALL else _parts("systems", rivals.systems))]
+    show.check(ctx, lengths_need(requests.trace), inputs=files)
     modes, chip_count, slo = read_modes(requests.mode), requests.chip_count(), requests.slo()
     machines = rivals.machines()
     models = [formats.read_model(name, rivals.catalog) for name in names]

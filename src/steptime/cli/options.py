@@ -277,6 +277,19 @@ def not_empty(name: str, text: str | None, content: str) -> None:
         raise RangeError(f"{name} needs {content}")
 
 
+def lengths_need(trace: str | None) -> dict[str, tuple[bool, str]]:
+    """Return the requirement of options of lengths: no trace, which sets them.
+
+    Args:
+        trace: Value of --trace.
+
+    Returns:
+        The requirement for `Output.check`.
+    """
+    not_empty("--trace", trace, "a name or a file: azure-chat, azure-code, mooncake, or a path")
+    return {"a call without --trace, which sets all lengths": (trace is None, "input output spread output_spread")}
+
+
 def read_system(name: str, changes: list[str] | None, catalog: str | None) -> System:
     """Return a system with the figures that --set changes.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, not_empty, option, read_systems
+from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, lengths_need, not_empty, option, read_systems
 from steptime.cli.output import check_folder, make_console, patience, print_json, reported, write_csv, write_folder
 from steptime.errors import InputError
 from steptime.planning.planner import DoesNotFit
@@ -102,8 +102,9 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         "text, not --json, which has the commands of all engines": (not output.json, "launch"),
         "--launch ENGINE": (output.launch is not None, "launch_dir"),
         "--launch-dir FOLDER": (output.launch_dir is not None, "force"),
+        **lengths_need(inputs.trace),
     }
-    output.check(ctx, needs, changes.files(vars(inputs)), plot=output.plot)
+    output.check(ctx, needs, [*changes.files(vars(inputs)), inputs.trace or ""], plot=output.plot)
     launches = output.launches()
     not_empty("--electricity", inputs.electricity, "USD per kWh, such as 0.08/kWh")
     check_folder("--launch-dir", output.launch_dir)

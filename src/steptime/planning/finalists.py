@@ -237,7 +237,7 @@ def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedP
 
 
 def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
-    """Yield candidates that differ in one respect: the chunk, the prompts of a pass, or a replica more or less.
+    """Yield candidates that differ in one respect: another chunk, half or twice the prompts of a pass, a replica more or less.
 
     Args:
         case: Plan problem.
@@ -250,9 +250,10 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
         sizes = chunk_sizes(case.workload, case.evidence, case.pinned.chunk)
         allowed = [int(size) for size in sizes if readable(case.workload, size, candidate.layout)]
         place = allowed.index(candidate.chunk) if candidate.chunk in allowed else 0
-        for near in (place - 1, place + 1):
-            if 0 <= near < len(allowed):
-                yield replace(candidate, chunk=allowed[near])
+        # Mean waits say little about the best chunk where few sequences decode: a prompt read at once is one long step.
+        for index in sorted(range(len(allowed)), key=lambda position: abs(position - place)):
+            if index != place:
+                yield replace(candidate, chunk=allowed[index])
         return
     reader = candidate.prefill_layout
     assert reader is not None

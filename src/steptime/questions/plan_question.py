@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from steptime.workload.workload import LARGEST_SPREAD, LONGEST_TPOT, Slo, Worklo
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
 OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"
 DEPLOYMENT_GROUP, LIMITS_GROUP, OWN_GROUP = "Deployment", "Limits", "Your own layout"
+# Inputs that a trace sets.
+TRACE_SETS = ("input", "output", "spread", "output_spread")
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -54,6 +56,32 @@ class RequestSizes:
     cached: Any = number(
         0.0, "share of the prompt that is in the prefix cache (0 to 1)", minimum=0.0, maximum=1.0, group=REQUESTS_GROUP
     )
+    trace: str | None = text(
+        None, "requests whose mean lengths and spreads to take: azure-chat, azure-code, mooncake, or a trace file",
+        group=REQUESTS_GROUP, metavar="NAME", default_words="input, output and spread",
+    )  # fmt: skip
+
+    def with_trace(self) -> Self:
+        """Return the inputs with the lengths of the trace, if one is named.
+
+        Returns:
+            Inputs without a trace.
+
+        Raises:
+            RangeError: Lengths are given beside the trace.
+        """
+        if self.trace is None:
+            return self
+        from steptime.workload.public_traces import trace_lengths
+
+        repeated_inputs = [name for name in TRACE_SETS if getattr(self, name) != getattr(RequestSizes, name)]
+        if repeated_inputs:
+            raise RangeError(f"trace: contains the lengths, got {' and '.join(repeated_inputs)} too; leave one out")
+        lengths = trace_lengths(self.trace)
+        return replace(
+            self, input=lengths.input_tokens, output=lengths.output_tokens, spread=min(lengths.input_spread, LARGEST_SPREAD),
+            output_spread=min(lengths.output_spread, LARGEST_SPREAD), trace=None,
+        )  # fmt: skip
 
     def workload(self, gained: int = 0) -> Workload:
         """Return the requests as a workload.
@@ -64,9 +92,10 @@ class RequestSizes:
         Returns:
             The workload.
         """
+        sizes = self.with_trace()
         return Workload(
-            input_tokens=self.input + gained, output_tokens=self.output, cached_share=self.cached,
-            input_spread=self.spread, output_spread=self.spread if self.output_spread is None else self.output_spread,
+            input_tokens=sizes.input + gained, output_tokens=sizes.output, cached_share=sizes.cached,
+            input_spread=sizes.spread, output_spread=sizes.spread if sizes.output_spread is None else sizes.output_spread,
         )  # fmt: skip
 
 
@@ -262,7 +291,7 @@ def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Eng
     Returns:
         Checked inputs, model, system, engine, and workload.
     """
-    inputs = bind(PlanInputs, values, "plan")
+    inputs = bind(PlanInputs, values, "plan").with_trace()
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
     return inputs, model, system, engine, inputs.workload(gained)

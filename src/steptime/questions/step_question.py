@@ -385,6 +385,10 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
     return answers | design_answers(model, system, answer_names)
 
 
+# Questions about one serving layout.
+WITH_LAYOUT = ("step", "simulate")
+
+
 def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any] = ()) -> dict[str, Any]:
     """Return fixed inputs with the default layout of their model and system.
 
@@ -392,7 +396,7 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
     vary.
 
     Args:
-        question: A question with a layout; the inputs of any other question stay as they are.
+        question: A question of `WITH_LAYOUT`; the inputs of any other question stay as they are.
         fixed: Inputs of every point.
         axes: Inputs that vary; the layout must fit the smallest of their values.
 
@@ -401,7 +405,8 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
     """
     values = {**fixed, **{axis.name: axis.values for axis in axes}}
     values = {name: value for name, value in values.items() if value is not None}
-    has_layout = "tp" not in question.inputs or not values.keys().isdisjoint(SIZES)
+    # A plan searches its layout, and training has another one.
+    has_layout = question.name not in WITH_LAYOUT or not values.keys().isdisjoint(SIZES)
     is_subject_varied = any(axis.name in ("model", "system", *FORMATS) for axis in axes)
     if has_layout or is_subject_varied or not {"model", "system"} <= values.keys():
         return dict(fixed)

@@ -125,8 +125,9 @@ def has_rent(plan: Plan) -> bool:
 def _workload(plan: Plan) -> str:
     w = plan.workload
     cached = f" ({w.cached_share:.0%} cached)" if w.cached_share else ""
-    spreads = sorted({float(w.input_spread), float(w.output_spread)})
-    words = "" if spreads == [0.0] else f" on average, spread {' and '.join(f'{spread:g}' for spread in spreads)}"
+    spreads = [f"{float(spread):.3g}" for spread in (w.input_spread, w.output_spread)]
+    spread = spreads[0] if spreads[0] == spreads[1] else "{} in, {} out".format(*spreads)
+    words = "" if spread == "0" else f" on average, spread {spread}"
     return f"{counted(w.input_tokens, 'token')} in{cached}, {w.output_tokens:,} out{words}"
 
 
