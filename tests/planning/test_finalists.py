@@ -67,20 +67,19 @@ def test_finalists_of_separate_pools_differ_in_the_prompts_of_a_pass():
 # --- neighbours ------------------------------------------------------------------------------------------------------------
 
 
-def test_neighbours_of_a_shared_pool_have_the_next_chunks():
+def test_neighbours_of_a_shared_pool_have_all_other_chunks_the_nearest_first():
     def chunks(chunk: int, layout: Layout = SHARED.layout, **more) -> list[int]:
         given = replace(case(), **more)
         found = list(neighbours(given, replace(SHARED, chunk=chunk, layout=layout)))
         assert all(replace(one, chunk=0, layout=layout) == replace(SHARED, chunk=0, layout=layout) for one in found)
         return [one.chunk for one in found]
 
-    assert chunks(512) == [256, 1000]
-    assert chunks(1000) == [512, 1024]
-    assert chunks(128) == [256]
-    assert chunks(16384) == [8192]
-    assert chunks(512, evidence="published") == [1000]
+    assert chunks(512) == [256, 1000, 128, 1024, 2048, 4096, 8192, 16384]
+    assert chunks(1000) == [512, 1024, 256, 2048, 128, 4096, 8192, 16384]
+    assert chunks(16384) == [8192, 4096, 2048, 1024, 1000, 512, 256, 128]
+    assert chunks(512, evidence="published") == [1000, 1024, 2048, 4096, 8192, 16384]
     # Chunks of several prompts are for one rank.
-    assert chunks(1000, Layout(dp=2, ep=2)) == [512]
+    assert chunks(1000, Layout(dp=2, ep=2)) == [512, 256, 128]
     assert chunks(700, pinned=Pinned(chunk=700)) == []
 
 
@@ -132,8 +131,9 @@ def test_neighbours_of_the_best_are_tried_twice(rates):
     simulated, _, asked = rates
     simulated.update({512: 5.0, 1000: 6.0, 1024: 7.0, 2048: 8.0, 4096: 9.0})
     found = simulate_finalists(case(), of_chunks(512))
-    assert asked == [(512, 0.0), (256, 5.0), (1000, 5.0), (1024, 6.0)]
-    assert [(one.candidate.chunk, one.run.rate) for one in found] == [(1024, 7.0), (1000, 6.0), (512, 5.0)]
+    tried = [(512, 0.0), (256, 5.0), (1000, 5.0), (128, 6.0), (1024, 6.0), (2048, 7.0), (4096, 8.0), (8192, 9.0), (16384, 9.0)]
+    assert asked == tried
+    assert [(one.candidate.chunk, one.run.rate) for one in found][:2] == [(4096, 9.0), (2048, 8.0)]
 
 
 def test_candidates_must_exceed_the_best_so_far(rates):
@@ -142,7 +142,7 @@ def test_candidates_must_exceed_the_best_so_far(rates):
     found = simulate_finalists(case(), of_chunks(512, 4096, 8192))
     assert asked[:3] == [(512, 0.0), (4096, 5.0), (8192, 5.0)]
     assert [one.candidate.chunk for one in found] == [8192, 512]
-    assert [chunk for chunk, _ in asked[3:]] == [16384]
+    assert [chunk for chunk, _ in asked[3:]] == [16384, 2048, 1024, 1000, 256, 128]
 
 
 def test_the_best_is_the_first_that_is_confirmed_above_the_next(rates):

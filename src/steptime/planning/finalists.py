@@ -228,7 +228,7 @@ def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedP
     slots = case.pinned.max_num_seqs or slots
     server = SimulatedPool(
         role="serve" if candidate.prefill_layout is None else "decode", layout=candidate.layout, batch=candidate.batch,
-        max_num_seqs=slots, queued=bool(seats.capped), chunk=candidate.chunk,
+        max_num_seqs=slots, queued=bool(seats.capped) or bool(case.pinned.max_num_seqs), chunk=candidate.chunk,
     )  # fmt: skip
     if candidate.prefill_layout is None:
         return (server,)

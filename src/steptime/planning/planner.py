@@ -205,7 +205,7 @@ def plan(
         best_plan = _of_evidence(replace(case, evidence=kind), modes, price, sure, **effects)
         if best_plan.feasible:
             break
-    if kind == first_kind == ANY and pinned == Pinned():
+    if evidence == ANY and has_range(case.engine) and pinned == Pinned():
         # Mean waits favour odd layouts, which may keep fewer requests within a percentile than usual ones do.
         usual = _of_evidence(replace(case, evidence=PUBLISHED, front=False), modes, price, sure, **effects)
         if usual.feasible and not (best_plan.feasible and best_plan.requests_per_second >= usual.requests_per_second):
