@@ -64,6 +64,7 @@ from steptime.pricing.price_history import PriceHistory
 from steptime.pricing.price_list import PriceList
 from steptime.pricing.market import Market
 from steptime.pricing.price_proposal import Proposal
+from steptime.pricing.self_hosting import SelfHosting
 from steptime.pricing.price_estimate import Reading
 from steptime.result_base import entries
 from steptime.reversible.avalanche import Mixing
@@ -104,6 +105,7 @@ ANSWERS: dict[type, str] = {
     Reading: "`st.read_prices(...)[NAME]`.",
     PriceHistory: "`steptime prices MODEL --history`.",
     Proposal: "`steptime prices MODEL SYSTEM --target-margin 2`, `st.propose_prices`.",
+    SelfHosting: "`steptime prices MODEL --self-host SYSTEM --tokens-per-day N`, `st.compare_self_hosting`.",
     Sweep: "`steptime sweep`, `st.sweep`.",
     Design: "`steptime design`, `st.design`.",
     Sensitivity: "`steptime sensitivity`, `st.sensitivity`. `low`, `base` and `high` of an input are in its `unit`; `at_low` "

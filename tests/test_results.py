@@ -181,6 +181,7 @@ MAKE = {
     "prices": lambda: st.survey_prices("llama-3.1-8b", mix="1k:256"),
     "price history": lambda: price_history("openai/o3"),
     "price proposal": lambda: st.propose_prices("llama-3.1-8b", "hgx-h100", margin=2, mix="1k:256"),
+    "self-hosting": lambda: st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, mix="1k:256", chips=1),
     "anchors": lambda: st.load_anchor([RUN]),
     "stacks": stacks,
     "mixing": lambda: mixing(samples=200, depth=4, width=64),

@@ -38,6 +38,7 @@ from steptime.pricing.price_inversion import PriceReading as PriceReading
 from steptime.pricing.price_inversion import read_prices as read_prices
 from steptime.pricing.price_list import PriceList as PriceList
 from steptime.pricing.price_proposal import propose_prices as propose_prices
+from steptime.pricing.self_hosting import compare_self_hosting as compare_self_hosting
 from steptime.questions.image_cost import image_cost as image_cost
 from steptime.questions.image_cost import with_images as with_images
 from steptime.questions.registry import ask as ask

@@ -72,6 +72,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "prices openai/gpt-6-sol --read --lecture",
         "prices anthropic/claude-opus-4-6 --read --date 2026-03-01 --margin 1.2..7",
         "prices deepseek-v3 gb200-nvl72 --target-margin 2",
+        "prices deepseek-v3 --self-host hgx-h200 --tokens-per-day 5G --chips 16 --spare 1",
         "prices glm-5.2 --history",
     ),
     "simulate": (

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import CATALOG, Output, declared, grouped, not_empty, option
+from steptime.cli.options import CATALOG, Output, declared, grouped, not_empty, option, read_system
 from steptime.cli.output import patience
 from steptime.errors import InputError, RangeError, short_repr
 from steptime.questions.declaration import text as declare_text
 from steptime.questions.economics_questions import PRICES, PricesInputs, solve_prices
 from steptime.questions.plan_question import read_modes
+from steptime.units import count as read_count
 
 if TYPE_CHECKING:
     from steptime.pricing.price_inversion import PriceReading
@@ -36,6 +37,14 @@ class PriceQuery:
     target_margin: Annotated[
         float | None, option("Propose a price list at this price / cost on SYSTEM, such as 2.", SOURCE, metavar="TIMES")
     ] = None
+    self_host: Annotated[
+        str | None,
+        option("Compare API prices with own chips of this system, at --tokens-per-day.", SOURCE, metavar="SYSTEM"),
+    ] = None
+    tokens_per_day: Annotated[
+        str | None, option("Input and output tokens of a day, such as 500M, for --self-host.", SOURCE, metavar="N")
+    ] = None
+    spare: Annotated[int, option("Further replicas of own chips, for --self-host.", SOURCE, metavar="N")] = 0
     update: Annotated[bool, option("Download the newest prices first. Nothing else uses the network.", SOURCE, "--update")] = (
         False
     )
@@ -100,6 +109,21 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
                 catalog=query.catalog,
             )  # fmt: skip
         output.print(proposal, "prices_view.proposal_view")
+    elif query.self_host is not None:
+        from steptime.pricing.self_hosting import compare_self_hosting
+        from steptime.pricing.serving_costs import USUAL
+
+        with patience(f"steptime: planning on {query.self_host} ..."):
+            comparison = compare_self_hosting(
+                str(query.model), read_system(query.self_host, None, query.catalog),
+                tokens_per_day=float(read_count(str(query.tokens_per_day), "--tokens-per-day")), speed=query.speed,
+                mix=query.mix, mode=read_modes(query.mode), provider=query.provider, spare=query.spare,
+                chips=None if query.chips in (None, USUAL) else int(read_count(query.chips, "--chips")),
+                catalog=query.catalog,
+            )  # fmt: skip
+        output.print(comparison, "prices_view.self_hosting_view")
+        if not comparison.feasible:
+            raise typer.Exit(1)
     elif is_inversion:
         output.print(_invert_list(query, assumptions), "prices_view.reading_view", lecture=assumptions.lecture)
     elif query.history:
@@ -125,6 +149,8 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         raise RangeError("--list names your own list, and a model is named too; keep one of the two")
     is_proposal = query.target_margin is not None
     questions = {"--read": is_inversion, "--history": query.history, "--target-margin": is_proposal}
+    is_hosting = query.self_host is not None
+    questions["--self-host"] = is_hosting
     several = [name for name, is_given in questions.items() if is_given]
     if len(several) > 1:
         raise RangeError(f"{' and '.join(several)} are different questions; keep one")
@@ -134,6 +160,9 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         )
     if is_proposal and query.system is None:
         raise RangeError("--target-margin needs a system after the model: prices deepseek-v3 gb200-nvl72 --target-margin 2")
+    if is_hosting != (query.tokens_per_day is not None):
+        raise RangeError("--self-host SYSTEM and --tokens-per-day N go together: --self-host hgx-h100 --tokens-per-day 500M")
+    not_empty("--self-host", query.self_host, "a system, such as hgx-h100")
     not_empty("--provider", query.provider, "the name of a seller")
     not_empty("--chips", query.chips, "a number, or usual")
     not_empty("--date", query.date, "a day, such as 2026-03-01")
@@ -143,6 +172,8 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         "a model at its sellers or a proposal, not a list that is read": (not is_inversion, "mode mix catalog chips"),
         "a model at its sellers or a list, not --history": (not query.history, "mode chips date hold update"),
         "prices that are sold, not --target-margin": (not is_proposal, "provider date update"),
+        "--self-host": (is_hosting, "spare"),
+        "the newest prices without tiers, not --self-host": (not is_hosting, "date update hold"),
     }
     output.check(ctx, needs, [query.list_] if query.list_ else [])
     read_modes(query.mode)

@@ -41,8 +41,9 @@ from steptime.workload.workload import Slo, decode_steps
 TPOT_LEVELS = (1.0, 1.2)
 # Rows of a search that become finalists, of each level.
 ROWS = 4
-# Searches around the best finalist.
+# Searches around the best finalist, and sequences in a pipeline from which there are none.
 ROUNDS = 2
+MANY_SEQUENCES = 5000
 # Share of the rate that a finalist may lose to other draws.
 LARGE_LOSS = 0.06
 # Sequences in flight for which slots are kept, over those of the candidate.
@@ -118,7 +119,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
         add(candidate)
     for _ in range(0 if case.rough else ROUNDS):
         leader = best()
-        if leader is None:
+        if leader is None or _is_slow(leader.candidate):
             break
         for neighbour in [neighbour for neighbour in neighbours(case, leader.candidate) if neighbour not in finalists]:
             add(neighbour)
@@ -137,6 +138,11 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     checked.sort(key=lambda finalist: -finalist.run.rate)
     names = {finalist.candidate for finalist in checked}
     return checked + [finalist for finalist in ranking if checked and finalist.candidate not in names]
+
+
+def _is_slow(candidate: Candidate) -> bool:
+    """Return whether a run takes seconds: pipelines count the steps of each sequence."""
+    return bool(candidate.layout.pp > 1) and candidate.batch > MANY_SEQUENCES
 
 
 def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) -> Finalist | None:

@@ -400,7 +400,7 @@ def survey_prices(
         raise InputError(f"no seller of {family} is known")
     dated = [] if price_time is None else _date_caveats(offers, find_offers(family), read_time(price_time))
     if provider is not None:
-        offers = _of_seller(offers, provider, family)
+        offers = offers_of_seller(offers, provider, family)
 
     # Costs of the same request on each plausible system, at the rents of that time.
     loaded = product.load(catalog)
@@ -524,7 +524,20 @@ def family_named(model: str) -> SoldModel:
     return SoldModel(family, rows[0].weights, rows[0].catalogue)
 
 
-def _of_seller(offers: tuple[Offer, ...], provider: str, family: str) -> tuple[Offer, ...]:
+def offers_of_seller(offers: tuple[Offer, ...], provider: str, family: str) -> tuple[Offer, ...]:
+    """Return the offers of one seller.
+
+    Args:
+        offers: Offers of a model.
+        provider: Seller.
+        family: Name of the model, for the message.
+
+    Returns:
+        Its offers.
+
+    Raises:
+        UnknownName: The seller has none.
+    """
     seller_offers = tuple(offer for offer in offers if offer.provider == provider.strip().casefold())
     if not seller_offers:
         sellers = sorted({offer.provider for offer in offers})

@@ -21,6 +21,7 @@ from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading
 from steptime.pricing.price_list import PriceList
 from steptime.pricing.price_proposal import Proposal
+from steptime.pricing.self_hosting import SelfHosting
 from steptime.pricing.serving_costs import HOPPER, USUAL
 from steptime.units import DAY, HOUR, MILLION, counted, in_digits, show
 
@@ -273,6 +274,67 @@ def proposal_view(proposal: Proposal, *, full: bool) -> Answer:
         body=[*_tiers(proposal), reasons if full else _other_prices(proposal)], warnings=proposal.notes,
         full_adds="reason of each price",
     )  # fmt: skip
+
+
+def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
+    """Return API prices and own chips for a volume of tokens.
+
+    Args:
+        comparison: The comparison.
+        **_: Whether all is shown; there is no more.
+
+    Returns:
+        The answer.
+    """
+    model, fleet, mix = comparison.model.rpartition("/")[2], comparison.fleet, comparison.mix
+    cached = f" ({100 * mix.cached_share:.0f} % cached)" if mix.cached_share else ""
+    volume = f"{show(comparison.tokens_per_day, 'tokens')} a day"
+    conditions = (
+        f"A request: {mix.input_tokens:,.0f} tokens in{cached}, {mix.output_tokens:,.0f} out, {comparison.speed:g} tok/s per "
+        f"user; {in_digits(comparison.rate, 3)} requests/s."
+    )
+    grid = table("From", "1k requests", "1M tokens (in + out)", "A month", numbers=(1, 2, 3))
+    for provision in comparison.provisions:
+        grid.add_row(
+            provision.name,
+            *(
+                usd(amount)
+                for amount in (THOUSAND * provision.usd_per_request, provision.usd_per_million_tokens, provision.usd_per_month)
+            ),
+        )
+    if fleet is None:
+        return Answer(
+            sentence=f"{comparison.system} cannot serve {model} at this speed: {comparison.reason}", conditions=conditions,
+            body=[grid], warnings=comparison.notes,
+        )  # fmt: skip
+    own_chips, api = comparison.provisions[-1], comparison.provisions[-2]
+    ratio = in_digits(own_chips.usd_per_month / api.usd_per_month, 2)
+    share, level = comparison.break_even_utilisation, comparison.break_even_tokens_per_day
+    even = (
+        f"Own chips cost less from {show(level, 'tokens')} a day, if they are busy {100 * share:.0f} % or more."
+        if math.isfinite(level)
+        else f"The API is cheaper at any volume: even at full load, own chips cost {in_digits(share, 2)}x as much."
+    )
+    spare = f", {fleet.spare} of them spare" if fleet.spare else ""
+    return Answer(
+        sentence=f"{volume} of {model} cost {usd(own_chips.usd_per_month)} a month on {counted(fleet.chips, 'own chip')} of "
+        f"{comparison.system}, and {usd(api.usd_per_month)} from {_seller_words(comparison)}: own / API is {ratio}x. {even}",
+        conditions=conditions,
+        body=[
+            grid,
+            footnote(
+                f"Own: {counted(fleet.replicas + fleet.spare, 'replica')} of {counted(fleet.replica_chips, 'chip')}{spare}, on "
+                f"{counted(fleet.hosts, 'host')}; "
+                f"{100 * fleet.utilisation:.0f} % busy; {comparison.mode}, {comparison.layout} "
+                f"(evidence: {comparison.evidence})."
+            ),
+        ],
+        warnings=comparison.notes,
+    )  # fmt: skip
+
+
+def _seller_words(comparison: SelfHosting) -> str:
+    return f"the median of {comparison.sellers} API sellers" if comparison.sellers > 1 else "the only API seller"
 
 
 def _tiers(proposal: Proposal) -> list[RenderableType | None]:

@@ -1,0 +1,235 @@
+"""Own chips against an API: what a volume of tokens costs on a fleet of whole hosts, and from which volume that is cheaper.
+
+An API sells each request at a price `p`. A fleet costs its rent, busy or not. A unit of the fleet, with rent `R` per second,
+serves `m` requests/s within the limits. At the share `u` of that load its own cost per request is R / (m u), so that both are
+equal at u = R / (m p), the break-even utilization. Above 1 the API is cheaper at any volume.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.errors import InputError
+from steptime.hardware.rental_prices import has_rent, rent_in_words, usd
+from steptime.hardware.system import System
+from steptime.number_checks import positive
+from steptime.planning.evidence import MEASURED
+from steptime.planning.fleet import MONTH, Fleet
+from steptime.planning.plan_result import Plan
+from steptime.planning.planner import MODES, plan
+from steptime.pricing.market import Market, Mix, family_named, offers_of_seller, read_mix
+from steptime.pricing.price_estimate import assumed
+from steptime.pricing.price_lookup import find_offers
+from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.units import DAY, MILLION, counted, show
+from steptime.workload.workload import limits
+
+# Units of a fleet among which the break-even volume is searched.
+MOST_UNITS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provision:
+    """One way to get the tokens, and what it costs."""
+
+    name: str = field(metadata=unit("", "an API seller, or own chips"))
+    usd_per_request: float = field(metadata=unit("USD", "cost of a request at this volume", key="usd_per_request"))
+    usd_per_million_tokens: float = field(
+        metadata=unit("USD", "cost per million tokens of the mix, input and output", key="usd_per_million_tokens")
+    )
+    usd_per_month: float = field(metadata=unit("USD", "cost of a month", key="usd_per_month"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SelfHosting(Tabular):
+    """A volume of tokens at API prices and on own chips; as a table, one row per provision."""
+
+    SCHEMA: ClassVar[str] = "steptime.self-hosting/1"
+
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    tokens_per_day: float = field(metadata=unit("tokens/day", "input and output tokens of a day", key="tokens_per_day"))
+    rate: float = field(metadata=unit("requests/s", "requests, spread evenly over the day", key="requests_per_s"))
+    mix: Mix = field(metadata=unit("", "request"))
+    speed: float = field(metadata=unit("tok/s", "speed of each user"))
+    feasible: bool = field(metadata=unit("", "whether the system serves the model at that speed"))
+    reason: str = field(default="", metadata=unit("", "why it does not"))
+    sellers: int = field(metadata=unit("", "sellers in the median"))
+    provisions: tuple[Provision, ...] = field(metadata=unit("", "API prices, and own chips"))
+    mode: str = field(default="", metadata=unit("", "serving mode of the plan"))
+    layout: str = field(default="", metadata=unit("", "layout of the plan"))
+    evidence: str = field(default="", metadata=unit("", "evidence for the layout, as in a plan"))
+    fleet: Fleet | None = field(default=None, metadata=unit("", "hosts for this volume"))
+    break_even_utilisation: float = field(
+        default=math.nan, metadata=unit("", "share of the full load from which own chips cost less than the median API price")
+    )
+    break_even_tokens_per_day: float = field(
+        default=math.nan,
+        metadata=unit("tokens/day", "volume from which they do; null: at none", key="break_even_tokens_per_day"),
+    )
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "limitations"))
+
+    @property
+    def cheaper(self) -> str:
+        """Name of the cheapest provision."""
+        return min(self.provisions, key=lambda provision: provision.usd_per_month).name
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the volume, and the cost of a month of each provision.
+
+        Returns:
+            Title, and cost by provision.
+        """
+        title = f"{show(self.tokens_per_day, 'tokens')} a day of {self.model}"
+        return title, {provision.name: f"{usd(provision.usd_per_month)} per month" for provision in self.provisions}
+
+    def columns(self) -> dict[str, Any]:
+        """Return the table of provisions.
+
+        Returns:
+            Columns by name, one row per provision.
+        """
+        return columns_by_key(Provision, self.provisions)
+
+
+def compare_self_hosting(
+    model: str,
+    system: SystemLike,
+    *,
+    tokens_per_day: float,
+    speed: float = 40.0,
+    mix: Mix | str | None = None,
+    mode: tuple[str, ...] = MODES,
+    chips: int | None = None,
+    provider: str | None = None,
+    spare: int = 0,
+    evidence: str = MEASURED,
+    catalog: str | None = None,
+) -> SelfHosting:
+    """Compare API prices of a volume of tokens with own chips.
+
+    Args:
+        model: Model with open weights that is sold.
+        system: System with a rent.
+        tokens_per_day: Input and output tokens of a day.
+        speed: Speed of each user [tok/s].
+        mix: Request, as "4096:1024:0.5" or a `Mix`.
+        mode: Serving modes; the plan uses the cheapest.
+        chips: Chips of the plan; by default the usual number of the system.
+        provider: Only this seller.
+        spare: Further replicas of the fleet.
+        evidence: Layouts to prefer, as in `plan`.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Costs of both, and the volume from which own chips are cheaper.
+
+    Raises:
+        InputError: Nobody sells the model, or the system has no known rent.
+    """
+    volume = float(positive("tokens per day", tokens_per_day, "tokens/day"))
+    request, product, machine = read_mix(mix), family_named(model), resolve_system(system)
+    if not has_rent(machine.rent):
+        raise InputError(
+            f"no rent of {machine.chip.name} is known, so costs are unknown; choose a system with a rent, such as hgx-h100"
+        )
+    offers = find_offers(product.family)
+    if not offers:
+        raise InputError(f"no seller of {product.family} is known")
+    if provider is not None:
+        offers = offers_of_seller(offers, provider, product.family)
+    loaded = product.load(catalog)
+    prices = tuple(request.price(offer) for offer in offers)
+    market = Market(
+        model=loaded.name, family=product.family, variant=product.variant, weights=product.weights, mix=request, speed=speed,
+        offers=offers, prices=prices, costs=(), margins=(), left_out={},
+    )  # fmt: skip
+    tokens = request.input_tokens + request.output_tokens
+    rate = volume / DAY / tokens
+    deployment = plan(
+        loaded, machine, request.workload(), limits(speed=positive("--speed", speed, "tok/s")), chips=chips, modes=mode,
+        rate=rate, spare=spare, evidence=evidence, alternatives=False, elasticities=False, front=False,
+    )  # fmt: skip
+
+    def provision(name: str, usd_per_request: float) -> Provision:
+        return Provision(
+            name=name, usd_per_request=usd_per_request, usd_per_million_tokens=usd_per_request / tokens * MILLION,
+            usd_per_month=usd_per_request * rate * MONTH,
+        )  # fmt: skip
+
+    first = min(market.counted, key=lambda index: prices[index])
+    sellers = len(market.counted)
+    provisions = [provision(f"API, {offers[first].provider}" + (" (cheapest)" if sellers > 1 else ""), prices[first])]
+    if sellers > 1:
+        provisions.append(provision("API, median seller", market.median_price))
+    common = SelfHosting(
+        model=loaded.name, system=machine.name, tokens_per_day=volume, rate=rate, mix=request, speed=speed,
+        feasible=deployment.feasible, reason=deployment.reason, sellers=sellers, provisions=tuple(provisions),
+    )  # fmt: skip
+    return (
+        common
+        if deployment.fleet is None
+        else _with_fleet(common, deployment, deployment.fleet, machine, market.median_price, spare)
+    )
+
+
+def _with_fleet(common: SelfHosting, deployment: Plan, fleet: Fleet, machine: System, price: float, spare: int) -> SelfHosting:
+    """Return a comparison with the plan's fleet."""
+    capacity = common.rate / fleet.utilisation / fleet.replicas
+    host_rent = fleet.usd_per_month / MONTH / fleet.hosts
+    per_host = max(1, (fleet.chips // fleet.hosts) // fleet.replica_chips)
+    hosts_each = max(1, math.ceil(fleet.replica_chips / (fleet.chips // fleet.hosts)))
+    break_even = break_even_rate(price, capacity, host_rent, per_host=per_host, hosts_each=hosts_each, spare=spare)
+    cost = fleet.usd_per_month / MONTH / common.rate
+    tokens = common.mix.input_tokens + common.mix.output_tokens
+    own_chips = Provision(
+        name=f"own {counted(fleet.chips, 'chip')}", usd_per_request=cost, usd_per_million_tokens=cost / tokens * MILLION,
+        usd_per_month=fleet.usd_per_month,
+    )  # fmt: skip
+    low, high = assumed("utilisation")
+    full = host_rent * hosts_each / per_host / capacity
+    return replace(
+        common, provisions=(*common.provisions, own_chips), mode=deployment.mode, layout=deployment.layout_text,
+        evidence=deployment.evidence, fleet=fleet,
+        break_even_utilisation=full / price, break_even_tokens_per_day=break_even * tokens * DAY,
+        notes=(
+            f"rent {rent_in_words(machine.rent)}; people, network and storage are not in it",
+            "the volume arrives evenly over the day; hosts report that their chips are busy "
+            f"{100 * low:.0f} to {100 * high:.0f} % of it, because users sleep: plan for the busiest hour (plan --rate)",
+        ),
+    )  # fmt: skip
+
+
+def break_even_rate(
+    price: float, capacity: float, host_rent: float, *, per_host: int = 1, hosts_each: int = 1, spare: int = 0
+) -> float:
+    """Return the lowest rate at which a fleet costs no more than the API.
+
+    Args:
+        price: API price of a request [USD].
+        capacity: Requests that one replica serves [requests/s].
+        host_rent: Rent of a host [USD/s].
+        per_host: Replicas that share a host.
+        hosts_each: Hosts of a replica.
+        spare: Further replicas.
+
+    Returns:
+        Rate [requests/s]; NaN where the API is cheaper at any rate.
+
+    >>> break_even_rate(0.01, capacity=2, host_rent=0.004)
+    0.4
+    >>> break_even_rate(0.01, capacity=2, host_rent=0.012, spare=1)
+    3.6
+    >>> break_even_rate(0.001, capacity=2, host_rent=0.004)
+    nan
+    """
+    replicas = np.arange(1, MOST_UNITS + 1)
+    hosts = np.ceil((replicas + spare) / per_host) * hosts_each
+    rates = hosts * host_rent / price
+    enough = np.nonzero(rates <= replicas * capacity)[0]
+    return float(rates[enough[0]]) if len(enough) else math.nan
