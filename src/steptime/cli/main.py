@@ -78,6 +78,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "simulate": (
         "simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2",
         "simulate llama-3.1-8b hgx-h100 --find-rate --ttft 0.5 --speed 50",
+        "simulate llama-3.3-70b hgx-h100 --tp 4 --weights fp8 --rate 20 --ttft 1 --speed 30 --find-replicas",
         "simulate llama-3.1-70b hgx-h100 --tp 4 --concurrency 64 --anchor runs.csv",
         "simulate qwen3-32b hgx-h200 --tp 2 --replicas 2 --prefill-replicas 2 --trace requests.csv",
     ),

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from steptime.simulation.max_rate import HighestRate
     from steptime.simulation.simulation_result import Simulation
     from steptime.workload.traffic import Traffic
+
+# Most replicas that --find-replicas tries.
+MOST_REPLICAS = 1024
 
 
 def need_numba() -> None:
@@ -64,6 +67,9 @@ class SimulateOutput(Output):
             "--find-rate",
         ),
     ] = False
+    find_replicas: Annotated[
+        bool, option("Search the fewest replicas that meet the limits at the rate.", TRAFFIC, "--find-replicas")
+    ] = False
     range_: Annotated[
         bool, option("Repeat the run with step times at both ends of the engine's 90 % range.", OUTPUT, "--range")
     ] = False
@@ -93,6 +99,8 @@ def simulate(ctx: typer.Context, inputs: SimulateInputs, changes: SubjectChanges
     prepared = setup(changes.values(ctx, SimulateInputs), searches_rate=output.find_rate)
     if output.range_ and not has_range(prepared.arguments["engine"]):
         raise RangeError("--range needs an engine with a 90 % range; the ideal engine is a bound and has none")
+    if output.find_replicas:
+        prepared = _with_fewest_replicas(prepared, quiet=output.json)
     if output.find_rate:
         _find_rate(prepared, output)
     else:
@@ -141,6 +149,12 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--prefixes": (prefixes, "prefix_tokens"),
         "--prefixes or a trace with hash_ids": (prefixes or not is_synthetic, "prefix_cache"),
         "--prefix-cache, unless round-robin or least-loaded": (cached or inputs.route != "prefix-aware", "route"),
+        "--rate or --trace, and --speed, --tpot or --ttft": (limited and inputs.concurrency is None and once, "find_replicas"),
+        "--find-replicas left out; it searches them": (not output.find_replicas, "replicas"),
+        "one pool, without --prefill-replicas and --fast-replicas": (
+            inputs.prefill_replicas == 0 and inputs.fast_replicas == 0,
+            "find_replicas",
+        ),
         "--prefill-replicas": (inputs.prefill_replicas > 0, "prefill_tp"),
         "--fast-replicas": (inputs.fast_replicas > 0, "fast_sequences"),
         "--fast-share, their share of the requests": (inputs.fast_share > 0, "fast_replicas"),
@@ -177,6 +191,39 @@ def _find_rate(prepared: Setup, output: SimulateOutput) -> None:
         _print_rate(prepared, highest)
     if not highest.rate > 0:
         raise typer.Exit(1)
+
+
+def _with_fewest_replicas(prepared: Setup, *, quiet: bool) -> Setup:
+    """Return the setup with the fewest replicas that meet the limits, and print how many; with the most where none do."""
+    from steptime.simulation.max_rate import fewest_replicas
+    from steptime.simulation.run_metrics import Judged
+    from steptime.simulation.simulator import simulate as run_simulation
+    from steptime.units import counted
+
+    assert prepared.traffic is not None
+    verdicts: dict[int, Judged | None] = {}
+
+    def with_replicas(count: int) -> dict[str, Any]:
+        return {**prepared.arguments, "layout": replace(prepared.arguments["layout"], replicas=count)}
+
+    def is_met(count: int) -> bool:
+        run = run_simulation(prepared.model, prepared.system, prepared.traffic, **with_replicas(count))
+        verdicts[count] = run.limits
+        return run.limits is not None and run.limits.is_met
+
+    with compiling():
+        count = fewest_replicas(is_met, min(MOST_REPLICAS, len(prepared.traffic)))
+    if not quiet:
+        replicas = max(verdicts) if count is None else count
+        chips = counted(int(with_replicas(replicas)["layout"].chips) * replicas, "chip")
+        fewer = verdicts.get(replicas - 1)
+        words = (
+            f"No number of replicas up to {replicas:,} meets the limits; a run with {replicas:,}:"
+            if count is None
+            else f"Fewest replicas: {replicas:,} ({chips})" + (f"; with one less: {fewer.why}." if fewer else ".")
+        )
+        make_console().print(words)
+    return replace(prepared, arguments=with_replicas(max(verdicts) if count is None else count))
 
 
 def _print_rate(prepared: Setup, highest: "HighestRate") -> None:

@@ -223,7 +223,7 @@ def break_even_rate(
 
     >>> break_even_rate(0.01, capacity=2, host_rent=0.004)
     0.4
-    >>> break_even_rate(0.01, capacity=2, host_rent=0.012, spare=1)
+    >>> round(break_even_rate(0.01, capacity=2, host_rent=0.012, spare=1), 6)
     3.6
     >>> break_even_rate(0.001, capacity=2, host_rent=0.004)
     nan

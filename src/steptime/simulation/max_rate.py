@@ -115,6 +115,33 @@ class HighestRate(Tabular):
         return columns_by_key(RatePoint, self.points)
 
 
+def fewest_replicas(is_met: Callable[[int], bool], largest: int) -> int | None:
+    """Return the fewest replicas that meet the limits: twice as many until they do, then between the last two.
+
+    Args:
+        is_met: Whether a number of replicas meets them.
+        largest: Most replicas to try.
+
+    Returns:
+        The number; None where even the most do not.
+
+    >>> fewest_replicas(lambda count: count >= 5, 64), fewest_replicas(lambda count: False, 64)
+    (5, None)
+    """
+    too_few, count = 0, 1
+    while not is_met(count):
+        if count == largest:
+            return None
+        too_few, count = count, min(2 * count, largest)
+    while count - too_few > 1:
+        middle = (too_few + count) // 2
+        if is_met(middle):
+            count = middle
+        else:
+            too_few = middle
+    return count
+
+
 def meets(answers: Answers, slo: Slo, percentile: str, lifetimes: float = SETTLED_LIFETIMES) -> bool:
     """Whether a run meets the limits at a percentile and is long enough.
 
