@@ -200,19 +200,20 @@ def _with_fewest_replicas(prepared: Setup, *, quiet: bool) -> Setup:
     from steptime.simulation.simulator import simulate as run_simulation
     from steptime.units import counted
 
-    assert prepared.traffic is not None
+    traffic = prepared.traffic
+    assert traffic is not None
     verdicts: dict[int, Judged | None] = {}
 
     def with_replicas(count: int) -> dict[str, Any]:
         return {**prepared.arguments, "layout": replace(prepared.arguments["layout"], replicas=count)}
 
     def is_met(count: int) -> bool:
-        run = run_simulation(prepared.model, prepared.system, prepared.traffic, **with_replicas(count))
+        run = run_simulation(prepared.model, prepared.system, traffic, **with_replicas(count))
         verdicts[count] = run.limits
         return run.limits is not None and run.limits.is_met
 
     with compiling():
-        count = fewest_replicas(is_met, min(MOST_REPLICAS, len(prepared.traffic)))
+        count = fewest_replicas(is_met, min(MOST_REPLICAS, len(traffic)))
     if not quiet:
         replicas = max(verdicts) if count is None else count
         chips = counted(int(with_replicas(replicas)["layout"].chips) * replicas, "chip")
