@@ -169,3 +169,10 @@ def test_what_a_model_cannot_read_is_refused_with_the_reason(model, given, words
 def test_canvases_are_those_of_a_processor():
     assert len(canvases(16)) == 50
     assert all(down * across <= 16 for down, across in canvases(16))
+
+
+@pytest.mark.parametrize("ratio", [2.0, 0.0, -0.5])
+def test_a_shuffle_that_makes_no_fewer_tokens_is_refused(ratio):
+    config = LLAMA4 | {"vision_config": LLAMA4["vision_config"] | {"pixel_shuffle_ratio": ratio}}
+    with pytest.raises(st.InputError, match="pixel_shuffle_ratio"):
+        st.load_model(config)

@@ -165,7 +165,7 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
         One name or several.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    larger_units = [math.ceil(candidate.batch * factor / unit) for factor in (NUDGE, *FURTHER)]
+    larger_units = [math.ceil(candidate.batch * factor / unit - 1e-9) for factor in (NUDGE, *FURTHER)]
     larger = unit * np.array([candidate.batch // unit + 1, *larger_units])
     sizes = (
         chunk_sizes(case.workload, case.evidence, case.pinned.chunk)

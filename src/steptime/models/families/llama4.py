@@ -63,7 +63,10 @@ class Llama4(Family):
         v = c.inner("vision_config")
         width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_attention_heads", default=16)
         patch, side = v.integer("patch_size"), v.integer("image_size")
-        patches, shuffled = (side // patch) ** 2, round(v.number("pixel_shuffle_ratio", default=0.5) ** -2)
+        patches, ratio = (side // patch) ** 2, v.number("pixel_shuffle_ratio", default=0.5)
+        if not 0 < ratio <= 1:
+            raise v.error("pixel_shuffle_ratio", f"must be above 0 and at most 1, got {ratio:g}")
+        shuffled = round(ratio**-2)
         if not patches:
             raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
 
