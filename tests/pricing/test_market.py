@@ -249,7 +249,7 @@ def test_no_context_is_sold_below_the_target(model, system, contexts):
     assert found.list.longest == loaded.max_context - 1024
     assert found.list.service_rates()[1].above_tokens == 4096
     for context in contexts:
-        work = Workload(input_tokens=context, output_tokens=1024)
+        work = Workload(input_tokens=context, output_tokens=1024, input_spread=0.0)
         cost = cost_on(machine, model=loaded, workload=work, slo=limits(speed=40), modes=EITHER)
         margin = asked(found.list, context, 1024) / (cost.usd_per_request / found.utilisation)
         assert margin >= 0.9 * found.margin, (context, margin)

@@ -87,7 +87,7 @@ def test_a_rent_that_flips_the_order_does(found):
     first, second = found.standings[:2]
     share = first.usd_per_million_output_tokens / second.usd_per_million_output_tokens
     told = float(second.rent.typical) * 3600 * share
-    assert f"rents for {told:.2f} USD/h per chip" in found.flips[0]
+    assert f"rents for {told:.3g} USD/h per chip" in found.flips[0]
     cheaper = st.with_rent(second.system, f"{told * 0.99} USD/h")
     flipped = compare("llama-3.3-70b", [first.system, cheaper], WORK, SLO)
     assert flipped.standings[0].system == second.system
