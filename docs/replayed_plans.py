@@ -35,8 +35,8 @@ HERE = Path(__file__).parent
 COUNT = 400
 # Requests of the other run, fewer where outputs are long.
 COUNTED, LEAST_COUNTED, COUNTED_TOKENS = 60_000, 4000, 20_000_000
-# Lifetimes of a request before those that count, and fewer where very many tokens are in flight.
-WARM_UP, SHORT_WARM_UP, MANY_TOKENS = 5.0, 2.0, 30_000_000
+# Lifetimes of a request before those that count: the longest of unequal outputs fill a deployment slowly.
+WARM_UP = 12.0
 # Each drawn model is of another kind: dense, sparse, latent or sliding attention, state-space and hybrid layers.
 MODELS = (
     "llama-3.1-8b", "llama-3.3-70b", "llama-3.1-405b", "llama-4-maverick", "mixtral-8x7b", "qwen2.5-7b", "qwen3-30b-a3b",
@@ -152,8 +152,7 @@ def found(number: int, seed: int = 0) -> Found:
     if not plan.feasible:
         return Found(number, asked, None, None, took)
     counted = int(min(COUNTED, max(LEAST_COUNTED, COUNTED_TOKENS / asked.workload.output_tokens)))
-    warm_up = SHORT_WARM_UP if plan.concurrency * asked.workload.output_tokens > MANY_TOKENS else WARM_UP
-    return Found(number, asked, plan, compare(plan, requests=counted, seed=number + 5000, warm_up=warm_up), took)
+    return Found(number, asked, plan, compare(plan, requests=counted, seed=number + 5000, warm_up=WARM_UP), took)
 
 
 def off(compared: Compared) -> tuple[float, float, float]:

@@ -14,11 +14,15 @@ from steptime.planning.finalists import (
     Finalist,
     list_finalists,
     neighbours,
+    other_readers,
     simulate_candidate,
     simulate_finalists,
     simulated_pools,
+    usual_chunk,
+    with_chunks_of,
 )
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Pinned, Table
+from steptime.planning.plan_search import best_of_families
 from steptime.planning.simulated_rate import Run
 from tests.planning.cases import case
 
@@ -67,20 +71,66 @@ def test_finalists_of_separate_pools_differ_in_the_prompts_of_a_pass():
 # --- neighbours ------------------------------------------------------------------------------------------------------------
 
 
-def test_neighbours_of_a_shared_pool_have_all_other_chunks_the_nearest_first():
-    def chunks(chunk: int, layout: Layout = SHARED.layout, **more) -> list[int]:
-        given = replace(case(), **more)
-        found = list(neighbours(given, replace(SHARED, chunk=chunk, layout=layout)))
-        assert all(replace(one, chunk=0, layout=layout) == replace(SHARED, chunk=0, layout=layout) for one in found)
-        return [one.chunk for one in found]
+def test_neighbours_of_a_shared_pool_have_all_other_chunks_the_nearest_first_and_twice_the_slots():
+    def chunks(chunk: int, layout: Layout = SHARED.layout, batch: float = 16, **more) -> list[int]:
+        given, base = replace(case(), **more), replace(SHARED, chunk=chunk, layout=layout, batch=batch)
+        found = list(neighbours(given, base))
+        (other,) = [one for one in found if one.batch != batch]
+        assert other == replace(base, batch=2 * batch)
+        return [one.chunk for one in found if one.batch == batch and replace(one, chunk=0) == replace(base, chunk=0)]
 
     assert chunks(512) == [256, 1000, 128, 1024, 2048, 4096, 8192, 16384]
     assert chunks(1000) == [512, 1024, 256, 2048, 128, 4096, 8192, 16384]
     assert chunks(16384) == [8192, 4096, 2048, 1024, 1000, 512, 256, 128]
     assert chunks(512, evidence="published") == [1000, 1024, 2048, 4096, 8192, 16384]
-    # Chunks of several prompts are for one rank.
-    assert chunks(1000, Layout(dp=2, ep=2)) == [512, 256, 128]
+    assert chunks(1000, Layout(dp=2, ep=2)) == [512, 1024, 256, 2048, 128, 4096, 8192, 16384]
+    # Of unequal lengths, no chunk is a whole prompt.
+    uneven = replace(case().workload, input_spread=1.0)
+    assert chunks(1024, workload=uneven) == [512, 2048, 256, 4096, 128, 8192, 16384]
     assert chunks(700, pinned=Pinned(chunk=700)) == []
+
+
+def test_few_slots_are_doubled_with_each_chunk():
+    found = list(neighbours(replace(case(), evidence="published"), replace(SHARED, batch=2)))
+    assert [one.chunk for one in found if one.batch == 4] == [512, 1000, 1024, 2048, 4096, 8192, 16384]
+
+
+@pytest.mark.parametrize(("evidence", "least"), [("published", 512), ("any", 128)])
+def test_chunks_are_those_that_engines_have(evidence, least):
+    """Short prompts share a chunk, and a chunk is a power of two where prompts are unequal; the user's own stays."""
+    given = replace(case(), evidence=evidence)
+    uneven = replace(given, workload=replace(given.workload, input_spread=1.0))
+    short, long = replace(SHARED, chunk=43), replace(SHARED, chunk=1000)
+    assert (usual_chunk(given, short).chunk, usual_chunk(given, long).chunk) == (least, 1000)
+    assert (usual_chunk(uneven, short).chunk, usual_chunk(uneven, long).chunk) == (least, 1024)
+    assert usual_chunk(replace(given, pinned=Pinned(chunk=43)), short) == short
+    assert usual_chunk(given, APART) == APART
+
+
+def test_other_layouts_are_tried_with_the_chunk_of_the_best_and_with_the_smallest():
+    others = [replace(SHARED, layout=Layout(tp=4)), replace(SHARED, layout=Layout(tp=4), chunk=1024), SHARED, APART]
+    found = list(with_chunks_of(case(), replace(SHARED, chunk=2048), others))
+    assert {(one.layout.tp, one.chunk) for one in found} == {(4, 128), (4, 2048)}
+    assert list(with_chunks_of(replace(case(), pinned=Pinned(chunk=7)), SHARED, others)) == []
+
+
+def test_the_best_of_each_family_is_a_finalist():
+    """Of 8 rows, the best of those with data-parallel ranks and with stages are far behind, and the last one too far."""
+    layouts = stacked([Layout(), Layout(dp=2, ep=2), Layout(pp=2, microbatches=2)])
+    rows = table(AGGREGATED, rate=[10.0, 9.0, 5.0, 4.5, 4.2, 3.0], layout=[0, 0, 1, 1, 2, 2], replicas=[1, 1, 1, 1, 1, 2])
+    found = best_of_families(case(), [replace(rows, layouts=layouts, batch=np.arange(6))])
+    assert [candidate.batch for candidate in found] == [0, 2, 4]
+    assert best_of_families(case(), [replace(rows, mode=DISAGGREGATED)]) == []
+
+
+def test_other_readers_divide_the_same_chips():
+    """Two prefill replicas of one chip: the same chips as one replica with two stages, ranks or tensor-parallel parts."""
+    found = list(other_readers(case(8), APART))
+    assert found
+    assert {one.prefill_layout.chips * one.prefill_layout.replicas for one in found} == {2}
+    assert all(replace(one, prefill_layout=APART.prefill_layout) == APART for one in found)
+    assert Layout(pp=2, microbatches=2) in {one.prefill_layout for one in found}
+    assert APART.prefill_layout not in {one.prefill_layout for one in found}
 
 
 def test_neighbours_of_separate_pools_have_other_prompts_and_a_replica_more_or_less():
@@ -110,6 +160,9 @@ def rates(monkeypatch):
         return Finalist(candidate=candidate, pools=(), run=run)
 
     def simulate(_case, candidate, least):
+        # Twice the slots serve no more.
+        if candidate.batch != SHARED.batch:
+            return None
         asked.append((candidate.chunk, least))
         rate = simulated.get(candidate.chunk, 0.0)
         return made(candidate, rate) if rate > least else None
@@ -152,6 +205,18 @@ def test_the_best_is_the_first_that_is_confirmed_above_the_next(rates):
     found = simulate_finalists(case(), of_chunks(128, 1000, 8192))
     # The third, with 5 in its run, cannot reach the 5.9 of the second.
     assert [(one.candidate.chunk, one.run.rate) for one in found] == [(1000, 5.9), (8192, 5.5), (128, 5.0)]
+
+
+def test_what_was_worse_than_a_lucky_one_is_tried_again(rates):
+    """The rate of 7 falls to 5, and the layout with 6 was not kept; others of the lucky layout would lose as much."""
+    simulated, confirmed, asked = rates
+    simulated.update({8192: 7.0, 4096: 6.0, 16384: 6.5})
+    confirmed[8192] = 5.0
+    others = [replace(SHARED, chunk=8192), replace(SHARED, chunk=4096, layout=Layout(tp=4))]
+    found = simulate_finalists(case(), others)
+    assert (4096, 7.0) in asked
+    assert (4096, 5.0) in asked
+    assert [(one.candidate.layout.tp, one.candidate.chunk, one.run.rate) for one in found][:2] == [(4, 4096, 6.0), (2, 8192, 5.0)]
 
 
 def test_what_is_not_confirmed_is_no_plan(rates):

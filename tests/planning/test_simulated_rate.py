@@ -140,7 +140,7 @@ class Line:
         self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
         self.asked: list[tuple[float, float]] = []
 
-    def run(self, rate: float, slo: st.Slo, percentile: str, tpot: float, ttft: float = 0.0) -> Run:
+    def run(self, rate: float, slo: st.Slo, percentile: str, tpot: float, ttft: float = 0.0, whole: bool = False) -> Run:
         assert percentile == "p90"
         self.asked.append((rate, tpot))
         ttft, token = (rate / self.ttft_at) ** 2 * slo.ttft, rate / self.tpot_at * slo.tpot
@@ -218,7 +218,7 @@ def test_a_rate_near_a_queue_that_grows_is_not_confirmed():
     """A slightly higher rate is far beyond the limits: twice the fall."""
     cliff = Line(10, 12)
     run = cliff.run
-    cliff.run = lambda rate, *given: replace(run(rate, *given), worst=math.inf) if rate > 9.0 else run(rate, *given)
+    cliff.run = lambda rate, *given, **_: replace(run(rate, *given), worst=math.inf) if rate > 9.0 else run(rate, *given)
     found = confirmed([cliff], at(9.0), LIMITS, "p90")
     assert found.rate == pytest.approx(9.0 * 0.975**2)
     hopeless = Line(1e-3, 1e-3)
@@ -234,7 +234,7 @@ def test_a_rate_near_which_means_rise_steeply_is_not_confirmed(figure, power, st
     """Limits are far away: means rise by the power of the rate, 5 % above by 16 %, 41 %, 2.1 and 2.9 times."""
     line = Line(90, 90)
     run = line.run
-    line.run = lambda rate, *given: replace(run(rate, *given), **{figure: rate**power})
+    line.run = lambda rate, *given, **_: replace(run(rate, *given), **{figure: rate**power})
     assert (confirmed([line], at(9.0), LIMITS, "p90") is None) == steep
 
 
@@ -249,7 +249,8 @@ def deployment(workload: st.Workload, replicas: int = 1, slots: int = 64, **more
 def test_many_equal_replicas_are_simulated_by_a_few_with_their_share():
     one, eight, many = loops = [Loop(deployment(CHAT, replicas), 50.0 * replicas, 1.0) for replicas in (1, 8, 64)]
     assert [loop.server.replicas / loop.share for loop in loops] == [1, 8, 64]
-    assert many.server.replicas == 8
+    # As many as have 640 sequences, of which each has 50.
+    assert many.server.replicas == 12
     # Four lifetimes bring 200 requests: at least 2,000, up to the next quarter of a power of two.
     assert one.count == 2048
     limits = st.Slo(tpot=1.0, ttft=100.0)
@@ -259,6 +260,19 @@ def test_many_equal_replicas_are_simulated_by_a_few_with_their_share():
     # Several replicas share their load: there are fewer in one place.
     assert most.mean_ttft < alone.mean_ttft
     assert eight.share == 1
+
+
+def test_a_prompt_that_is_late_saves_its_decode_unless_its_figures_enter_a_mean():
+    pools = (
+        SimulatedPool(role="prefill", layout=Layout(), batch=1, max_num_seqs=1),
+        SimulatedPool(role="decode", layout=Layout(), batch=8, max_num_seqs=64),
+    )
+    loop = Loop(replace(deployment(CHAT), pools=pools), 20.0, 1.0)
+    short, whole = (loop.run(20.0, st.Slo(ttft=1e-3), "mean", 3e-3, whole=whole) for whole in (False, True))
+    assert (short.batch, short.busy[1]) == (0.0, 0.0)
+    assert whole.batch == pytest.approx(20 * 200 * whole.mean_tpot, rel=0.1)
+    assert short.worst == pytest.approx(short.ttft / 1e-3)
+    assert whole.worst > 1
 
 
 def test_a_run_obeys_littles_law_and_the_decode_steps_of_equal_requests():
@@ -321,8 +335,10 @@ def test_a_few_of_many_prefill_replicas_have_their_share_of_the_requests():
         SimulatedPool(role="decode", layout=Layout(replicas=64), batch=8, max_num_seqs=64),
     )
     loop = Loop(replace(deployment(CHAT), pools=pools), 64 * 20.0, 1.0)
-    assert (loop.server.replicas, loop.readers) == (8, 6)
-    assert loop.share == loop.read_share == 1 / 8
+    assert (loop.server.replicas, loop.readers) == (32, 24)
+    assert loop.share == loop.read_share == 1 / 2
+    long = Loop(replace(deployment(CHAT), pools=pools), 64 * 20.0, 4.0)
+    assert (long.server.replicas, long.readers) == (8, 6)
     found = loop.run(64 * 20.0, st.Slo(tpot=1.0, ttft=100.0), "mean", 3e-3)
     # 20 requests/s of each decode replica, 200 tokens each.
     assert found.batch == pytest.approx(20 * 200 * found.mean_tpot, rel=0.1)

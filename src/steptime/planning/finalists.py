@@ -8,7 +8,7 @@ requests one by one (`simulated_rate`), and the neighbours of the best one are t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -16,17 +16,22 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import Impossible
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, stacked
 from steptime.physics.layout_space import pairs
-from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, Table, evaluate_prefill, evaluate_state
-from steptime.planning.plan_search import chunk_sizes, ranking, readable
+from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, Table, evaluate_prefill, evaluate_state, runs
+from steptime.planning.evidence import ANY
+from steptime.planning.plan_search import LEAST_CHUNK, LEAST_USUAL_CHUNK, best_of_families, chunk_sizes, fitting, ranking
+from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.refinement import evaluate_occupancy, first_token_of, matched_rate
 from steptime.planning.simulated_rate import (
     ACCURACY,
     CONFIRM_FACTORS,
     CONFIRM_SEEDS,
     CONFIRM_TOKENS,
+    FEW_PIPELINE_TOKENS,
+    FEW_REQUESTS,
     LIFETIMES,
+    PIPELINE_FACTOR,
     Deployment,
     Loop,
     Run,
@@ -39,11 +44,19 @@ from steptime.workload.workload import Slo, decode_steps
 
 # Factors of the TPOT at a percentile over its mean: of long outputs in separate pools, and beside prefill chunks.
 TPOT_LEVELS = (1.0, 1.2)
+# Factors on the limit on TPOT for the best of each family: with few long prompts in flight, closed forms overestimate it.
+FAMILY_LEVELS = (1.0, 3.0)
 # Rows of a search that become finalists, of each level.
 ROWS = 4
 # Searches around the best finalist, and sequences in a pipeline from which there are none.
 ROUNDS = 2
+# Turns of search and confirmation: the second one where the best finalist was lucky.
+CHECKS = 2
 MANY_SEQUENCES = 5000
+# Sequences in a replica up to which more slots are tried with each chunk: closed forms of so few are least certain.
+FEW_SLOTS = 8
+# Share of the rate of a prefill pool that another one of its chips must have to be tried.
+AS_FAST = 0.7
 # Share of the rate that a finalist may lose to other draws.
 LARGE_LOSS = 0.06
 # Sequences in flight for which slots are kept, over those of the candidate.
@@ -89,9 +102,24 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
             kinds.setdefault((candidate.same, candidate.prompts), candidate)
             if len(kinds) == (1 if case.rough else ROWS):
                 break
-        for key, candidate in kinds.items():
-            finalists.setdefault((key, candidate.chunk), candidate)
+        for candidate in kinds.values():
+            usual = usual_chunk(case, candidate)
+            finalists.setdefault((usual.same, usual.prompts, usual.chunk), usual)
+    aims = [] if case.rough else [replace(level, tpot=level.tpot * factor) for level, factor in product(levels, FAMILY_LEVELS)]
+    for candidate in [candidate for aim in aims for candidate in best_of_families(replace(case, slo=aim), tables)]:
+        usual = usual_chunk(case, candidate)
+        if all(usual.same != other.same for other in finalists.values()):
+            finalists[usual.same, usual.prompts, usual.chunk] = usual
     return list(finalists.values())
+
+
+def usual_chunk(case: PlanProblem, candidate: Candidate) -> Candidate:
+    """Return a candidate with a chunk that engines have: several short prompts share one."""
+    if candidate.mode != AGGREGATED or case.pinned.chunk:
+        return candidate
+    chunk = max(candidate.chunk, LEAST_CHUNK if case.evidence == ANY else LEAST_USUAL_CHUNK)
+    is_varied = float(case.workload.input_spread) > 0
+    return replace(candidate, chunk=int(2 ** math.ceil(math.log2(chunk))) if is_varied else chunk)
 
 
 def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> list[Finalist]:
@@ -105,44 +133,70 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
         Finalists that meet the limits, the highest rate first.
     """
     finalists: dict[Candidate, Finalist | None] = {}
+    checked: dict[Candidate, Finalist | None] = {}
+    losses: dict[object, float] = {}
 
-    def best() -> Finalist | None:
-        return max(
-            (finalist for finalist in finalists.values() if finalist), key=lambda finalist: finalist.run.rate, default=None
-        )
+    def expected(finalist: Finalist) -> float:
+        """Return a rate; after a lucky finalist, those of its layout are expected to lose as much."""
+        lost = losses.get(finalist.candidate.same, 1.0) if finalist.candidate not in checked else 1.0
+        return float(finalist.run.rate) * lost
 
-    def add(candidate: Candidate) -> None:
-        leader = best()
-        finalists[candidate] = simulate_candidate(case, candidate, leader.run.rate if leader else case.at_least)
+    def ranking() -> list[Finalist]:
+        return sorted((finalist for finalist in (finalists | checked).values() if finalist), key=lambda entry: -expected(entry))
 
-    for candidate in candidates:
-        add(candidate)
+    def add(candidates: Iterable[Candidate], least: float = 0.0) -> None:
+        for candidate in candidates:
+            leader = next(iter(ranking()), None)
+            floor = least or (leader.run.rate if leader else case.at_least)
+            finalists[candidate] = simulate_candidate(case, candidate, floor)
+
+    add(candidates)
+    for _ in range(CHECKS):
+        _add_neighbours(case, finalists, ranking, add)
+
+        # All have served the same draws, so that what they lose by other draws is alike: the next one is confirmed only if
+        # the last one lost much, or was not confirmed at all.
+        top = max((entry.run.rate for entry in checked.values() if entry), default=0.0)
+        for finalist in ranking():
+            if top >= (1 - LARGE_LOSS) * expected(finalist):
+                break
+            if finalist.candidate not in checked:
+                checked[finalist.candidate] = now = _confirmed(case, finalist)
+                top = max(top, now.run.rate if now else 0.0)
+        lucky = [first for key in checked if (first := finalists[key]) and top < (1 - LARGE_LOSS) * first.run.rate]
+        if case.rough or not lucky or not top:
+            break
+        losses = {first.candidate.same: top / first.run.rate for first in lucky}
+        # What was worse than a lucky one may be better than what is left of it.
+        add([candidate for candidate, finalist in finalists.items() if finalist is None], least=top)
+    confirmed_ones = [finalist for finalist in ranking() if finalist.candidate in checked]
+    return confirmed_ones + [finalist for finalist in ranking() if confirmed_ones and finalist.candidate not in checked]
+
+
+def _add_neighbours(
+    case: PlanProblem,
+    finalists: Iterable[Candidate],
+    ranking: Callable[[], list[Finalist]],
+    add: Callable[[Iterable[Candidate]], None],
+) -> None:
+    """Simulate candidates that are like the best finalist, as long as one of them is better."""
     for _ in range(0 if case.rough else ROUNDS):
-        leader = best()
-        if leader is None or _is_slow(leader.candidate):
-            break
-        for neighbour in [neighbour for neighbour in neighbours(case, leader.candidate) if neighbour not in finalists]:
-            add(neighbour)
-        if best() is leader:
-            break
-    ranking = sorted((finalist for finalist in finalists.values() if finalist), key=lambda finalist: -finalist.run.rate)
-
-    # All have served the same draws, so that what they lose by other draws is alike: the next one is confirmed only if
-    # the last one lost much, or was not confirmed at all.
-    checked: list[Finalist] = []
-    for finalist in ranking:
-        if any(entry.run.rate >= (1 - LARGE_LOSS) * finalist.run.rate for entry in checked):
-            break
-        now = _confirmed(case, finalist)
-        checked += [] if now is None else [now]
-    checked.sort(key=lambda finalist: -finalist.run.rate)
-    names = {finalist.candidate for finalist in checked}
-    return checked + [finalist for finalist in ranking if checked and finalist.candidate not in names]
+        leader = next(iter(ranking()), None)
+        if leader is None or _is_slow(case, leader.candidate):
+            return
+        tried = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
+        # A pool of other readers helps where prompts wait for it.
+        if leader.candidate.prefill_layout is not None and leader.run.binding in ("first token", "prefill rate"):
+            tried += other_readers(case, leader.candidate)
+        add([neighbour for neighbour in dict.fromkeys(tried) if neighbour not in finalists])
+        if ranking()[0] is leader:
+            return
 
 
-def _is_slow(candidate: Candidate) -> bool:
-    """Return whether a run takes seconds: pipelines count the steps of each sequence."""
-    return bool(candidate.layout.pp > 1) and candidate.batch > MANY_SEQUENCES
+def _is_slow(case: PlanProblem, candidate: Candidate) -> bool:
+    """Return whether runs take seconds: a pipeline runs each step of each micro-batch."""
+    is_long = FEW_REQUESTS * float(case.workload.output_tokens) > FEW_PIPELINE_TOKENS / 2
+    return bool(candidate.layout.pp > 1) and (candidate.batch > MANY_SEQUENCES or is_long)
 
 
 def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) -> Finalist | None:
@@ -200,6 +254,7 @@ def _confirmed(case: PlanProblem, finalist: Finalist) -> Finalist | None:
     run = finalist.run
     in_flight = run.rate * (run.mean_ttft + float(case.workload.output_tokens) * run.mean_tpot)
     factor = CONFIRM_TOKENS / (LIFETIMES * in_flight * float(case.workload.output_tokens))
+    least_factor = PIPELINE_FACTOR if int(finalist.candidate.layout.pp) > 1 else CONFIRM_FACTORS[0]
     loops = [
         _loop(
             case,
@@ -208,7 +263,7 @@ def _confirmed(case: PlanProblem, finalist: Finalist) -> Finalist | None:
             run.mean_ttft,
             run.mean_tpot,
             seed=seed,
-            factor=float(np.clip(factor, *CONFIRM_FACTORS)),
+            factor=float(np.clip(factor, least_factor, CONFIRM_FACTORS[1])),
         )
         for seed in CONFIRM_SEEDS
     ]
@@ -243,7 +298,10 @@ def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedP
 
 
 def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
-    """Yield candidates that differ in one respect: another chunk, half or twice the prompts of a pass, a replica more or less.
+    """Yield candidates that differ in one respect.
+
+    It is another chunk, twice as many slots, half or twice the prompts of a pass, or a replica more or less. Where slots are
+    few, it is also another chunk with twice as many.
 
     Args:
         case: Plan problem.
@@ -254,12 +312,13 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
     """
     if candidate.mode == AGGREGATED:
         sizes = chunk_sizes(case.workload, case.evidence, case.pinned.chunk)
-        allowed = [int(size) for size in sizes if readable(case.workload, size, candidate.layout)]
+        allowed = list(dict.fromkeys(usual_chunk(case, replace(candidate, chunk=int(size))).chunk for size in sizes))
         place = allowed.index(candidate.chunk) if candidate.chunk in allowed else 0
         # Mean waits say little about the best chunk where few sequences decode: a prompt read at once is one long step.
-        for index in sorted(range(len(allowed)), key=lambda position: abs(position - place)):
-            if index != place:
-                yield replace(candidate, chunk=allowed[index])
+        nearest = [allowed[index] for index in sorted(range(len(allowed)), key=lambda position: abs(position - place))]
+        yield from (replace(candidate, chunk=chunk) for chunk in nearest if chunk != candidate.chunk)
+        chunks = nearest if candidate.batch <= FEW_SLOTS else [candidate.chunk]
+        yield from (replace(candidate, chunk=chunk, batch=2 * candidate.batch) for chunk in chunks)
         return
     reader = candidate.prefill_layout
     assert reader is not None
@@ -276,3 +335,47 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
             yield replace(
                 candidate, prefill_layout=replace(reader, replicas=count), layout=replace(candidate.layout, replicas=decoders)
             )
+
+
+def with_chunks_of(case: PlanProblem, leader: Candidate, others: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Yield other aggregated layouts with the chunk of the best one, and with the smallest chunk.
+
+    Args:
+        case: Plan problem.
+        leader: Best candidate.
+        others: Candidates.
+
+    Yields:
+        Candidates.
+    """
+    if case.pinned.chunk:
+        return
+    chunks = dict.fromkeys(usual_chunk(case, replace(leader, mode=AGGREGATED, chunk=size)).chunk for size in (1, leader.chunk))
+    layouts = {other.same: other for other in others if other.mode == AGGREGATED and other.same != leader.same}
+    for other in layouts.values():
+        yield from (replace(other, chunk=chunk) for chunk in chunks)
+
+
+def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
+    """Yield candidates whose prefill pool divides its chips in another way.
+
+    Mean waits do not show that one queue in front of a pipeline keeps the longest waits shorter than several queues do.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate with a prefill pool.
+
+    Yields:
+        Candidates.
+    """
+    reader = candidate.prefill_layout
+    assert reader is not None
+    chips = int(reader.chips * reader.replicas)
+    layouts = [replace(layout, replicas=1) for layout in fitting(case) if chips % int(layout.chips) == 0]
+    table = stacked([replace(layout, replicas=chips // int(layout.chips)) for layout in [*layouts, replace(reader, replicas=1)]])
+    pool = prefill_pool(case.model, case.system, case.workload, layout=table, prompts=candidate.prompts, **case.settings)
+    rates = np.where(pool.memory.fits & runs(case, table, "prefill"), pool.rate * table.replicas, 0.0)
+    for layout, rate in zip(layouts, rates[:-1], strict=True):
+        other = replace(layout, replicas=chips // int(layout.chips))
+        if other != reader and rate >= AS_FAST * rates[-1]:
+            yield replace(candidate, prefill_layout=other)

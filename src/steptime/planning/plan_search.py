@@ -60,6 +60,8 @@ FIRST = 0.9
 OUTDONE = 0.02
 # Share of the highest rate below which no candidate becomes the best: tuning gains at most a factor of 1.5.
 PROMISING = 0.6
+# The same for the best of a family of layouts, which closed forms may underestimate more.
+HOPEFUL = 0.4
 
 
 def fitting(case: PlanProblem) -> list[Layout]:
@@ -359,6 +361,39 @@ def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Can
     return list(ranking(case, tables, limit))
 
 
+def best_of_families(case: PlanProblem, tables: list[Table]) -> list[Candidate]:
+    """Return the aggregated candidate with the highest rate of each family that is within the limits.
+
+    Families differ in whether they have pipeline stages, data-parallel ranks and several replicas. Closed forms of decode beside
+    prefill compare layouts of one family better than families.
+
+    Args:
+        case: Plan problem.
+        tables: Tables of candidates.
+
+    Returns:
+        Candidates, highest rate first.
+    """
+    entries: list[tuple[float, int, int]] = []
+    for number, table in enumerate(tables):
+        if table.mode != AGGREGATED:
+            continue
+        rows = _within(case, table)
+        layouts = select_layouts(table.layouts, table.layout[rows])
+        family = 4 * (layouts.pp > 1) + 2 * (layouts.dp > 1) + (table.replicas[rows] > 1)
+        order = np.lexsort((-table.rate[rows], family))
+        firsts = order[np.unique(family[order], return_index=True)[1]] if len(rows) else order
+        entries += [(float(table.rate[rows[i]]), number, int(rows[i])) for i in firsts]
+    highest = max((rate for rate, _, _ in entries), default=0.0)
+    return [tables[number].row(index) for rate, number, index in sorted(entries, reverse=True) if rate >= HOPEFUL * highest]
+
+
+def _within(case: PlanProblem, table: Table) -> Array:
+    """Return the rows of a table within the limits."""
+    tpot, ttft = _aims(case, table)
+    return np.nonzero((table.tpot <= tpot) & (table.ttft <= ttft) & (table.memory <= 1) & (table.rate > 0))[0]
+
+
 def ranking(case: PlanProblem, tables: list[Table], limit: int = 400) -> Iterator[Candidate]:
     """Yield the candidates within the limits, as `ranked` lists them.
 
@@ -370,10 +405,7 @@ def ranking(case: PlanProblem, tables: list[Table], limit: int = 400) -> Iterato
     Yields:
         Candidates, cheapest first.
     """
-    good = []
-    for table in tables:
-        tpot, ttft = _aims(case, table)
-        good.append(np.nonzero((table.tpot <= tpot) & (table.ttft <= ttft) & (table.memory <= 1) & (table.rate > 0))[0])
+    good = [_within(case, table) for table in tables]
     highest = max((float(np.max(table.rate[rows])) for table, rows in zip(tables, good, strict=True) if len(rows)), default=1.0)
     entries: list[tuple[int, float, int, int]] = []
     for number, (table, selection) in enumerate(zip(tables, good, strict=True)):

@@ -48,8 +48,12 @@ from steptime.workload.workload import NONE, Slo, Speculation, Workload, decode_
 LEAST_REQUESTS, MOST_REQUESTS = 2000, 6000
 # Most requests in flight, waiting ones included, over the slots of all replicas.
 WAITING = 1.5
-# Most replicas that are simulated of many equal ones: more share their load no better.
-MOST_REPLICAS = 8
+# Most replicas that are simulated of many equal ones, and sequences in them below which there may be more: a request finds a
+# free slot among many replicas of few sequences more often than among few.
+MOST_REPLICAS, FEW_SEQUENCES = 8, 640
+# Pipelines run each step of each micro-batch. Output tokens below which their runs may have more replicas, and more requests
+# than a few.
+FEW_PIPELINE_TOKENS, FEW_REQUESTS = 2_000_000, 500
 # Mean lifetimes of a request for which requests arrive, and with very many in flight.
 LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
 # Share of the arrivals that does not count at the start, and lifetimes at the end.
@@ -61,6 +65,8 @@ MOST_RUNS = 12
 # The winner is confirmed with other draws: seeds, output tokens, and the range of factors on the length of a run. Queues
 # of short outputs take the most lifetimes to settle, and theirs are the quickest runs.
 CONFIRM_SEEDS, CONFIRM_TOKENS, CONFIRM_FACTORS = (1000, 2000), 3_000_000, (3.0, 20.0)
+# The least factor where a replica is a pipeline.
+PIPELINE_FACTOR = 1.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio, and the means may rise by these
 # ratios: where a queue is so steep, no run shows what another one will.
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
@@ -219,8 +225,12 @@ class Loop:
 
         # A few of many equal replicas show the same queues; each gets its share of the requests.
         largest_count, least = factor * MOST_REQUESTS, factor * LEAST_REQUESTS
+        if int(server.layout.pp) > 1:
+            few = FEW_PIPELINE_TOKENS / float(deployment.workload.output_tokens)
+            least = min(least, max(few, FEW_REQUESTS))
         replicas = int(server.layout.replicas)
-        server_replicas = min(max(1, math.ceil(replicas * min(1.0, largest_count / (lifetimes * in_flight)))), MOST_REPLICAS)
+        most_replicas = max(MOST_REPLICAS, int(self._few_sequences(lifetimes) * replicas / in_flight))
+        server_replicas = min(max(1, math.ceil(replicas * min(1.0, largest_count / (lifetimes * in_flight)))), most_replicas)
         self.share = server_replicas / replicas
         self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * self.share - 1e-9))
         self.read_share = self.share if reader is None else self.readers / int(reader.layout.replicas)
@@ -265,7 +275,7 @@ class Loop:
                 model, system, server.layout, reader.layout, self.reader, drafts=deployment.speculation.drafts
             )
 
-    def run(self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0) -> Run:
+    def run(self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0, *, whole: bool = False) -> Run:
         """Serve the requests at a rate.
 
         Args:
@@ -274,6 +284,7 @@ class Loop:
             percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
             tpot: Expected time per output token [s], which gives the sequences at the start.
             ttft: Expected time to first token [s], which gives the prompts that wait at the start.
+            whole: Decode even where prompts are already too late, for figures that enter a mean.
 
         Returns:
             The figures.
@@ -302,7 +313,7 @@ class Loop:
         requests, prefill_queue, busy = self._prefill(traffic, skipped)
         # Prompts that are already too late need no decode.
         late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
-        if late > 1:
+        if late > 1 and not whole:
             first = late * slo.ttft
             return Run(
                 rate=rate, ttft=first, tpot=tpot, mean_ttft=first, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
@@ -310,6 +321,12 @@ class Loop:
             )  # fmt: skip
         requests, decoded, decode_busy = self._decode(requests, started)
         return self._figures(requests, [prefill_queue, decoded], (busy, decode_busy), rate, slo, percentile)
+
+    def _few_sequences(self, lifetimes: float) -> float:
+        """Return the sequences in flight below which more replicas than usual are simulated."""
+        tokens = lifetimes * float(self.deployment.workload.output_tokens)
+        is_pipeline = int(self.deployment.pools[-1].layout.pp) > 1
+        return min(FEW_SEQUENCES, FEW_PIPELINE_TOKENS / tokens) if is_pipeline else FEW_SEQUENCES
 
     def _load(self, batch: float) -> float:
         """Return the load of decode at a batch: the relative time that a step gains, over the relative gain of its batch."""
@@ -530,9 +547,9 @@ def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percen
     """Return the mean of runs at a rate and its ratio, which is at most 1 if they and a run at a higher rate confirm it."""
     tpot, ttft = run.mean_tpot, run.mean_ttft
     # A run that is far from the limits needs no other.
-    first = loops[0].run(rate, slo, percentile, tpot, ttft)
+    first = loops[0].run(rate, slo, percentile, tpot, ttft, whole=True)
     other_loops = loops[1:] if first.worst <= CONFIRM_WORST else ()
-    mean = _mean([first, *(loop.run(rate, slo, percentile, tpot, ttft) for loop in other_loops)])
+    mean = _mean([first, *(loop.run(rate, slo, percentile, tpot, ttft, whole=True) for loop in other_loops)])
     if mean.worst > 1:
         return mean, mean.worst
     # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.

@@ -322,25 +322,6 @@ def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
     return p.residue[r, (-p.count[r, STEPS]) % rules.block]
 
 
-@compiled
-def chosen_blocks_needed(q: Any, p: Replicas, rules: Rules, r: int) -> int:
-    """Return the blocks that the sequences of the next micro-batch of a pipeline take.
-
-    Args:
-        q: Requests.
-        p: Replicas.
-        rules: Scheduling rules.
-        r: Index of the replica.
-
-    Returns:
-        Blocks.
-    """
-    block_count = 0
-    for k in range(p.count[r, LIVE]):
-        block_count += new_blocks(q, p, rules, r, p.heap[r, k])
-    return block_count
-
-
 @inlined
 def steps_with_room(p: Replicas, rules: Rules, r: int, max_steps: int) -> Any:
     """Return the number of decode steps that the free blocks allow.
@@ -566,6 +547,24 @@ def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
 
 
 @compiled
+def leave_micro_batch(p: Replicas, rules: Rules, r: int, i: int) -> None:
+    """Remove a sequence from its micro-batch under way in a pipeline.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+    """
+    for turn in range(rules.waves + 1):
+        for k in range(p.sizes[r, turn]):
+            if p.micro_batches[r, turn, k] == i:
+                p.sizes[r, turn] -= 1
+                p.micro_batches[r, turn, k] = p.micro_batches[r, turn, p.sizes[r, turn]]
+                return
+
+
+@compiled
 def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     """Preempt the last request of the lowest class, and put it first in its queue.
 
@@ -594,6 +593,8 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
         if rules.stages == 1:
             drop(q, p.heap, r, p.count[r, LIVE], i)
             p.count[r, LIVE] -= 1
+        else:
+            leave_micro_batch(p, rules, r, i)
         # Tokens made so far count as part of the prompt when the cache is computed again.
         output_tokens += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
     else:
@@ -793,6 +794,20 @@ def clear(p: Replicas, rules: Rules, r: int) -> None:
 
 
 @inlined
+def enter_micro_batch(p: Replicas, r: int, turn: int, i: int) -> None:
+    """Add a sequence to a micro-batch of a pipeline.
+
+    Args:
+        p: Replicas.
+        r: Index of the replica.
+        turn: Turn of the micro-batch.
+        i: Index of the request.
+    """
+    p.micro_batches[r, turn, p.sizes[r, turn]] = i
+    p.sizes[r, turn] += 1
+
+
+@inlined
 def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: float, following: Any) -> None:
     """Give requests their next token after prefill; unfinished ones start to decode.
 
@@ -812,6 +827,8 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: fl
         if q[i].outputs > q[i].made + 1:
             join(q, p, rules, r, i)
             q[i].load = now
+            if rules.stages > 1:
+                enter_micro_batch(p, r, p.count[r, PASS], i)
             # Until the next decode step, it waits only from now on.
             p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
             p.count[r, JOINED] += rules.kind == PREFILL_FIRST and rules.stages == 1
@@ -1370,30 +1387,98 @@ def prefill_rank(
 
 
 @compiled
-def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> None:
-    """Choose the sequences that decode in the next micro-batch of a pipeline, within the tokens of each rank.
-
-    Those whose last token is still under way cannot. The first `LIVE` entries of the heap of the replica are the
-    chosen ones.
+def choose(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
+    """Add a sequence to the next micro-batch of a pipeline.
 
     Args:
         q: Requests.
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
+        i: Index of the request.
+
+    Returns:
+        Blocks that it takes.
+    """
+    p.heap[r, p.count[r, LIVE]] = i
+    p.count[r, LIVE] += 1
+    group = q[i].line % rules.groups
+    p.ranks[r, group, TOKENS_BY_RANK] += rules.query
+    units = context_units(q, p, rules, r, i)
+    p.ranks[r, group, CHOSEN_BY_RANK] += units / rules.unit + 1.0
+    return 0 if rules.reserve else blocks_for(rules, units + rules.growth) - blocks_for(rules, units)
+
+
+@compiled
+def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
+    """Choose the sequences that decode in the next micro-batch of a pipeline, within the tokens of each rank.
+
+    Those whose last token is still under way cannot. The first `LIVE` entries of the heap of the replica are the
+    chosen ones, and the ranks have their tokens and contexts. Those without a place are in the last row of the micro-batches.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Blocks that the chosen sequences take.
+    """
+    clear_choice(p, rules, r)
+    needed_blocks, fits = 0, True
+    for turn in range(rules.waves + 1):
+        if turn == rules.waves or p.ranks[r, rules.groups + turn, EXIT] <= p.seconds[r, CLOCK]:
+            for k in range(p.sizes[r, turn]):
+                needed_blocks += choose(q, p, rules, r, p.micro_batches[r, turn, k])
+            p.sizes[r, turn] = 0
+    for g in range(rules.groups):
+        fits = fits and p.ranks[r, g, TOKENS_BY_RANK] <= rules.budget
+    return needed_blocks if fits else choose_in_order(q, p, rules, r)
+
+
+@compiled
+def clear_choice(p: Replicas, rules: Rules, r: int) -> None:
+    """Empty the next micro-batch of a pipeline.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
     """
     p.count[r, LIVE] = 0
     for g in range(rules.groups):
-        budget = rules.budget
+        p.ranks[r, g, CHOSEN_BY_RANK] = p.ranks[r, g, TOKENS_BY_RANK] = 0.0
+
+
+@compiled
+def choose_in_order(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
+    """Choose the sequences of the next micro-batch as `choose_decodes`, where not all of them have a place.
+
+    The first in a slot come first.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Blocks that the chosen sequences take.
+    """
+    clear_choice(p, rules, r)
+    needed_blocks = p.sizes[r, rules.waves] = 0
+    for g in range(rules.groups):
         for rank in range(rules.ranks):
             i = p.lists[r, rank * rules.groups + g, SEAT]
-            while i >= 0 and budget >= rules.query:
+            while i >= 0:
                 if q[i].status == DECODING and q[i].load <= p.seconds[r, CLOCK]:
-                    p.heap[r, p.count[r, LIVE]] = i
-                    p.count[r, LIVE] += 1
-                    budget -= rules.query
+                    if p.ranks[r, g, TOKENS_BY_RANK] + rules.query <= rules.budget:
+                        needed_blocks += choose(q, p, rules, r, i)
+                    else:
+                        enter_micro_batch(p, r, rules.waves, i)
                 i = q[i].after
-        p.ranks[r, g, CHOSEN_BY_RANK] = rules.budget - budget
+    return needed_blocks
 
 
 @compiled
@@ -1425,27 +1510,28 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
             p.ranks[r, g, ENDS + turn] = 0
 
         # Choose the micro-batch as `advance` does: decoding sequences first, then prompts.
-        choose_decodes(q, p, rules, r)
-        needed_blocks, pressed = chosen_blocks_needed(q, p, rules, r), False
+        needed_blocks, pressed = choose_decodes(q, p, rules, r), False
         while not first and needed_blocks > p.count[r, FREE]:
             preempt(q, p, rules, r)
             pressed = True
-            choose_decodes(q, p, rules, r)
-            needed_blocks = chosen_blocks_needed(q, p, rules, r)
+            needed_blocks = choose_in_order(q, p, rules, r)
+        chosen = p.count[r, LIVE]
         rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
         for g in range(rules.groups):
-            budget = min(rules.budget - (0 if first else int(p.ranks[r, g, CHOSEN_BY_RANK])), rules.reads)
+            budget = min(rules.budget - (0 if first else int(p.ranks[r, g, TOKENS_BY_RANK])), rules.reads)
             _, needed_blocks, c, work, n, ends, loaded, k = prefill_rank(
                 q, p, rules, rates, r, g, budget, needed_blocks, ends, not pressed
             )
             rows, attention, chunks, load, joins = rows + c, attention + work, chunks + n, load + loaded, joins + k
         if first and rows > 0:
+            for k in range(p.count[r, LIVE]):
+                enter_micro_batch(p, r, rules.waves, p.heap[r, k])
             p.count[r, LIVE] = 0
         elif first and joins == 0:
             while needed_blocks > p.count[r, FREE]:
                 preempt(q, p, rules, r)
-                choose_decodes(q, p, rules, r)
-                needed_blocks = chosen_blocks_needed(q, p, rules, r)
+                needed_blocks = choose_in_order(q, p, rules, r)
+                chosen = p.count[r, LIVE]
 
         # Without work, wait for a micro-batch that leaves the pipeline or a request that enters the queue.
         b = p.count[r, LIVE]
@@ -1456,14 +1542,12 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
             idle_until(p, r, wakes)
             continue
         p.count[r, PASS] = turn
+        for k in range(chosen, b):
+            i = p.heap[r, k]
+            p.ranks[r, q[i].line % rules.groups, CHOSEN_BY_RANK] += context_units(q, p, rules, r, i) / rules.unit + 1.0
         context = 0.0
         for g in range(rules.groups):
-            p.ranks[r, g, CHOSEN_BY_RANK] = 0.0
-        for k in range(b):
-            i = p.heap[r, k]
-            units = context_units(q, p, rules, r, i)
-            context += units / rules.unit + 1.0
-            p.ranks[r, q[i].line % rules.groups, CHOSEN_BY_RANK] += units / rules.unit + 1.0
+            context += p.ranks[r, g, CHOSEN_BY_RANK] if b > 0 else 0.0
         seconds = mixed_time(p, rates, r, b, context, CHOSEN_BY_RANK, rows, attention, chunks, rules.waves) / rules.stages
         latest = leave_pipeline(p, rules, r, load + seconds)
         p.ranks[r, rules.groups + turn, EXIT] = latest
@@ -1471,37 +1555,46 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
         pass_time(p, r, load + seconds, float(p.count[r, FREE]))
 
         # The tokens of the micro-batch are known when it leaves the last stage.
-        for k in range(b):
-            decode_one(q, p, rules, r, p.heap[r, k], latest, following)
+        decode_micro_batch(q, p, rules, r, b, latest, following)
         if ends > 0:
             finish_prompts(q, p, rules, r, ends, latest, following)
 
 
 @compiled
-def decode_one(q: Any, p: Replicas, rules: Rules, r: int, i: int, now: float, following: Any) -> None:
-    """Give a sequence in a pipeline the tokens of one decode step.
+def decode_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, b: int, now: float, following: Any) -> None:
+    """Give the sequences of a micro-batch of a pipeline the tokens of one decode step.
 
     Args:
         q: Requests.
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
-        i: Index of the request.
-        now: Time at which its micro-batch leaves the last stage [s].
+        b: Sequences of the micro-batch, the first of the heap.
+        now: Time at which it leaves the last stage [s].
         following: Next requests of the clients of a closed loop.
     """
-    growth, group = rules.growth / rules.unit, q[i].line % rules.groups
-    p.count[r, FREE] -= new_blocks(q, p, rules, r, i)
-    p.gaps[r, gap_bin(now - q[i].load)] += 1
-    p.seconds[r, TOKEN_STEPS] += 1
-    p.seconds[r, CONTEXT] += growth
-    p.ranks[r, group, CONTEXT_BY_RANK] += growth
-    q[i].joined -= 1
-    q[i].load = now
-    if q[i].end + q[i].joined <= 0:
-        leave(q, p, rules, r, i)
-        p.ranks[r, group, ENDS + p.count[r, PASS]] += 1
-        finish(q, p, rules, r, i, now, following)
+    growth, turn = rules.growth / rules.unit, p.count[r, PASS]
+    # A logarithm for each sequence would take much of the time: most have the same gap.
+    last, place = -1.0, 0
+    for k in range(b):
+        i = p.heap[r, k]
+        group = q[i].line % rules.groups
+        p.count[r, FREE] -= new_blocks(q, p, rules, r, i)
+        if q[i].load != last:
+            last = q[i].load
+            place = gap_bin(now - last)
+        p.gaps[r, place] += 1
+        p.seconds[r, TOKEN_STEPS] += 1
+        p.seconds[r, CONTEXT] += growth
+        p.ranks[r, group, CONTEXT_BY_RANK] += growth
+        q[i].joined -= 1
+        q[i].load = now
+        if q[i].end + q[i].joined <= 0:
+            leave(q, p, rules, r, i)
+            p.ranks[r, group, ENDS + turn] += 1
+            finish(q, p, rules, r, i, now, following)
+        else:
+            enter_micro_batch(p, r, turn, i)
 
 
 @compiled

@@ -150,7 +150,8 @@ class Replicas(NamedTuple):
     `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths modulo the block size. `lists`
     contains the queue and the slots of each class and data-parallel rank, and the prompt in progress of a rank. `ranks`
     contains the loads of the ranks, and times of pipeline stages. `delays` [s] contains, for each of the sequences that joined
-    since the last decode step, how long the others had been stalled by then.
+    since the last decode step, how long the others had been stalled by then. `micro_batches` contains the sequences of each
+    micro-batch of a pipeline, by its turn, and in the last row those that had no place in one; `sizes` counts them.
     """
 
     count: Any
@@ -163,6 +164,8 @@ class Replicas(NamedTuple):
     gaps: Any
     ends: Any
     delays: Any
+    micro_batches: Any
+    sizes: Any
 
 
 class Rules(NamedTuple):
@@ -268,4 +271,6 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         gaps=np.zeros((replicas, GAPS)),
         ends=np.zeros(rules.seats + 1, dtype=np.int64),
         delays=np.zeros((replicas, rules.seats + 1)),
+        micro_batches=np.zeros((replicas, rules.waves + 1, rules.seats + 1) if rules.stages > 1 else (1, 1, 1), dtype=np.int64),
+        sizes=np.zeros((replicas, rules.waves + 1), dtype=np.int64),
     )
