@@ -1,7 +1,7 @@
 """Plans against the best of all layouts, chunks and pools, each simulated: what the search of `steptime plan` misses.
 
-`python benchmarks/exhaustive_plans.py [COUNT [FIRST]]` draws COUNT small questions (30) as `docs/replayed_plans.py` does and prints
-the cost of each plan over that of the best candidate of an exhaustive simulation. It takes some ten minutes on two cores.
+`python benchmarks/exhaustive_plans.py [COUNT [FIRST]]` draws COUNT small questions (30) as `docs/replayed_plans.py` does. It
+prints the cost of each plan over that of the best candidate of an exhaustive simulation, in some ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "docs")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
 from replayed_plans import Question, question
 
 from steptime.errors import Impossible
+from steptime.physics.layout_space import pairs
 from steptime.planning import planner
 from steptime.planning.finalists import _confirmed, simulate_candidate
 from steptime.planning.pd_matching import LARGEST_PASS
@@ -37,7 +38,6 @@ from steptime.planning.plan_problem import (
 from steptime.planning.plan_search import chunk_sizes, fitting
 from steptime.planning.slo_probability import target_levels
 from steptime.planning.steady_state import fresh_tokens
-from steptime.physics.layout_space import pairs
 
 COUNT, FIRST, LARGEST_CHIPS, MOST_CANDIDATES = 30, 5000, 8, 4000
 # Factors of the limit on TPOT at which the closed forms choose the slots of a candidate.
@@ -49,9 +49,8 @@ CONFIRMED = 12
 def problem(asked: Question) -> PlanProblem:
     """Return the problem of a question, over layouts of any evidence."""
     levels = target_levels(asked.workload, asked.slo, asked.percentile, simulated=True)
-    case = planner._make_problem(
-        planner.resolve_model(asked.model), planner.resolve_system(asked.system), asked.workload, asked.slo, asked.chips, None, None
-    )
+    model, system = planner.resolve_model(asked.model), planner.resolve_system(asked.system)
+    case = planner._make_problem(model, system, asked.workload, asked.slo, asked.chips, None, None)
     return replace(case, front=False, limits=asked.slo, slo=levels[0], levels=tuple(levels), percentile=asked.percentile)
 
 
@@ -107,7 +106,7 @@ def exhaustive(number: int) -> tuple[int, Question, Any, float, str, int, float]
     if asked.chips > LARGEST_CHIPS:
         return None
     case = problem(asked)
-    listed = [candidate for candidate in candidates(case, asked.mode)]
+    listed = list(candidates(case, asked.mode))
     if not 2 < len(listed) <= MOST_CANDIDATES:
         return None
     plan = asked.answer(evidence="any")
@@ -148,12 +147,12 @@ def main(count: int = COUNT, first: int = FIRST) -> None:
             if not planned and not rate:
                 continue
             ratios.append(rate / planned if planned else float("inf"))
-            load = asked.workload
+            load, pools = asked.workload, [(pool.chunk, pool.max_num_seqs) for pool in plan.pools] if planned else ""
             print(
                 f"{number} {asked.model} {asked.chips} x {asked.system} {load.input_tokens}/{load.output_tokens} "
                 f"cached {load.cached_share:.2f} spread {load.input_spread:g}/{load.output_spread:g} {asked.percentile}: "
                 f"{ratios[-1] - 1:+.1%}; plan {plan.layout_text if planned else 'none'} "
-                f"{[(p.chunk, p.max_num_seqs) for p in plan.pools] if planned else ''}; best of {tried}: {text} ({seconds:.0f} s)",
+                f"{pools}; best of {tried}: {text} ({seconds:.0f} s)",
                 flush=True,
             )
             if len(ratios) == count:

@@ -220,7 +220,7 @@ def kept_rows(journal: Path | None) -> dict[int, Found]:
     if journal is not None and journal.exists():
         with journal.open("rb") as file:
             while file.peek(1):
-                row = pickle.load(file)  # noqa: S301  written by this script
+                row = pickle.load(file)
                 rows[row.number] = row
     return rows
 

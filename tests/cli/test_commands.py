@@ -55,7 +55,9 @@ def test_large_rates_and_single_tokens_are_written_in_words():
     assert "1 token in, 1 out" in shown
     rate = re.search(r"([0-9,]+) requests/s", shown)
     assert rate
-    assert re.fullmatch(r"[0-9]{3},[0-9]00|[0-9],[0-9]{2}0,000|[0-9]{2,3},[0-9]00|[0-9]{3},000", rate[1])
+    assert re.fullmatch(r"[1-9][0-9]{0,2}(,[0-9]{3})*", rate[1])
+    # Three digits count, and zeros stand for the others.
+    assert len(rate[1].replace(",", "").rstrip("0")) <= 3
 
 
 def test_a_prefill_pool_says_that_its_pass_is_the_longest():

@@ -140,7 +140,9 @@ class Line:
         self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
         self.asked: list[tuple[float, float]] = []
 
-    def run(self, rate: float, slo: st.Slo, percentile: str, tpot: float, ttft: float = 0.0, whole: bool = False) -> Run:
+    def run(
+        self, rate: float, slo: st.Slo, percentile: str, tpot: float, ttft: float = 0.0, always_decode: bool = False
+    ) -> Run:
         assert percentile == "p90"
         self.asked.append((rate, tpot))
         ttft, token = (rate / self.ttft_at) ** 2 * slo.ttft, rate / self.tpot_at * slo.tpot
@@ -201,9 +203,32 @@ def test_a_rate_is_confirmed_where_the_mean_of_other_draws_meets_the_limits():
     found = confirmed(lines, at(9.9, binding="speed"), LIMITS, "p90")
     assert (found.rate, found.binding) == (9.9, "speed")
     assert found.ttft == pytest.approx(np.mean([(9.9 / line.ttft_at) ** 2 * 2 for line in lines]))
-    # The first draws are also asked about a rate a twentieth higher, with more sequences at the start.
-    assert [rate for rate, _ in lines[0].asked] == pytest.approx([9.9, 9.9 * 1.05])
-    assert [tpot for _, tpot in lines[0].asked] == pytest.approx([0.009, 0.0135])
+    # The mean TTFT is twice that at the start, so that runs start again; the first draws are also asked about a rate a
+    # twentieth higher, with more sequences at the start.
+    assert [rate for rate, _ in lines[0].asked] == pytest.approx([9.9, 9.9, 9.9 * 1.05])
+    assert [tpot for _, tpot in lines[0].asked] == pytest.approx([0.009, 0.009, 0.0135])
+    settled = [Line(10, 12, factor) for factor in (1.1, 1.0, 0.99)]
+    assert confirmed(settled, at(9.9, mean_ttft=0.9), LIMITS, "p90").rate == 9.9
+    assert [rate for rate, _ in settled[0].asked] == pytest.approx([9.9, 9.9 * 1.05])
+
+
+def test_a_rate_at_which_requests_gather_is_not_confirmed():
+    """More requests come than end, by 3 % of them above a rate of 9: a deployment that fills slowly is too small."""
+    line = Line(90, 90)
+    run = line.run
+    line.run = lambda rate, *given, **_: replace(run(rate, *given), growth=0.03 if rate > 9.0 else 0.0)
+    found = confirmed([line], at(9.5), LIMITS, "p90")
+    assert 9.0 / 1.025 <= found.rate <= 9.0
+
+
+def test_a_run_that_never_settles_is_not_confirmed():
+    """Each run ends with a first token half again as late as the one at its start."""
+    line = Line(90, 90)
+    run = line.run
+    line.run = lambda rate, slo, percentile, tpot, ttft, **_: replace(
+        run(rate, slo, percentile, tpot, ttft), mean_ttft=1.5 * ttft
+    )
+    assert confirmed([line], at(9.0), LIMITS, "p90") is None
 
 
 def test_a_rate_that_was_lucky_falls_until_other_draws_confirm_it():
@@ -268,11 +293,25 @@ def test_a_prompt_that_is_late_saves_its_decode_unless_its_figures_enter_a_mean(
         SimulatedPool(role="decode", layout=Layout(), batch=8, max_num_seqs=64),
     )
     loop = Loop(replace(deployment(CHAT), pools=pools), 20.0, 1.0)
-    short, whole = (loop.run(20.0, st.Slo(ttft=1e-3), "mean", 3e-3, whole=whole) for whole in (False, True))
+    short, whole = (loop.run(20.0, st.Slo(ttft=1e-3), "mean", 3e-3, always_decode=whole) for whole in (False, True))
     assert (short.batch, short.busy[1]) == (0.0, 0.0)
     assert whole.batch == pytest.approx(20 * 200 * whole.mean_tpot, rel=0.1)
     assert short.worst == pytest.approx(short.ttft / 1e-3)
     assert whole.worst > 1
+
+
+def test_requests_in_flight_rise_where_more_come_than_a_replica_serves():
+    loop = Loop(deployment(CHAT, slots=16), 100.0, 1.0)
+    calm, crowded = (loop.run(rate, st.Slo(), "p90", 5e-3) for rate in (15.0, 200.0))
+    assert abs(calm.growth) < 0.01
+    # 16 slots of 200 steps of some 3 ms serve about 26 requests/s.
+    assert crowded.growth == pytest.approx(1 - 26 / 200, abs=0.03)
+
+
+def test_a_run_that_is_shorter_than_its_requests_shows_no_steady_state():
+    loop = Loop(deployment(CHAT), 2000.0, 0.05)
+    found = loop.run(10_000.0, st.Slo(), "mean", 3e-3)
+    assert (found.worst, found.binding) == (math.inf, "prompt queue")
 
 
 def test_a_run_obeys_littles_law_and_the_decode_steps_of_equal_requests():

@@ -18,8 +18,8 @@ import numpy as np
 from steptime.errors import Impossible
 from steptime.physics.layout import Layout, stacked
 from steptime.physics.layout_space import pairs
-from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, Table, evaluate_prefill, evaluate_state, runs
 from steptime.planning.evidence import ANY
+from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, Table, evaluate_prefill, evaluate_state, runs
 from steptime.planning.plan_search import LEAST_CHUNK, LEAST_USUAL_CHUNK, best_of_families, chunk_sizes, fitting, ranking
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.refinement import evaluate_occupancy, first_token_of, matched_rate
@@ -57,6 +57,8 @@ MANY_SEQUENCES = 5000
 FEW_SLOTS = 8
 # Share of the rate of a prefill pool that another one of its chips must have to be tried.
 AS_FAST = 0.7
+# Most such pools, and prefill replicas among which a queue is as short as that of one pipeline.
+READERS, MANY_READERS = 8, 16
 # Share of the rate that a finalist may lose to other draws.
 LARGE_LOSS = 0.06
 # Sequences in flight for which slots are kept, over those of the candidate.
@@ -108,7 +110,7 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
     aims = [] if case.rough else [replace(level, tpot=level.tpot * factor) for level, factor in product(levels, FAMILY_LEVELS)]
     for candidate in [candidate for aim in aims for candidate in best_of_families(replace(case, slo=aim), tables)]:
         usual = usual_chunk(case, candidate)
-        if all(usual.same != other.same for other in finalists.values()):
+        if all(usual.same != finalist.same for finalist in finalists.values()):
             finalists[usual.same, usual.prompts, usual.chunk] = usual
     return list(finalists.values())
 
@@ -184,11 +186,12 @@ def _add_neighbours(
         leader = next(iter(ranking()), None)
         if leader is None or _is_slow(case, leader.candidate):
             return
-        tried = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
+        similar = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
         # A pool of other readers helps where prompts wait for it.
-        if leader.candidate.prefill_layout is not None and leader.run.binding in ("first token", "prefill rate"):
-            tried += other_readers(case, leader.candidate)
-        add([neighbour for neighbour in dict.fromkeys(tried) if neighbour not in finalists])
+        reader = leader.candidate.prefill_layout
+        if reader is not None and leader.run.binding in ("first token", "prefill rate") and reader.replicas <= MANY_READERS:
+            similar += other_readers(case, leader.candidate)
+        add([neighbour for neighbour in dict.fromkeys(similar) if neighbour not in finalists])
         if ranking()[0] is leader:
             return
 
@@ -337,13 +340,13 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
             )
 
 
-def with_chunks_of(case: PlanProblem, leader: Candidate, others: Iterable[Candidate]) -> Iterator[Candidate]:
+def with_chunks_of(case: PlanProblem, leader: Candidate, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """Yield other aggregated layouts with the chunk of the best one, and with the smallest chunk.
 
     Args:
         case: Plan problem.
         leader: Best candidate.
-        others: Candidates.
+        candidates: Candidates.
 
     Yields:
         Candidates.
@@ -351,9 +354,10 @@ def with_chunks_of(case: PlanProblem, leader: Candidate, others: Iterable[Candid
     if case.pinned.chunk:
         return
     chunks = dict.fromkeys(usual_chunk(case, replace(leader, mode=AGGREGATED, chunk=size)).chunk for size in (1, leader.chunk))
-    layouts = {other.same: other for other in others if other.mode == AGGREGATED and other.same != leader.same}
-    for other in layouts.values():
-        yield from (replace(other, chunk=chunk) for chunk in chunks)
+    layouts = {
+        candidate.same: candidate for candidate in candidates if candidate.mode == AGGREGATED and candidate.same != leader.same
+    }
+    yield from (replace(candidate, chunk=chunk) for candidate in layouts.values() for chunk in chunks)
 
 
 def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
@@ -372,10 +376,9 @@ def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate
     assert reader is not None
     chips = int(reader.chips * reader.replicas)
     layouts = [replace(layout, replicas=1) for layout in fitting(case) if chips % int(layout.chips) == 0]
-    table = stacked([replace(layout, replicas=chips // int(layout.chips)) for layout in [*layouts, replace(reader, replicas=1)]])
+    table = stacked([*(replace(layout, replicas=chips // int(layout.chips)) for layout in layouts), reader])
     pool = prefill_pool(case.model, case.system, case.workload, layout=table, prompts=candidate.prompts, **case.settings)
     rates = np.where(pool.memory.fits & runs(case, table, "prefill"), pool.rate * table.replicas, 0.0)
-    for layout, rate in zip(layouts, rates[:-1], strict=True):
-        other = replace(layout, replicas=chips // int(layout.chips))
-        if other != reader and rate >= AS_FAST * rates[-1]:
-            yield replace(candidate, prefill_layout=other)
+    fast = [index for index in np.argsort(-rates[:-1]) if rates[index] >= AS_FAST * rates[-1]]
+    readers = [replace(layouts[index], replicas=chips // int(layouts[index].chips)) for index in fast]
+    yield from (replace(candidate, prefill_layout=layout) for layout in [r for r in readers if r != reader][:READERS])

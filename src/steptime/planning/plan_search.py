@@ -7,7 +7,7 @@ one candidate. `smallest_system` is what a person would rent for a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -361,11 +361,11 @@ def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Can
     return list(ranking(case, tables, limit))
 
 
-def best_of_families(case: PlanProblem, tables: list[Table]) -> list[Candidate]:
+def best_of_families(case: PlanProblem, tables: Sequence[Table]) -> list[Candidate]:
     """Return the aggregated candidate with the highest rate of each family that is within the limits.
 
-    Families differ in whether they have pipeline stages, data-parallel ranks and several replicas. Closed forms of decode beside
-    prefill compare layouts of one family better than families.
+    Families differ in whether they have pipeline stages, data-parallel ranks and several replicas. Closed forms of decode
+    beside prefill compare layouts of one family better than families.
 
     Args:
         case: Plan problem.

@@ -56,6 +56,8 @@ MOST_REPLICAS, FEW_SEQUENCES = 8, 640
 FEW_PIPELINE_TOKENS, FEW_REQUESTS = 2_000_000, 500
 # Mean lifetimes of a request for which requests arrive, and with very many in flight.
 LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
+# Mean times from arrival to last token that a run must last at least.
+LEAST_SOJOURNS = 1.0
 # Share of the arrivals that does not count at the start, and lifetimes at the end.
 START_SHARE, END_LIFETIMES = 0.1, 1.0
 # Relative accuracy of the rate, and factor of the first steps towards it.
@@ -72,6 +74,10 @@ PIPELINE_FACTOR = 1.0
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
 STEEP_TPOT, STEEP_TTFT = 1.3, 2.5
 CONFIRM_START = 1.5
+# Share of the requests that come by which those in flight may rise: a deployment that is a little too small fills slowly.
+MOST_GROWTH = 0.02
+# Runs in which means must settle, and the ratio to those at the start up to which they have.
+SETTLING_RUNS, UNSETTLED = 4, 1.25
 # Prompts that wait at the start, over those that wait or are processed in the long run: in a pass that takes all which
 # came during the last one, a prompt waits for half a pass on average, and two thirds of those present are in the pass.
 PRESENT = 2 / 3
@@ -110,7 +116,7 @@ class Run:
     `ttft` and `tpot` [s] are those at the percentile of the limits, next to their means. `batch` counts the sequences
     that decode in a replica, on average. `busy` is the share of time in which each pool works. `worst` is the largest
     ratio of a figure to its limit: at most 1 if the run meets all of them, infinite if a queue grows. `binding` names
-    that figure.
+    that figure. `growth` is the share of the requests that came and did not end, after the start.
     """
 
     rate: float
@@ -122,6 +128,7 @@ class Run:
     busy: tuple[float, ...]
     worst: float
     binding: str = ""
+    growth: float = 0.0
 
 
 def draw(workload: Workload, requests: int, seed: int) -> Draws:
@@ -226,8 +233,7 @@ class Loop:
         # A few of many equal replicas show the same queues; each gets its share of the requests.
         largest_count, least = factor * MOST_REQUESTS, factor * LEAST_REQUESTS
         if int(server.layout.pp) > 1:
-            few = FEW_PIPELINE_TOKENS / float(deployment.workload.output_tokens)
-            least = min(least, max(few, FEW_REQUESTS))
+            least = min(least, max(FEW_PIPELINE_TOKENS / float(deployment.workload.output_tokens), FEW_REQUESTS))
         replicas = int(server.layout.replicas)
         most_replicas = max(MOST_REPLICAS, int(self._few_sequences(lifetimes) * replicas / in_flight))
         server_replicas = min(max(1, math.ceil(replicas * min(1.0, largest_count / (lifetimes * in_flight)))), most_replicas)
@@ -275,7 +281,9 @@ class Loop:
                 model, system, server.layout, reader.layout, self.reader, drafts=deployment.speculation.drafts
             )
 
-    def run(self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0, *, whole: bool = False) -> Run:
+    def run(
+        self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0, *, always_decode: bool = False
+    ) -> Run:
         """Serve the requests at a rate.
 
         Args:
@@ -284,7 +292,7 @@ class Loop:
             percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
             tpot: Expected time per output token [s], which gives the sequences at the start.
             ttft: Expected time to first token [s], which gives the prompts that wait at the start.
-            whole: Decode even where prompts are already too late, for figures that enter a mean.
+            always_decode: Decode even where prompts are already too late, for figures that enter a mean.
 
         Returns:
             The figures.
@@ -307,20 +315,20 @@ class Loop:
                 _joined(started, traffic), self.server.policy, self.server.pace, replicas=self.server.replicas,
                 cached=np.concatenate([started.inputs, skipped]),
             )  # fmt: skip
-            requests = served[len(started) :]
+            requests, ends = served[len(started) :], served["finish"][: len(started)]
             queue = ("serve", requests["arrival"], requests["scheduled"], rules.seats * self.server.replicas)
-            return self._figures(requests, [queue], (_busy(pool),), rate, slo, percentile)
+            return self._figures(requests, ends, [queue], (_busy(pool),), rate, slo, percentile)
         requests, prefill_queue, busy = self._prefill(traffic, skipped)
         # Prompts that are already too late need no decode.
         late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
-        if late > 1 and not whole:
+        if late > 1 and not always_decode:
             first = late * slo.ttft
             return Run(
                 rate=rate, ttft=first, tpot=tpot, mean_ttft=first, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
                 worst=math.inf if queue_growth(*prefill_queue[1:]) else late, binding="first token",
             )  # fmt: skip
-        requests, decoded, decode_busy = self._decode(requests, started)
-        return self._figures(requests, [prefill_queue, decoded], (busy, decode_busy), rate, slo, percentile)
+        requests, ends, decoded, decode_busy = self._decode(requests, started)
+        return self._figures(requests, ends, [prefill_queue, decoded], (busy, decode_busy), rate, slo, percentile)
 
     def _few_sequences(self, lifetimes: float) -> float:
         """Return the sequences in flight below which more replicas than usual are simulated."""
@@ -354,8 +362,8 @@ class Loop:
         queue = ("prefill", requests["arrival"], requests["scheduled"], rules.seats * self.reader.replicas)
         return requests, queue, _busy(pool)
 
-    def _decode(self, requests: Any, started: Traffic) -> tuple[Any, Any, float]:
-        """Return requests after the decode pool, its queue, and the share of time in which it works."""
+    def _decode(self, requests: Any, started: Traffic) -> tuple[Any, Any, Any, float]:
+        """Return requests after the decode pool, the ends of those of the start, its queue, and its share of time at work."""
         assert self.sent is not None
         # Fewer decode replicas than prefill replicas may be simulated: each takes its share of the prompts.
         if self.share < self.read_share:
@@ -369,19 +377,21 @@ class Loop:
         both = _joined(started, moved)
         pace = replace(self.server.pace, before=0.0, before_token=0.0)
         served, rules, pool = serve(both, self.server.policy, pace, replicas=self.server.replicas, cached=both.inputs)
-        served = served[len(started) :]
+        ends, served = served["finish"][: len(started)], served[len(started) :]
         requests["finish"][go_on], requests["preempted"][go_on], requests["status"][go_on] = (
             served["finish"], served["preempted"], served["status"],
         )  # fmt: skip
         requests["moved"][go_on], requests["resumed"][go_on] = moved_at, served["scheduled"]
-        return requests, ("decode", moved_at, served["scheduled"], rules.seats * self.server.replicas), _busy(pool)
+        return requests, ends, ("decode", moved_at, served["scheduled"], rules.seats * self.server.replicas), _busy(pool)
 
     def _visible(self, requests: Any) -> Any:
         late = pipeline_delay_seconds(requests, self.reader or self.server)
         return user_visible_times(requests, self.server.pace, late, self.server.policy.acceptance_length)
 
-    def _figures(self, served: Any, queues: Any, busy: tuple[float, ...], rate: float, slo: Slo, percentile: str) -> Run:
-        """Return the figures of served requests."""
+    def _figures(
+        self, served: Any, ends: Any, queues: Any, busy: tuple[float, ...], rate: float, slo: Slo, percentile: str
+    ) -> Run:
+        """Return the figures of served requests. `ends` are the times at which those of the start end [s]."""
         requests, share = self._visible(served), PERCENTILES[percentile]
         counted = self._counted(requests)
         done = counted & (requests["status"] == DONE)
@@ -397,16 +407,33 @@ class Loop:
         arrivals = requests["arrival"][counted]
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
         first, token = _percentile(percentile, ttft), _percentile(percentile, tpot)
+        # A run that is shorter than what it is to show has not reached a steady state.
+        sojourn = float(np.mean(requests["finish"][done] - requests["arrival"][done]))
+        is_short = float(requests["arrival"][-1]) < LEAST_SOJOURNS * sojourn
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
         batch = decoding / span / self.server.replicas
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot, "saturation": self._load(batch) / MOST_LOADED}
         if grows:
             ratios["prefill rate" if grows == "prefill" else "prompt queue" if grows == "serve" else "saturation"] = math.inf
+        elif is_short:
+            ratios["prompt queue"] = math.inf
         binding = max(ratios, key=lambda name: ratios[name])
         return Run(
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
-            batch=batch, busy=busy, worst=ratios[binding], binding=binding,
+            batch=batch, busy=busy, worst=ratios[binding], binding=binding, growth=_growth(served, ends),
         )  # fmt: skip
+
+
+def _growth(served: Any, ends: Any) -> float:
+    """Return by how much the requests in flight rise between the start of the count and the end, as a share of those that come.
+
+    `ends` are the times at which the requests of the start end [s].
+    """
+    last = float(served["arrival"].max())
+    first = START_SHARE * last
+    came = np.count_nonzero(served["arrival"] > first)
+    ended = sum(np.count_nonzero((times > first) & (times <= last)) for times in (served["finish"], ends))
+    return float((came - ended) / came)
 
 
 def _percentile(percentile: str, values: Any) -> float:
@@ -546,12 +573,19 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run
 def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percentile: str) -> tuple[Run, float]:
     """Return the mean of runs at a rate and its ratio, which is at most 1 if they and a run at a higher rate confirm it."""
     tpot, ttft = run.mean_tpot, run.mean_ttft
-    # A run that is far from the limits needs no other.
-    first = loops[0].run(rate, slo, percentile, tpot, ttft, whole=True)
-    other_loops = loops[1:] if first.worst <= CONFIRM_WORST else ()
-    mean = _mean([first, *(loop.run(rate, slo, percentile, tpot, ttft, whole=True) for loop in other_loops)])
-    if mean.worst > 1:
-        return mean, mean.worst
+    for _ in range(SETTLING_RUNS):
+        # A run that is far from the limits needs no other.
+        first = loops[0].run(rate, slo, percentile, tpot, ttft, always_decode=True)
+        other_loops = loops[1:] if first.worst <= CONFIRM_WORST else ()
+        mean = _mean([first, *(loop.run(rate, slo, percentile, tpot, ttft, always_decode=True) for loop in other_loops)])
+        if mean.worst > 1 or mean.growth > MOST_GROWTH:
+            return mean, max(mean.worst, 1 + mean.growth)
+        # A run that starts with fewer requests than it ends with has not settled: the next one starts with more.
+        if mean.mean_ttft <= UNSETTLED * ttft and mean.mean_tpot <= UNSETTLED * tpot:
+            break
+        tpot, ttft = max(tpot, mean.mean_tpot), max(ttft, mean.mean_ttft)
+    else:
+        return mean, UNSETTLED
     # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.
     above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot, ttft)
     rises = (
@@ -575,7 +609,7 @@ def _fall(misses: Sequence[tuple[float, float]]) -> float:
 
 def _mean(runs: Sequence[Run]) -> Run:
     """Return the mean of runs at one rate."""
-    names = ("ttft", "tpot", "mean_ttft", "mean_tpot", "batch", "worst")
+    names = ("ttft", "tpot", "mean_ttft", "mean_tpot", "batch", "worst", "growth")
     figures: dict[str, Any] = {name: sum(getattr(run, name) for run in runs) / len(runs) for name in names}
     busy = tuple(sum(shares) / len(runs) for shares in zip(*(run.busy for run in runs), strict=True))
     return replace(runs[0], busy=busy, **figures)

@@ -1515,7 +1515,7 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
             preempt(q, p, rules, r)
             pressed = True
             needed_blocks = choose_in_order(q, p, rules, r)
-        chosen = p.count[r, LIVE]
+        first_joined = p.count[r, LIVE]
         rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
         for g in range(rules.groups):
             budget = min(rules.budget - (0 if first else int(p.ranks[r, g, TOKENS_BY_RANK])), rules.reads)
@@ -1531,7 +1531,7 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
             while needed_blocks > p.count[r, FREE]:
                 preempt(q, p, rules, r)
                 needed_blocks = choose_in_order(q, p, rules, r)
-                chosen = p.count[r, LIVE]
+                first_joined = p.count[r, LIVE]
 
         # Without work, wait for a micro-batch that leaves the pipeline or a request that enters the queue.
         b = p.count[r, LIVE]
@@ -1542,7 +1542,7 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
             idle_until(p, r, wakes)
             continue
         p.count[r, PASS] = turn
-        for k in range(chosen, b):
+        for k in range(first_joined, b):
             i = p.heap[r, k]
             p.ranks[r, q[i].line % rules.groups, CHOSEN_BY_RANK] += context_units(q, p, rules, r, i) / rules.unit + 1.0
         context = 0.0
