@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -445,6 +446,14 @@ def test_what_to_mind_of_a_whole_plan_stands_first(build):
         == "# replicas in equal parts take 4 hosts of 8 chips, more than the 24 chips of the plan need"
     )
     assert not launch_commands(replace(odd, chips=32), "vllm")[0].startswith("# equal parts")
+
+
+def test_vllm_pushes_the_cache_of_prefill_stages(build):
+    """Only its connector that pushes takes a cache from stages, and both sides must have the same one."""
+    for stages, connector in ((1, "NixlConnector"), (2, "NixlPushConnector")):
+        reader = pool("prefill", chunk=0, pp=stages, microbatches=stages)
+        lines = "\n".join(launch_commands(build(reader, pool("decode", chunk=0)), "vllm"))
+        assert re.findall(r'"kv_connector":"(\w+)"', lines) == [connector, connector]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,15 @@ CASES = [
     ("a decode pool without stages", replace(LATENT, role="decode"), {"pp": 1}, {"pp": 2}, "cannot transfer a KV cache"),
     ("a decode pool without stages", replace(LATENT, role="prefill"), {"pp": 2}, None, ""),
     (
+        "prefill stages with one kind of cache",
+        replace(LATENT, role="prefill", hybrid=True),
+        {"pp": 1},
+        {"pp": 2},
+        "{} sends no cache of m from stages, because its layers have caches of several kinds",
+    ),
+    ("prefill stages with one kind of cache", replace(LATENT, role="prefill"), {"pp": 2}, None, ""),
+    ("prefill stages with one kind of cache", replace(LATENT, hybrid=True), {"pp": 2}, None, ""),
+    (
         "contexts handed on",
         replace(LATENT, role="decode"),
         {"tp": 1, "cp": 4},

@@ -50,6 +50,7 @@ class ServeArgs:
         memory_share: Share of a chip's memory for the engine; 0 if the plan has no real engine.
         cached: Whether prompts share prefixes.
         drafts: Speculative tokens per step from the model's MTP layers.
+        sends_from_stages: Whether the prefill pool of the deployment has pipeline stages.
     """
 
     served: Served
@@ -62,6 +63,7 @@ class ServeArgs:
     memory_share: float
     cached: bool
     drafts: int
+    sends_from_stages: bool = False
 
     @property
     def parts(self) -> int:
@@ -119,6 +121,7 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
         memory_share=round(share, 4) if 0 < share < 1 else 0.0,
         cached=float(plan.workload.cached_share) > 0,
         drafts=plan.speculation.drafts,
+        sends_from_stages=any(entry.role == "prefill" and int(entry.layout.pp) > 1 for entry in plan.pools),
     )
 
 

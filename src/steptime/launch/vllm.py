@@ -81,7 +81,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (args.memory_share, f"--gpu-memory-utilization {args.memory_share:g}"),
         (args.cached, "--enable-prefix-caching"),
         (args.drafts, f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{args.drafts}}}'"""),
-        (separate, f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'"""),
+        (separate, f"""--kv-transfer-config '{{"kv_connector":"{_connector(args)}","kv_role":"{role}"}}'"""),
         (rank == 0, f"--port {port}"),
     )
     plugin, pass_tokens = PLUGINS.get(served.vendor), f"{parts * args.tokens:,} prompt tokens"
@@ -91,10 +91,19 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (m.dp > 1, "--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank"),
         (parts > 1, f"--max-num-seqs counts for all {parts} micro-batches, --max-num-batched-tokens for one"),
         (parts > 1 and args.role == "prefill", f"a pass of {pass_tokens} runs as {stages}"),
+        (parts > 1, "vLLM does not schedule the next step of pipeline stages ahead, so that steps may take longer"),
     )
     no_cache = f"vLLM has no KV cache in {served.kv}: expect a cache of another size"
     unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *unsaid(args, "vllm")))
     return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
+
+
+def _connector(args: ServeArgs) -> str:
+    """Return the connector over which pools pass the KV cache on.
+
+    Only the one that pushes takes it from pipeline stages, https://github.com/vllm-project/vllm/pull/45880.
+    """
+    return "NixlPushConnector" if args.sends_from_stages else "NixlConnector"
 
 
 def _hosts(args: ServeArgs, replica: Replica, rank: int | None) -> list[str]:

@@ -387,6 +387,20 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         },
     ),
     Rule(
+        name="prefill stages with one kind of cache",
+        scope=ENGINE,
+        engines=("vllm",),
+        says="no pipeline stages in the prefill pool of a model whose layers have caches of several kinds",
+        holds=lambda f, x: (axis(x.pp) == 1) | (f.role != "prefill") | np.logical_not(f.hybrid),
+        reason=lambda f, x: (
+            f"pp={x.pp}: {_who(f)} sends no cache of {f.model} from stages, because its layers have caches of several kinds"
+        ),
+        sources={
+            "vllm": f"{VLLM}/pull/45880: HMA and hybrid models are left to a follow-up; "
+            "nixl/base_worker.py of release 0.33 raises NotImplementedError"
+        },
+    ),
+    Rule(
         name="contexts handed on",
         scope=ENGINE,
         engines=("vllm",),

@@ -239,6 +239,7 @@ class Facts:
 
     heads, kv_heads, depth, experts: Numbers of the model (0 experts: no routed experts).
     cached: Whether any layer has a KV cache.
+    hybrid: Whether layers have caches of several kinds: recurrent states, or windows next to whole contexts.
     kv_kinds: KV heads of each kind of attention (1: a latent).
     state_heads: Heads of each kind of recurrent mixer.
     columns: Greatest common divisor of the widths inside feed-forward blocks, which tp divides.
@@ -267,6 +268,7 @@ class Facts:
     block: int = 0
     expert_block: int = 0
     cached: bool = True
+    hybrid: bool = False
     domain: Number = math.inf
     domain_chips: Number = math.inf
     max_chips: Number = math.inf
@@ -385,6 +387,7 @@ def _shape(model: Model) -> dict[str, Any]:
         "block": max((op.format.block for op, _ in dense), default=0),
         "expert_block": max((op.format.block for op in routed), default=0),
         "cached": any(a.state_bytes == 0 for a in mixers),
+        "hybrid": any(a.state_bytes > 0 for a in mixers) or len({a.window for a in mixers}) > 1,
     }
 
 

@@ -59,6 +59,8 @@ FEW_SLOTS = 8
 AS_FAST = 0.7
 # Most such pools, and prefill replicas among which a queue is as short as that of one pipeline.
 READERS, MANY_READERS = 8, 16
+# Largest factor on the length of a run that confirms a candidate roughly.
+ROUGH_FACTOR = 4.0
 # Share of the rate that a finalist may lose to other draws.
 LARGE_LOSS = 0.06
 # Sequences in flight for which slots are kept, over those of the candidate.
@@ -266,9 +268,9 @@ def _confirmed(case: PlanProblem, finalist: Finalist) -> Finalist | None:
             run.mean_ttft,
             run.mean_tpot,
             seed=seed,
-            factor=float(np.clip(factor, least_factor, CONFIRM_FACTORS[1])),
+            factor=float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1])),
         )
-        for seed in CONFIRM_SEEDS
+        for seed in (CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS)
     ]
     now = confirmed(loops, run, _limits(case, finalist.candidate), case.percentile)
     return None if now is None else replace(finalist, run=now)
