@@ -217,9 +217,7 @@ def plan(
         if unlike and cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
     if best_plan.feasible and pinned != Pinned() and diagnostics:
-        free = _of_evidence(
-            replace(case, evidence=ANY, pinned=Pinned(), rough=True), modes, price, sure, **dict.fromkeys(effects, False)
-        )
+        free = _of_evidence(replace(case, evidence=ANY, pinned=Pinned()), modes, price, sure, **dict.fromkeys(effects, False))
         best_plan = replace(best_plan, free=chosen_point(free) if free.feasible else None)
     if rate is not None and best_plan.feasible:
         best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare))
