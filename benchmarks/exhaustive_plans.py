@@ -156,7 +156,9 @@ def main(count: int = COUNT, first: int = FIRST) -> None:
                 flush=True,
             )
             if len(ratios) == count:
-                pool.shutdown(wait=False, cancel_futures=True)
+                # Questions that are still under way may take many minutes.
+                for process in list(pool._processes.values()):
+                    process.terminate()
                 break
     above = np.array(ratios) - 1
     print(f"{len(above)} questions: plan dearer by {np.median(above):+.1%} at the median, {above.max():+.1%} at worst")
