@@ -199,17 +199,7 @@ def plan(
         raise _no_layout(case)
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
     effects = {"alternatives": alternatives, "elasticities": elasticities}
-    # The ideal engine is a bound over all layouts, and the user's own layout needs no evidence.
-    first_kind = evidence if has_range(case.engine) and pinned == Pinned() else ANY
-    for kind in EVIDENCE[EVIDENCE.index(first_kind) :]:
-        best_plan = _of_evidence(replace(case, evidence=kind), modes, price, sure, **effects)
-        if best_plan.feasible:
-            break
-    if evidence == ANY and has_range(case.engine) and pinned == Pinned():
-        # Mean waits favour odd layouts, which may keep fewer requests within a percentile than usual ones do.
-        usual = _of_evidence(replace(case, evidence=PUBLISHED, front=False), modes, price, sure, **effects)
-        if usual.feasible and not (best_plan.feasible and best_plan.requests_per_second >= usual.requests_per_second):
-            best_plan = replace(usual, front=best_plan.front)
+    best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
     if best_plan.feasible and kind != ANY and diagnostics:
         rough = replace(case, evidence=ANY, rough=True, at_least=best_plan.requests_per_second, front=False, diagnostics=False)
         cheapest = _of_evidence(rough, modes, price, sure, alternatives=False, elasticities=False)
@@ -217,7 +207,8 @@ def plan(
         if unlike and cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
     if best_plan.feasible and pinned != Pinned() and diagnostics:
-        free = _of_evidence(replace(case, evidence=ANY, pinned=Pinned()), modes, price, sure, **dict.fromkeys(effects, False))
+        unpinned = replace(case, pinned=Pinned(), front=False, diagnostics=False)
+        free, _ = _with_most_evidence(unpinned, evidence, modes, price, sure, **dict.fromkeys(effects, False))
         best_plan = replace(best_plan, free=chosen_point(free) if free.feasible else None)
     if rate is not None and best_plan.feasible:
         best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare))
@@ -263,6 +254,24 @@ def _fleet(case: PlanProblem, deployment: Plan, rate: float, spare: int) -> Flee
         output_tokens=float(case.workload.output_tokens),
         spare=spare,
     )
+
+
+def _with_most_evidence(
+    case: PlanProblem, evidence: str, modes: tuple[str, ...], price: float, sure: float | None, **effects: bool
+) -> tuple[Plan, str]:
+    """Return the cheapest plan of the first level of evidence that has one, and the level; the last level where none has."""
+    # The ideal engine is a bound over all layouts, and the user's own layout needs no evidence.
+    is_ranked = has_range(case.engine) and case.pinned == Pinned()
+    for kind in EVIDENCE[EVIDENCE.index(evidence if is_ranked else ANY) :]:
+        best_plan = _of_evidence(replace(case, evidence=kind), modes, price, sure, **effects)
+        if best_plan.feasible:
+            break
+    if evidence == ANY and is_ranked:
+        # Mean waits favour odd layouts, which may keep fewer requests within a percentile than usual ones do.
+        usual = _of_evidence(replace(case, evidence=PUBLISHED, front=False), modes, price, sure, **effects)
+        if usual.feasible and not (best_plan.feasible and best_plan.requests_per_second >= usual.requests_per_second):
+            best_plan = replace(usual, front=best_plan.front)
+    return best_plan, kind
 
 
 def _of_evidence(
