@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
+from steptime.errors import RangeError
 from steptime.physics.layout import Layout
 from steptime.planning.fleet import MONTH, size_fleet
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate
@@ -101,3 +102,9 @@ def test_a_plan_warns_of_more_hosts_than_its_chips_fill():
     assert text.startswith("laid out so, it takes 3 hosts of 8 chips (24 chips),")
     apart = Candidate(mode=DISAGGREGATED, layout=Layout(tp=2), batch=8, prefill_layout=Layout(replicas=2), prompts=1)
     assert _hosts_warning(case(4), apart) == ()
+
+
+def test_spare_replicas_need_a_rate():
+    """Only a fleet has spare replicas; without a rate they would have no effect."""
+    with pytest.raises(RangeError, match="rate"):
+        st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), spare=1)

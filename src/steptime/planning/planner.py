@@ -182,6 +182,8 @@ def plan(
     pinned = _pinned(sizes, chunk, max_num_seqs)
     rate = None if rate is None else float(positive("rate", rate, "requests/s"))
     spare = whole_number("spare", spare, minimum=0, maximum=MOST_CHIPS)
+    if spare and rate is None:
+        raise RangeError("spare: only a fleet for a rate has spare replicas; give a rate too (--rate)")
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
     case = replace(
         _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor),

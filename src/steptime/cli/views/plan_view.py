@@ -262,8 +262,13 @@ def _evidence(plan: Plan) -> list[str]:
     if plan.free is not None and has_rent(plan):
         cheapest, cost = plan.free, plan.usd_per_million_output_tokens
         saving = 1 - cheapest.usd_per_million_output_tokens / cost
-        words = f"{saving:.0%} less: {cheapest.layout_text}" if saving > AS_CHEAP else "the same"
-        lines.append(f"Without your choices the cheapest layout costs {usd(cheapest.usd_per_million_output_tokens)}, {words}.")
+        if saving > AS_CHEAP:
+            words = f"{saving:.0%} less: {cheapest.layout_text}"
+        elif saving < -AS_CHEAP:
+            words = f"{-saving:.0%} more, because it keeps to layouts with more evidence"
+        else:
+            words = "the same"
+        lines.append(f"Without your choices the plan costs {usd(cheapest.usd_per_million_output_tokens)}, {words}.")
     return lines
 
 
