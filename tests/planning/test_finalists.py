@@ -167,9 +167,9 @@ def rates(monkeypatch):
         rate = simulated.get(candidate.chunk, 0.0)
         return made(candidate, rate) if rate > least else None
 
-    def confirm(_case, finalist):
+    def confirm(_case, finalist, least):
         rate = confirmed.get(finalist.candidate.chunk, finalist.run.rate)
-        return made(finalist.candidate, rate) if rate else None
+        return made(finalist.candidate, rate) if rate > least else None
 
     monkeypatch.setattr(finalists, "simulate_candidate", simulate)
     monkeypatch.setattr(finalists, "_confirmed", confirm)

@@ -165,7 +165,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
             if top >= (1 - LARGE_LOSS) * expected(finalist):
                 break
             if finalist.candidate not in checked:
-                checked[finalist.candidate] = now = _confirmed(case, finalist)
+                checked[finalist.candidate] = now = _confirmed(case, finalist, top)
                 top = max(top, now.run.rate if now else 0.0)
         lucky = [first for key in checked if (first := finalists[key]) and top < (1 - LARGE_LOSS) * first.run.rate]
         if case.rough or not lucky or not top:
@@ -254,8 +254,8 @@ def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
     return Slo(ttft=float(ttft), tpot=float(tpot))
 
 
-def _confirmed(case: PlanProblem, finalist: Finalist) -> Finalist | None:
-    """Return a finalist with a longer run on other draws; None where they do not confirm it."""
+def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist | None:
+    """Return a finalist with a longer run on other draws; None where they confirm no rate above `least` [requests/s]."""
     run = finalist.run
     in_flight = run.rate * (run.mean_ttft + float(case.workload.output_tokens) * run.mean_tpot)
     factor = CONFIRM_TOKENS / (LIFETIMES * in_flight * float(case.workload.output_tokens))
@@ -272,7 +272,7 @@ def _confirmed(case: PlanProblem, finalist: Finalist) -> Finalist | None:
         )
         for seed in (CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS)
     ]
-    now = confirmed(loops, run, _limits(case, finalist.candidate), case.percentile)
+    now = confirmed(loops, run, _limits(case, finalist.candidate), case.percentile, least)
     return None if now is None else replace(finalist, run=now)
 
 

@@ -51,6 +51,8 @@ WAITING = 1.5
 # Most replicas that are simulated of many equal ones, and sequences in them below which there may be more: a request finds a
 # free slot among many replicas of few sequences more often than among few.
 MOST_REPLICAS, FEW_SEQUENCES = 8, 640
+# Sequences of a decode replica from which a part of it stands for the whole: so many hardly differ from their mean.
+PART_SEQUENCES = 2048
 # Pipelines run each step of each micro-batch. Output tokens below which their runs may have more replicas, and more requests
 # than a few.
 FEW_PIPELINE_TOKENS, FEW_REQUESTS = 2_000_000, 500
@@ -69,11 +71,13 @@ MOST_RUNS = 12
 CONFIRM_SEEDS, CONFIRM_TOKENS, CONFIRM_FACTORS = (1000, 2000), 3_000_000, (3.0, 20.0)
 # The least factor where a replica is a pipeline.
 PIPELINE_FACTOR = 1.0
-# At a rate higher by this factor, no figure may be further beyond its limit than this ratio, and the means may rise by these
-# ratios: where a queue is so steep, no run shows what another one will.
-CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
-STEEP_TPOT, STEEP_TTFT = 1.3, 2.5
-CONFIRM_START = 1.5
+# At a rate higher by this factor, no figure may be further beyond its limit than this ratio, and the mean TTFT may rise by
+# that one: where a queue is so steep, no run shows what another one will.
+CONFIRM_ABOVE, CONFIRM_WORST, STEEP_TTFT = 1.05, 1.5, 2.5
+# Ratio of the first draws beyond which no other draws are tried.
+FAR_BEYOND = 1.15
+# Sequences at the start of the run at that rate, over those at the confirmed one. They must become fewer, apart from chance.
+CONFIRM_START, CHANCE_GROWTH = 1.4, 0.01
 # Share of the requests that come by which those in flight may rise: a deployment that is a little too small fills slowly.
 MOST_GROWTH = 0.02
 # Runs in which means must settle, and the ratio to those at the start up to which they have.
@@ -81,7 +85,8 @@ SETTLING_RUNS, UNSETTLED = 4, 1.25
 # Prompts that wait at the start, over those that wait or are processed in the long run: in a pass that takes all which
 # came during the last one, a prompt waits for half a pass on average, and two thirds of those present are in the pass.
 PRESENT = 2 / 3
-# Where a rate is not confirmed, it falls by a factor between the root and the square of this one, and at most so often.
+# Where a rate is not confirmed, it falls by a factor between the root and the square of this one, and at most so often. Where
+# the slope is known from two misses, it may fall by the fourth power.
 CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
 # Ratio of the lowest rate that is not confirmed to the highest one that is, below which no rate between them is tried.
 CONFIRM_ACCURACY = 1.025
@@ -236,9 +241,12 @@ class Loop:
             least = min(least, max(FEW_PIPELINE_TOKENS / float(deployment.workload.output_tokens), FEW_REQUESTS))
         replicas = int(server.layout.replicas)
         most_replicas = max(MOST_REPLICAS, int(self._few_sequences(lifetimes) * replicas / in_flight))
-        server_replicas = min(max(1, math.ceil(replicas * min(1.0, largest_count / (lifetimes * in_flight)))), most_replicas)
-        self.share = server_replicas / replicas
-        self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * self.share - 1e-9))
+        enough = replicas * min(1.0, largest_count / (lifetimes * in_flight))
+        server_replicas = min(max(1, math.ceil(enough)), most_replicas)
+        self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * server_replicas / replicas - 1e-9))
+        self.parts = 1 if reader is None or int(server.layout.pp) > 1 else max(1, server.max_num_seqs // PART_SEQUENCES)
+        server_replicas = min(server_replicas, max(1, round(enough * self.parts)))
+        self.share = server_replicas / (replicas * self.parts)
         self.read_share = self.share if reader is None else self.readers / int(reader.layout.replicas)
         # Few different counts: draws and step times are shared.
         self.count = int(2 ** (math.ceil(4 * math.log2(max(least, lifetimes * in_flight * self.read_share))) / 4))
@@ -271,7 +279,7 @@ class Loop:
                 replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk), memo[key].pace, replicas
             )
 
-        self.server = pool(server.layout, policy, server_replicas)
+        self.server = part_of_server(pool(server.layout, policy, server_replicas), self.parts)
         self.reader: Server | None = None
         self.sent: Callable[[Any], Any] | None = None
         if reader is not None:
@@ -365,10 +373,10 @@ class Loop:
     def _decode(self, requests: Any, started: Traffic) -> tuple[Any, Any, Any, float]:
         """Return requests after the decode pool, the ends of those of the start, its queue, and its share of time at work."""
         assert self.sent is not None
-        # Fewer decode replicas than prefill replicas may be simulated: each takes its share of the prompts.
+        # A smaller share of the decode replicas may be simulated: prompts go to them in turn.
         if self.share < self.read_share:
-            random = np.random.default_rng(self.seed + 2)
-            requests = requests[random.random(len(requests)) < self.share / self.read_share]
+            turns = np.floor(np.arange(len(requests) + 1) * (self.share / self.read_share))
+            requests = requests[np.diff(turns) > 0]
         go_on = np.flatnonzero((requests["status"] == DONE) & (requests["outputs"] > 1))
         moved_at = requests["finish"][go_on] + np.asarray(self.sent(requests[go_on]))
         order = np.argsort(moved_at, kind="stable")
@@ -420,8 +428,27 @@ class Loop:
         binding = max(ratios, key=lambda name: ratios[name])
         return Run(
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
-            batch=batch, busy=busy, worst=ratios[binding], binding=binding, growth=_growth(served, ends),
+            batch=batch * self.parts, busy=busy, worst=ratios[binding], binding=binding, growth=_growth(served, ends),
         )  # fmt: skip
+
+
+def part_of_server(server: Server, parts: int) -> Server:
+    """Return a pool whose replicas have a part of the slots and of the cache, with the step times of the whole.
+
+    Args:
+        server: Pool that decodes.
+        parts: Number of equal parts of a replica.
+
+    Returns:
+        The pool.
+    """
+    if parts == 1:
+        return server
+    policy = replace(
+        server.policy, max_num_seqs=server.policy.max_num_seqs // parts, kv_tokens=float(server.policy.kv_tokens) / parts
+    )
+    pace = replace(server.pace, decode=server.pace.decode[::parts], context=parts * server.pace.context[::parts])
+    return Server(policy, pace, server.replicas)
 
 
 def _growth(served: Any, ends: Any) -> float:
@@ -539,7 +566,7 @@ def highest_rate(
     return replace(best, binding=above.binding)
 
 
-def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run | None:
+def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str, least: float = 0.0) -> Run | None:
     """Return the mean of runs with other draws, at a rate that they confirm.
 
     What is best among many on the same draws was partly lucky with them. Near saturation, a few percent of load decide
@@ -550,12 +577,15 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run
         run: Run at the highest rate.
         slo: Limits.
         percentile: Percentile of the limits.
+        least: Rate that must be exceeded [requests/s].
 
     Returns:
-        The mean run; None where no rate near that of `run` is confirmed.
+        The mean run; None where no rate near that of `run` and above `least` is confirmed.
     """
     rate, misses, best = run.rate, list[tuple[float, float]](), None
     for _ in range(CONFIRM_TRIES):
+        if rate <= least:
+            break
         mean_run, ratio = _confirmation(loops, run, rate, slo, percentile)
         if ratio <= 1:
             best = replace(mean_run, binding=run.binding)
@@ -576,7 +606,7 @@ def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percen
     for _ in range(SETTLING_RUNS):
         # A run that is far from the limits needs no other.
         first = loops[0].run(rate, slo, percentile, tpot, ttft, always_decode=True)
-        other_loops = loops[1:] if first.worst <= CONFIRM_WORST else ()
+        other_loops = loops[1:] if first.worst <= FAR_BEYOND else ()
         mean = _mean([first, *(loop.run(rate, slo, percentile, tpot, ttft, always_decode=True) for loop in other_loops)])
         if mean.worst > 1 or mean.growth > MOST_GROWTH:
             return mean, max(mean.worst, 1 + mean.growth)
@@ -586,12 +616,12 @@ def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percen
         tpot, ttft = max(tpot, mean.mean_tpot), max(ttft, mean.mean_ttft)
     else:
         return mean, UNSETTLED
-    # It starts with more sequences than it would have: near saturation, their number rises over many lifetimes.
+    # Near saturation, the number of sequences settles over many lifetimes. Where it falls, it settles below that at the start.
     above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot, ttft)
     rises = (
         above.worst / CONFIRM_WORST,
         above.mean_ttft / (STEEP_TTFT * mean.mean_ttft),
-        above.mean_tpot / (STEEP_TPOT * mean.mean_tpot) if mean.mean_tpot else 0.0,
+        1 + above.growth - CHANCE_GROWTH,
     )
     return mean, max(rises)
 
@@ -601,10 +631,11 @@ def _fall(misses: Sequence[tuple[float, float]]) -> float:
     rate, ratio = misses[-1]
     if math.isinf(ratio):
         return CONFIRM_FALL**2
-    slope = CONFIRM_SLOPE
+    slope, largest_fall = CONFIRM_SLOPE, CONFIRM_FALL**2
     if len(misses) > 1 and math.isfinite(misses[-2][1]):
         slope = max(math.log(misses[-2][1] / ratio) / math.log(misses[-2][0] / rate), CONFIRM_SLOPE)
-    return float(min(max(ratio ** (-1 / slope), CONFIRM_FALL**2), math.sqrt(CONFIRM_FALL)))
+        largest_fall = CONFIRM_FALL**4
+    return float(min(max(ratio ** (-1 / slope), largest_fall), math.sqrt(CONFIRM_FALL)))
 
 
 def _mean(runs: Sequence[Run]) -> Run:
