@@ -26,6 +26,11 @@ def anchor_of(ratios):
     )
 
 
+def share_inside(begin, end, start, stop):
+    """The share of each interval between two times."""
+    return np.clip(np.minimum(end, stop) - np.maximum(begin, start), 0, None) / np.maximum(end - begin, 1e-12)
+
+
 def recorded(draw, n=1500):
     """A recorded trace in miniature: lognormal lengths and gaps, the first request well after the start of the clock."""
     gaps = draw.lognormal(-4.5, 1.0, n)
@@ -69,16 +74,52 @@ def test_simulate_with_and_without_anchor_obeys_littles_law(kind, ratios, pools)
             pace.answer * found.policy.acceptance_length, owed
         )  # steps that decode before the first token is seen
         each = tpot * owed / np.maximum(owed - unseen, 1e-9) * (owed > unseen)
-        if not pools:  # decoding sequences: counted by the loop, and throughput x time
-            decoding = a.requests_per_second * float(np.mean(each * owed))
-            assert a.batch * a.utilisation * found.replicas == pytest.approx(decoding, rel=0.02)
+        steady = np.isfinite(a.steady_from)
+        start, last = a.steady_from if steady else found.requests["arrival"].min(), found.requests["arrival"].max()
+        stop = last if steady else found.requests["arrival"].min() + a.seconds
+        if not pools:  # decoding sequences: counted by the loop, and by request
+            seconds = each * owed * share_inside(found.requests["first"], found.requests["finish"], start, stop)
+            assert a.batch * a.utilisation * found.replicas * (stop - start) == pytest.approx(seconds.sum(), rel=0.02)
         if kind == "clients":  # every client has one request in the system until the last ones run out
             spans = found.requests["finish"] - found.requests["arrival"]
             arrival, replica = found.requests["arrival"], found.requests["replica"]
             end = arrival.max() if pools else min(arrival[replica == r].max() for r in np.unique(replica))
             inside = np.clip(np.minimum(found.requests["finish"], end) - found.requests["arrival"], 0, None).sum() / end
             assert inside == pytest.approx(found.traffic.clients, rel=0.02)
-            assert a.requests_per_second * a.end_to_end.mean == pytest.approx(spans.sum() / a.seconds)
+            if steady:  # Little's law on the steady window, within the error of few ends
+                assert a.requests_per_second * a.end_to_end.mean == pytest.approx(found.traffic.clients, rel=0.1)
+            else:
+                assert a.requests_per_second * a.end_to_end.mean == pytest.approx(spans.sum() / a.seconds)
+
+
+@pytest.mark.parametrize("pools", [{}, {"prefill": st.Layout()}], ids=["one pool", "two pools"])
+def test_rates_of_a_steady_run_do_not_depend_on_its_length(pools):
+    lengths = st.Lengths(mean=500, shape="lognormal", spread=1.0), st.Lengths(mean=200, shape="lognormal", spread=1.0)
+    costs = []
+    for requests in (3000, 30_000):
+        traffic = st.open_loop(20, requests, *lengths)
+        run = st.simulate(MODEL, SYSTEM, traffic, **pools)
+        a, rows = run.answers, run.requests
+        start, stop = a.steady_from, rows["arrival"].max()
+        inside = (rows["arrival"] > start) & (rows["arrival"] <= stop)
+        offered = rows["outputs"][inside].sum() / (stop - start)
+        assert a.output_tokens_per_second == pytest.approx(offered, rel=0.02)
+        assert a.requests_per_second == pytest.approx(inside.sum() / (stop - start), rel=0.02)
+        cost = run.chips * float(run.rent.typical) / a.output_tokens_per_second * 1e6
+        assert a.usd_per_million_output_tokens == pytest.approx(cost)
+        # Little's law on the window: sequences that decode, and requests in the system.
+        spent = share_inside(rows["arrival"], rows["finish"], start, stop) * (rows["finish"] - rows["arrival"])
+        assert a.requests_per_second * a.end_to_end.mean == pytest.approx(spent.sum() / (stop - start), rel=0.03)
+        costs.append(a.usd_per_million_output_tokens / (20 / traffic.rate) / (200 / traffic.outputs.mean()))
+    assert costs[0] == pytest.approx(costs[1], rel=0.03)
+
+
+def test_a_batch_that_arrives_at_once_counts_its_whole_run():
+    traffic = Traffic(arrival=np.zeros(200), inputs=np.full(200, 500), outputs=np.full(200, 100))
+    run = st.simulate(MODEL, SYSTEM, traffic)
+    assert np.isnan(run.answers.steady_from)
+    assert run.answers.output_tokens_per_second == pytest.approx(200 * 100 / run.answers.seconds)
+    assert run.answers.requests_per_second == pytest.approx(200 / run.answers.seconds)
 
 
 def test_with_first_tokens_later_leaves_capacity_as_it_was():

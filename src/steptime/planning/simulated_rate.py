@@ -38,7 +38,7 @@ from steptime.planning.plan_as_traffic import (
 from steptime.planning.steady_state import MOST_LOADED, mean_context
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
-from steptime.simulation.run_metrics import PERCENTILES, queue_growth
+from steptime.simulation.run_metrics import MOST_GROWTH, PERCENTILES, in_flight_growth, queue_growth
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import pipeline_delay_seconds, pool_server, transfer_seconds, user_visible_times
 from steptime.workload.traffic import Traffic
@@ -78,8 +78,6 @@ CONFIRM_ABOVE, CONFIRM_WORST, STEEP_TTFT = 1.05, 1.5, 2.5
 FAR_BEYOND = 1.15
 # Sequences at the start of the run at that rate, over those at the confirmed one. They must become fewer, apart from chance.
 CONFIRM_START, CHANCE_GROWTH = 1.4, 0.01
-# Share of the requests that come by which those in flight may rise: a deployment that is a little too small fills slowly.
-MOST_GROWTH = 0.02
 # Runs in which means must settle, and the ratio to those at the start up to which they have.
 SETTLING_RUNS, UNSETTLED = 4, 1.25
 # Prompts that wait at the start, over those that wait or are processed in the long run: in a pass that takes all which
@@ -428,7 +426,8 @@ class Loop:
         binding = max(ratios, key=lambda name: ratios[name])
         return Run(
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
-            batch=batch * self.parts, busy=busy, worst=ratios[binding], binding=binding, growth=_growth(served, ends),
+            batch=batch * self.parts, busy=busy, worst=ratios[binding], binding=binding,
+            growth=in_flight_growth(served["arrival"], np.append(served["finish"], ends), START_SHARE * float(served["arrival"].max())),
         )  # fmt: skip
 
 
@@ -449,18 +448,6 @@ def part_of_server(server: Server, parts: int) -> Server:
     )
     pace = replace(server.pace, decode=server.pace.decode[::parts], context=parts * server.pace.context[::parts])
     return Server(policy, pace, server.replicas)
-
-
-def _growth(served: Any, ends: Any) -> float:
-    """Return by how much the requests in flight rise between the start of the count and the end, as a share of those that come.
-
-    `ends` are the times at which the requests of the start end [s].
-    """
-    last = float(served["arrival"].max())
-    first = START_SHARE * last
-    came = np.count_nonzero(served["arrival"] > first)
-    ended = sum(np.count_nonzero((times > first) & (times <= last)) for times in (served["finish"], ends))
-    return float((came - ended) / came)
 
 
 def _percentile(percentile: str, values: Any) -> float:

@@ -248,7 +248,7 @@ ANSWERS = {
         ("within_limits", "", "share of all requests that are within the limits"),
         ("utilisation", "", "utilization: share of time in which a replica runs steps"),
         ("batch", "sequences", "mean decode batch of a replica"),
-        ("usd_per_million_output_tokens", "USD", "total rent, divided by output tokens, per million"),
+        ("usd_per_million_output_tokens", "USD", "rent per million output tokens in the steady state"),
         ("verdict", "", "stability of the queue: STABLE, SATURATED or OVERLOADED"),
     )
 }

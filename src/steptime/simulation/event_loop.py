@@ -705,8 +705,9 @@ def record(p: Replicas, r: int) -> None:
             for column in range(p.records.shape[2]):
                 p.records[r, j, column] = p.records[r, 2 * j, column]
         p.seconds[r, EVERY] *= 2
-    p.records[r, k, 0], p.records[r, k, 1] = p.seconds[r, CLOCK], p.count[r, SEATS]
-    p.records[r, k, 2], p.records[r, k, 3] = p.count[r, LIVE], p.count[r, FREE]
+    p.records[r, k, 0], p.records[r, k, 1], p.records[r, k, 2] = p.seconds[r, CLOCK], p.count[r, LIVE], p.count[r, FREE]
+    p.records[r, k, 3], p.records[r, k, 4] = p.seconds[r, BUSY], p.seconds[r, DECODE_SECONDS]
+    p.records[r, k, 5] = p.seconds[r, BLOCK_SECONDS]
     p.count[r, RECORDED] = k + 1
     p.seconds[r, NEXT_RECORD] = p.seconds[r, CLOCK] + p.seconds[r, EVERY]
 

@@ -90,8 +90,9 @@ STAGE_FREE, EXIT = range(2)
 QUEUE, SEAT = 0, 2
 # Column of Replicas.lists with the prompt in progress of a rank, or -1.
 PARTIAL = 4
-# Rows of the timeline of a replica; each time it is full, its resolution is halved.
-RECORDS = 4096
+# Rows of the timeline of a replica; each time it is full, its resolution is halved. A row has the clock, the decoding sequences
+# and the free blocks at that time, and the busy, decoding and block seconds until then.
+RECORDS, RECORD_COLUMNS = 4096, 6
 # Bins of the histogram of inter-token times, 1 % wide each.
 GAPS = 2048
 # First bin [s], and logarithm of the ratio of two neighbouring bins.
@@ -267,7 +268,7 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         residue=np.zeros((replicas, rules.block), dtype=np.int64),
         lists=np.full((replicas, rules.ranks * rules.groups, 5), -1, dtype=np.int64),
         ranks=np.zeros((replicas, rules.groups + rules.stages, ENDS + rules.waves)),
-        records=np.zeros((replicas, RECORDS, 4)),
+        records=np.zeros((replicas, RECORDS, RECORD_COLUMNS)),
         gaps=np.zeros((replicas, GAPS)),
         ends=np.zeros(rules.seats + 1, dtype=np.int64),
         delays=np.zeros((replicas, rules.seats + 1)),

@@ -12,7 +12,7 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.number_checks import whole_number
 from steptime.simulation import event_loop
-from steptime.simulation.loop_state import DONE, GAPS, RECORDS, Replicas, Rules, new_replicas, new_requests
+from steptime.simulation.loop_state import DONE, GAPS, RECORD_COLUMNS, RECORDS, Replicas, Rules, new_replicas, new_requests
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import Pace
 from steptime.workload.traffic import Traffic
@@ -40,7 +40,7 @@ def max_replicas(policy: Policy) -> int:
     Returns:
         Replicas.
     """
-    bytes_per_replica = 8 * (4 * RECORDS + GAPS + 4 * int(policy.max_num_seqs) + int(policy.block))
+    bytes_per_replica = 8 * (RECORD_COLUMNS * RECORDS + GAPS + 4 * int(policy.max_num_seqs) + int(policy.block))
     return max(1, MAX_BYTES // bytes_per_replica)
 
 

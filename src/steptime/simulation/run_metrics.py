@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +37,11 @@ INSTANTS = 64
 GROWTH, MIN_QUEUE = 1.5, 8
 # It also grows if requests need this share of the time of arrivals to get a slot after the last arrival.
 DRAIN = 0.1
+# Share of the requests that arrive by which those in flight may rise: a deployment that is a little too small fills slowly.
+MOST_GROWTH = 0.02
+# A run that starts empty is full after this percentile of the times in a slot. Arrivals of a steady run last this many times as
+# long.
+FILL_PERCENTILE, LEAST_FILLS = 95, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,9 @@ class ClassAnswers:
 class Answers(Result):
     """The figures of one run.
 
-    Times are in seconds. Rates are per second from the first arrival to the last token.
+    Times are in seconds. Latencies are those of all requests. Rates, shares of time, cost and means over time are those of the
+    steady state, from `steady_from` to the last arrival. In a run without one, they are those from the first arrival to the last
+    token.
     """
 
     sent: int = field(metadata=unit("requests", "requests that arrived"))
@@ -100,6 +106,9 @@ class Answers(Result):
     preemptions: int = field(metadata=unit("", "number of preemptions"))
     seconds: float = field(metadata=unit("s", "time from the first arrival to the last token", key="duration_s"))
     arriving: float = field(metadata=unit("s", "time from the first to the last arrival"))
+    steady_from: float = field(
+        metadata=unit("s", "time of the run from which it is steady; null: the run is too short, or all requests arrive at once")
+    )
     wait: Percentiles = field(
         metadata=unit("s", "wait from arrival to the first slot, plus the wait in a separate decode pool")
     )
@@ -120,10 +129,10 @@ class Answers(Result):
     kv: float = field(metadata=unit("", "mean share of the KV cache in use", key="kv_share"))
     queue: float = field(metadata=unit("requests", "mean number of waiting requests", key="mean_waiting"))
     usd_per_million_output_tokens: float = field(
-        metadata=unit("USD", "whole rent per million output tokens", key="usd_per_million_output_tokens")
+        metadata=unit("USD", "rent per million output tokens", key="usd_per_million_output_tokens")
     )
     usd_per_million_total_tokens: float = field(
-        metadata=unit("USD", "whole rent per million input and output tokens", key="usd_per_million_total_tokens")
+        metadata=unit("USD", "rent per million input and output tokens", key="usd_per_million_total_tokens")
     )
     verdict: str = field(metadata=unit("", "STABLE, SATURATED or OVERLOADED"))
     why: str = field(metadata=unit("", "reason for the verdict"))
@@ -197,40 +206,52 @@ def answers(
 
     # Disaggregated requests wait twice: for prefill and for decode.
     wait = done["scheduled"] - done["arrival"] + np.nan_to_num(done["resumed"] - done["moved"])
-    began = float(np.min(requests["arrival"])) if len(requests) else 0.0
-    seconds = float(np.max(done["finish"])) - began if len(done) else math.nan
+    began, last = (float(time(requests["arrival"])) if len(requests) else 0.0 for time in (np.min, np.max))
+    ended = float(np.max(done["finish"])) if len(done) else math.nan
     good = _meets_limits(done, ttft, tpot, slo)
-    outputs, inputs = float(done["outputs"].sum()), float(done["inputs"].sum())
+
+    # Rates count in the steady state: the start, while the replicas fill, and the end, while they empty, would lower them.
+    steady_from = _steady_from(done, began, last)
+    window = (began, ended) if math.isnan(steady_from) else (steady_from, last)
+    span = window[1] - window[0]
+    ends = _inside(done["finish"], done["finish"], window) > 0
+    # The first token comes at once, the others one after the other.
+    outputs = float(_inside(done["first"], done["first"], window).sum())
+    outputs += float(((done["outputs"] - 1) * _inside(done["first"], done["finish"], window)).sum())
+    inputs = float((done["inputs"] * _inside(done["scheduled"], done["first"], window)).sum())
+    waiting_seconds = (wait * _inside(done["arrival"], done["arrival"] + wait, window)).sum()
     replicas = [p for _, p in pools]
-    busy_seconds = [float(p.seconds[:, BUSY].sum()) for p in replicas]
+    # Rounding must not make a busy replica busier than always.
+    busy_seconds = [float(np.minimum(_totals(p, window)[0], span * len(p.count))) for p in replicas]
+    decoders = [(rules, _totals(p, window)) for rules, p in _decoders(pools)]
+    decoders_busy = max(sum(float(totals[0]) for _, totals in decoders), 1e-12)
     why_not = _why_rejected(rejected, pools)
     verdict, why = _verdict(traffic, done, pools) if len(done) else (OVERLOADED, f"no request can be served: {why_not}")
-    decoders, rent = _decoders(pools), usd_per_second * seconds
+    rent = usd_per_second * span
     return Answers(
         sent=len(requests),
         served=len(done),
         rejected=len(rejected),
         rejected_why=why_not,
         preemptions=int(requests["preempted"].sum()),
-        seconds=seconds,
-        arriving=float(np.max(requests["arrival"])) - began if len(requests) else 0.0,
+        seconds=ended - began,
+        arriving=last - began,
+        steady_from=steady_from,
         wait=quantiles(wait),
         ttft=quantiles(ttft),
         tpot=quantiles(tpot[several]),
         inter_token=inter_token_percentiles(replicas),
         end_to_end=quantiles(total),
-        requests_per_second=len(done) / seconds,
-        input_tokens_per_second=inputs / seconds,
-        output_tokens_per_second=outputs / seconds,
-        goodput=float(good.sum()) / seconds,
+        requests_per_second=float(ends.sum()) / span,
+        input_tokens_per_second=inputs / span,
+        output_tokens_per_second=outputs / span,
+        goodput=float((good & ends).sum()) / span,
         within_limits=float(good.sum()) / len(requests) if len(requests) else math.nan,
-        utilisation=sum(busy_seconds) / (seconds * sum(len(p.count) for p in replicas)),
-        pool_utilisation=tuple(busy / (seconds * len(p.count)) for busy, p in zip(busy_seconds, replicas, strict=True)),
-        batch=_mean_while_busy(decoders, lambda _, p: p.seconds[:, DECODE_SECONDS].sum()),
-        kv=_mean_while_busy(
-            decoders, lambda rules, p: p.seconds[:, BUSY].sum() - p.seconds[:, BLOCK_SECONDS].sum() / max(rules.blocks, 1)
-        ),
-        queue=float(wait.sum()) / seconds,
+        utilisation=sum(busy_seconds) / (span * sum(len(p.count) for p in replicas)),
+        pool_utilisation=tuple(busy / (span * len(p.count)) for busy, p in zip(busy_seconds, replicas, strict=True)),
+        batch=sum(float(totals[1]) for _, totals in decoders) / decoders_busy,
+        kv=sum(float(totals[0] - totals[2] / max(rules.blocks, 1)) for rules, totals in decoders) / decoders_busy,
+        queue=float(waiting_seconds) / span,
         usd_per_million_output_tokens=float(usd_per_million(rent, outputs)) if outputs else math.nan,
         usd_per_million_total_tokens=float(usd_per_million(rent, outputs + inputs)) if outputs else math.nan,
         verdict=verdict,
@@ -284,10 +305,54 @@ def _decoders(pools: list[tuple[Rules, Replicas]]) -> list[tuple[Rules, Replicas
     return [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]
 
 
-def _mean_while_busy(pools: list[tuple[Rules, Replicas]], total: Callable[[Rules, Replicas], Any]) -> float:
-    """Return the sum of `total` over pools per busy replica-second; 0 if idle."""
-    busy = sum(float(p.seconds[:, BUSY].sum()) for _, p in pools)
-    return sum(float(total(rules, p)) for rules, p in pools) / busy if busy else 0.0
+def _steady_from(done: Any, began: float, last: float) -> float:
+    """Return the time from which a run is steady; NaN if its arrivals do not last long enough.
+
+    Waits do not count, because they are as long as the run where a queue grows.
+    """
+    in_slot = done["finish"] - done["scheduled"] - np.nan_to_num(done["resumed"] - done["moved"])
+    fill = float(np.percentile(in_slot, FILL_PERCENTILE)) if len(done) else math.inf
+    return began + fill if last - began >= max(LEAST_FILLS * fill, 1e-12) else math.nan
+
+
+def _inside(begin: Any, end: Any, window: tuple[float, float]) -> Any:
+    """Return the share of each interval inside a window; of an interval without length, whether it is inside."""
+    length = end - begin
+    common = np.minimum(end, window[1]) - np.maximum(begin, window[0])
+    return np.where(length > 0, np.maximum(common, 0) / np.where(length > 0, length, 1), common >= 0)
+
+
+def _totals(p: Replicas, window: tuple[float, float]) -> Any:
+    """Return the busy, decoding and block seconds of all replicas in a window."""
+    totals = np.zeros(3)
+    for r in range(len(p.count)):
+        last = p.seconds[r, [CLOCK, BUSY, DECODE_SECONDS, BLOCK_SECONDS]]
+        rows = p.records[r, : p.count[r, RECORDED]][:, [0, 3, 4, 5]]
+        for time, sign in ((window[0], -1), (window[1], 1)):
+            k = int(np.searchsorted(rows[:, 0], time))
+            before, after = rows[k - 1] if k else np.zeros(4), rows[k] if k < len(rows) else last
+            share = min(max(0.0, (time - before[0]) / max(after[0] - before[0], 1e-12)), 1.0)
+            totals += sign * (before + share * (after - before))[1:]
+    return totals
+
+
+def in_flight_growth(arrival: Any, finish: Any, start: float) -> float:
+    """Return by how much the requests in flight rise from a time to the last arrival, as a share of those that arrive.
+
+    Args:
+        arrival: Times of arrival [s].
+        finish: Times of the last token [s], also of requests that are in flight at the start of the run.
+        start: Time after the start of the run [s].
+
+    Returns:
+        Share.
+
+    >>> in_flight_growth(np.array([0.0, 1.0, 2.0, 3.0, 4.0]), np.array([1.5, 2.5, 9.0, 9.0, 9.0]), 1.0)
+    0.3333333333333333
+    """
+    arrived = np.count_nonzero(arrival > start)
+    ended = np.count_nonzero((finish > start) & (finish <= arrival.max()))
+    return float((arrived - ended) / arrived)
 
 
 def _why_rejected(rejected: Any, pools: list[tuple[Rules, Replicas]]) -> str:
@@ -423,8 +488,8 @@ def timeline(requests: Any, pools: list[tuple[Rules, Replicas]], points: int = 4
             if len(rows):
                 rows_at = np.clip(np.searchsorted(rows[:, 0], grid, side="left"), 0, len(rows) - 1)
                 over = grid > rows[-1, 0]
-                decoding += np.where(over, 0, rows[rows_at, 2])
-                used_blocks += np.where(over, 0, rules.blocks - rows[rows_at, 3])
+                decoding += np.where(over, 0, rows[rows_at, 1])
+                used_blocks += np.where(over, 0, rules.blocks - rows[rows_at, 2])
     done = served(requests)
     moved = done[np.isfinite(done["resumed"])]
     queue = waiting(done["arrival"], done["scheduled"], grid) + waiting(moved["moved"], moved["resumed"], grid)

@@ -56,6 +56,8 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
     if not a.served:
         return Group(*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title), *warnings)
     parts += [_classes(a, simulation.limited) if a.classes else None, _latencies(a), footnote(SLOT_WAIT), _rates(simulation)]
+    if math.isfinite(a.steady_from):
+        parts += [footnote(f"Throughput, cost and loads: from {show(a.steady_from, 's')} to the last arrival, in the steady state.")]
     parts += [*own_runs(simulation.anchor), *warnings, _rent(simulation)]
     if full:
         parts += [Text(), _distribution(latencies(simulation.requests), width), Text()]
@@ -78,6 +80,8 @@ def _notes(simulation: Simulation) -> list[str]:
     is_full = a.verdict in (SATURATED, OVERLOADED) and a.batch >= FULL * slots and a.kv <= HALF
     if is_full and not simulation.fast_replicas:
         words.append(f"the {slots:,} sequence slots are full while {a.kv:.0%} of the KV cache is taken: raise --max-sequences")
+    if math.isnan(a.steady_from) and a.arriving:
+        words.append("the run is too short for a steady state (--requests): throughput and cost include its start and its end")
     if max(pace.mixed_error, pace.decode_error) > WORTH_A_NOTE:
         off = f"{pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed)"
         words.append(f"the linear model of the step time has a mean error of {off}")
