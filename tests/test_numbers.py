@@ -88,7 +88,7 @@ def test_infinity_is_only_a_limit(value):
         ),
         (lambda v: share("cached", v), 1.5, "cached must be a share of at least 0 and at most 1, not 1.5"),
         (lambda v: limit("ttft", v), 0, "ttft must be greater than 0 s, not 0"),
-        (lambda v: limit("ttft", v), 1e-308, "ttft must be at least 1e-09 s, not 1e-308"),
+        (lambda v: limit("ttft", v), 1e-308, "ttft must be at least 1 ns, not 1e-299 ns"),
         (lambda v: single(token_budget=v), np.array([1, 2]), "token budget must be one number, not"),
     ],
     ids=label,

@@ -203,7 +203,7 @@ def limit(name: str, value: NumberT, unit: str = "s", *, minimum: float = 1e-9) 
     if not low > 0 and minimum:
         raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {short_repr(low)}")
     if low < minimum:
-        raise RangeError(f"{name} must be at least {_bound(minimum, unit)}, not {short_repr(low)}")
+        raise RangeError(f"{name} must be at least {_bound(minimum, unit)}, not {_bound(low, unit)}")
     if LARGEST < high < math.inf:
         raise RangeError(f"{name} must be at most {_bound(LARGEST, unit)}, or infinite, not {short_repr(high)}")
     return value
@@ -292,6 +292,8 @@ def _array(name: str, value: Number) -> Any:
 
 
 def _bound(value: float, unit: str) -> str:
+    if unit == "s" and 0 < value < 1e-6:
+        return f"{value * 1e9:.3g} ns"
     text = f"{value:,.0f}" if 1 <= abs(value) < 1e12 and value == int(value) else f"{value:g}"
     return f"{text} {unit}{'s' if unit in ('token', 'chip') and value != 1 else ''}".rstrip()
 

@@ -157,12 +157,18 @@ def test_the_csv_of_clients_has_their_number(tmp_path):
         ("--trace t.csv --concurrency 3 --find-rate", "not --trace and --concurrency together"),
         ("--rate 3 --find-rate", "keep one of the two"),
         ("--trace t.csv --find-rate --rate-scale 2", "--rate-scale needs --trace without --find-rate"),
-        ("--trace t.csv --find-rate --input 20", "--input needs --rate, --concurrency or --find-rate"),
+        ("--trace t.csv --find-rate --input 20", "--trace already gives lengths; leave out --input"),
         ("--trace t.csv --find-rate --fast-share 0.1", "--fast-share needs --rate or --find-rate"),
         ("--concurrency 3 --find-rate", "needs a limit on TTFT"),
         ("--concurrency 3 --find-rate --speed 20", "needs a limit on TTFT"),
         ("--concurrency 0 --find-rate --ttft 1", "concurrency must be at least 1"),
         ("--concurrency 3 --find-rate --ttft 1 --export a.csv", "--export needs a run at one rate"),
+        ("--trace t.csv --spread 2", "--trace already gives lengths; leave out --spread"),
+        ("--trace azure-code", "no file 'azure-code', and of the public trace azure-code only lengths are known"),
+        ("--trace azure-cod", "in place of a trace a rate, with input 2048, output 28, spread 0.964, output-spread 2.15"),
+        ("--rate 1 --speed 1234567890", "--speed must be at most 1,000,000,000 tok/s"),
+        ("--rate 1 --tpot 8.1e-10", "--tpot must be at least 1 ns, not 0.81 ns"),
+        ("--rate 1 --ttft 8.1e-10", "must be at least 1 ns, not 0.81 ns"),
         ("--rate 1 --percentile p50", "--percentile needs --speed or --ttft"),
         ("--rate 1 --ttft 1 --percentile p98", "unknown percentile 'p98'; did you mean"),
     ],
@@ -171,6 +177,11 @@ def test_wrong_questions_name_the_nearest_right_one(asked, says, trace):
     shown = run(f"simulate llama-3.1-8b hgx-h100 {asked}", folder=trace)
     assert shown.returncode == 2, shown.stdout
     assert says in words(shown.stderr)
+
+
+def test_a_plan_with_a_trace_takes_no_lengths():
+    shown = run("plan llama-3.1-8b hgx-h100 --trace azure-code --spread 2")
+    assert (shown.returncode, words(shown.stderr)) == (2, "steptime: --trace already gives lengths; leave out --spread")
 
 
 # --- blocks that nothing keeps ------------------------------------------------------------------------------------------

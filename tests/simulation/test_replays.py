@@ -40,6 +40,13 @@ def test_a_plan_is_replayed_by_the_names_it_holds(plan):
     assert (found.batch, found.planned_batch) == (plan.pools[-1].max_num_seqs, plan.pools[-1].batch)
 
 
+def test_a_replay_costs_what_its_rate_costs(plan):
+    again = st.replay(plan)
+    cost = again.simulation.chips * float(again.simulation.rent.typical) / (again.rate * WORK.output_tokens) * 1e6
+    assert np.isfinite(again.answers.steady_from)
+    assert again.answers.usd_per_million_output_tokens == pytest.approx(cost, rel=0.05)
+
+
 @pytest.mark.parametrize("what", ["model", "system", "engine"])
 def test_what_the_name_does_not_stand_for_has_to_be_given(what):
     things = {

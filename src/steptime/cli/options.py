@@ -287,7 +287,7 @@ def lengths_need(trace: str | None) -> dict[str, tuple[bool, str]]:
         The requirement for `Output.check`.
     """
     not_empty("--trace", trace, "a name or a file: azure-chat, azure-code, mooncake, or a path")
-    return {"a call without --trace, which sets all lengths": (trace is None, "input output spread output_spread")}
+    return {"--trace already gives lengths; leave out {}": (trace is None, "input output spread output_spread")}
 
 
 def read_system(name: str, changes: list[str] | None, catalog: str | None) -> System:
@@ -367,7 +367,8 @@ def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> No
 
     Args:
         ctx: Context of the command.
-        needs: For each requirement in words: whether it is met, and the parameters that need it, separated by spaces.
+        needs: For each requirement in words, or message with {} for the option: whether it is met, and the parameters that need
+            it, separated by spaces.
     """
     # Defaults never count: only options on the command line can be idle.
     typed_names = _typed_names(ctx)
@@ -375,7 +376,8 @@ def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> No
         idle = [name for name in names.split() if name in typed_names]
         if idle and not is_met:
             option_strings = {param.name: param.opts[0] for param in ctx.command.params}
-            raise RangeError(f"{option_strings[idle[0]]} needs {requirement}")
+            message = requirement if "{}" in requirement else f"{{}} needs {requirement}"
+            raise RangeError(message.format(option_strings[idle[0]]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from steptime.simulation.max_rate import HighestRate
     from steptime.simulation.simulation_result import Simulation
     from steptime.workload.traffic import Traffic
-
-# Most replicas that --find-replicas tries.
-MOST_REPLICAS = 1024
 
 
 def need_numba() -> None:
@@ -129,7 +126,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
     # Keys complete the message "--option needs ...".
     return {
         "--trace without --find-rate, which searches the scale": (once or is_synthetic, "rate_scale"),
-        "--rate, --concurrency or --find-rate; a trace contains its lengths": (
+        "--trace already gives lengths; leave out {}": (
             is_synthetic,
             "input output lengths spread output_spread",
         ),
@@ -194,37 +191,29 @@ def _find_rate(prepared: Setup, output: SimulateOutput) -> None:
 
 
 def _with_fewest_replicas(prepared: Setup, *, quiet: bool) -> Setup:
-    """Return the setup with the fewest replicas that meet the limits, and print how many; with the most where none do."""
-    from steptime.simulation.max_rate import fewest_replicas
-    from steptime.simulation.run_metrics import Judged
-    from steptime.simulation.simulator import simulate as run_simulation
+    """Return the setup with the fewest replicas that meet the limits, and print how many."""
+    from steptime.simulation.max_rate import find_replicas
     from steptime.units import counted
+    from steptime.workload.traffic import DEFAULT_REQUESTS
 
-    traffic = prepared.traffic
-    assert traffic is not None
-    verdicts: dict[int, Judged | None] = {}
+    inputs, arguments = prepared.inputs, prepared.arguments
 
-    def with_replicas(count: int) -> dict[str, Any]:
-        return {**prepared.arguments, "layout": replace(prepared.arguments["layout"], replicas=count)}
-
-    def is_met(count: int) -> bool:
-        run = run_simulation(prepared.model, prepared.system, traffic, **with_replicas(count))
-        verdicts[count] = run.limits
-        return run.limits is not None and run.limits.is_met
+    def traffic(requests: int) -> "Traffic":
+        if inputs.trace is not None:
+            assert prepared.traffic is not None
+            return prepared.traffic
+        return replace(inputs, requests=requests).traffic(prepared.gained_tokens)
 
     with compiling():
-        count = fewest_replicas(is_met, min(MOST_REPLICAS, len(traffic)))
-    if not quiet:
-        replicas = max(verdicts) if count is None else count
-        chips = counted(int(with_replicas(replicas)["layout"].chips) * replicas, "chip")
-        fewer = verdicts.get(replicas - 1)
-        words = (
-            f"No number of replicas up to {replicas:,} meets the limits; a run with {replicas:,}:"
-            if count is None
-            else f"Fewest replicas: {replicas:,} ({chips})" + (f"; with one less: {fewer.why}." if fewer else ".")
+        fewest = find_replicas(
+            prepared.model, prepared.system, traffic, requests=max(inputs.requests or 0, DEFAULT_REQUESTS), **arguments
         )
-        make_console().print(words)
-    return replace(prepared, arguments=with_replicas(max(verdicts) if count is None else count))
+    layout = replace(arguments["layout"], replicas=fewest.replicas)
+    if not quiet:
+        chips = counted(int(layout.chips) * fewest.replicas, "chip")
+        fewer = f"; with one less: {fewest.fewer}." if fewest.fewer else "."
+        make_console().print(f"Fewest replicas: {fewest.replicas:,} ({chips}){fewer}")
+    return replace(prepared, traffic=fewest.traffic, arguments={**arguments, "layout": layout})
 
 
 def _print_rate(prepared: Setup, highest: "HighestRate") -> None:

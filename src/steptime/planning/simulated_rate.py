@@ -427,7 +427,9 @@ class Loop:
         return Run(
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
             batch=batch * self.parts, busy=busy, worst=ratios[binding], binding=binding,
-            growth=in_flight_growth(served["arrival"], np.append(served["finish"], ends), START_SHARE * float(served["arrival"].max())),
+            growth=in_flight_growth(
+                served["arrival"], np.append(served["finish"], ends), START_SHARE * float(served["arrival"].max())
+            ),
         )  # fmt: skip
 
 

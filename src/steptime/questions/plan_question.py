@@ -13,7 +13,7 @@ import numpy as np
 from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, positive
+from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive
 from steptime.physics.engine import Engine
 from steptime.planning.evidence import EVIDENCE
 from steptime.planning.plan_result import Plan
@@ -129,6 +129,7 @@ class LatencyLimits:
             )
         for name, unit in (("speed", "tok/s"), ("tpot", "s"), ("ttft", "s")):
             positive(name, 1.0 if getattr(self, name) is None else getattr(self, name), unit)
+        limit("tpot", 1.0 if self.tpot is None else self.tpot)
         if self.tpot is not None and self.tpot > LONGEST_TPOT:
             raise RangeError(
                 f"tpot: must be at most {LONGEST_TPOT:g} s, got {self.tpot:g} s; it is in seconds, so give {self.tpot / 1e3:g} "

@@ -80,6 +80,7 @@ class TrafficInputs:
         Raises:
             RangeError: If not exactly one of trace, rate and concurrency is given, or a trace has its own prefixes.
         """
+        from steptime.workload.public_traces import check_arrivals
         from steptime.workload.trace_files import read_trace
         from steptime.workload.traffic import Lengths, draw_traffic, longer, scaled, with_sessions
 
@@ -88,6 +89,7 @@ class TrafficInputs:
         if len(kinds) != 1:
             raise RangeError(f"simulate: needs one of trace, rate and concurrency, got {' and '.join(kinds) or 'none of them'}")
         if self.trace is not None:
+            check_arrivals(self.trace)
             requests = scaled(read_trace(self.trace, max_requests=self.requests), self.rate_scale)
         else:
             spread_out = self.spread if self.output_spread is None else self.output_spread

@@ -1,4 +1,4 @@
-"""Maximum rate within the limits, by runs that are long enough to be steady.
+"""Maximum rate and fewest replicas within the limits, by runs that are long enough to be steady.
 
 The load is drawn requests, a trace played faster or slower, or the clients of a closed loop.
 """
@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from steptime.errors import RangeError
+from steptime.errors import Impossible, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import whole_number
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.simulation.run_metrics import OVERLOADED, PERCENTILES, Answers, Judged, judge
+from steptime.simulation.run_metrics import (
+    MOST_GROWTH,
+    OVERLOADED,
+    PERCENTILES,
+    SATURATED,
+    Answers,
+    Judged,
+    in_flight_growth,
+    judge,
+    latencies,
+    quantiles,
+)
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
-from steptime.units import in_digits, show
+from steptime.units import counted, in_digits, show
 from steptime.workload.traffic import Traffic, checked, scaled
 from steptime.workload.workload import Slo
 
@@ -31,11 +42,17 @@ MAX_REDUCTIONS = 20
 MIN_REQUESTS, CONFIRM_FACTOR = 4000, 4
 # Factor on the requests of a run that is too short, and the maximum.
 REQUESTS_FACTOR, MAX_REQUESTS = 4, 1_000_000
+# Least time of the arrivals of a run that shows whether replicas are enough, in times until it is steady.
+LEAST_FILLS = 5.0
+# Most replicas that are tried.
+MOST_REPLICAS = 1024
 # Requests per client; their common start is then less than the 1 % that p99 leaves out.
 REQUESTS_PER_CLIENT = 200
 # The same with separate pools, where the time of a run grows with the square of the requests.
 REQUESTS_PER_CLIENT_DISAGGREGATED = 20
 UNSETTLED = "not settled"
+# Reasons for which a longer run may show more.
+TOO_SHORT, GROWS = "the run is too short for a steady state", "the requests in flight grow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +157,96 @@ def fewest_replicas(is_met: Callable[[int], bool], largest: int) -> int | None:
         else:
             too_few = middle
     return count
+
+
+class FewestReplicas(NamedTuple):
+    """The fewest replicas within the limits, the requests that they served, and what one less would miss."""
+
+    replicas: int
+    traffic: Traffic
+    fewer: str
+
+
+def find_replicas(
+    model: Model,
+    system: System,
+    traffic: Callable[[int], Traffic],
+    *,
+    requests: int,
+    slo: Slo,
+    percentile: str,
+    **settings: Any,
+) -> FewestReplicas:
+    """Return the fewest replicas of a deployment within the limits, in a steady state.
+
+    Runs have more and more requests until the arrivals last several times as long as the replicas need to fill. A number of
+    replicas is enough if its requests meet the limits, also without those of the start and the end, and if neither its
+    queue nor its requests in flight grow.
+
+    Args:
+        model: Model.
+        system: System.
+        traffic: Function from a number of requests to a traffic; a trace may have fewer.
+        requests: Requests of the first run.
+        slo: Limits.
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+        settings: Arguments of `simulate`, with `layout`.
+
+    Returns:
+        The replicas.
+
+    Raises:
+        Impossible: No number of replicas is enough, or the runs are too short to show it.
+    """
+    layout, requests_per_run = settings.pop("layout"), requests
+    runs: dict[int, tuple[Traffic, str]] = {}
+
+    def is_enough(count: int) -> bool:
+        nonlocal requests_per_run
+        while True:
+            sample = traffic(requests_per_run)
+            pool = replace(layout, replicas=count)
+            run = simulate(model, system, sample, layout=pool, slo=slo, percentile=percentile, **settings)
+            why = _why_not_enough(run, slo, percentile)
+            is_last = len(sample) < requests_per_run or requests_per_run >= MAX_REQUESTS
+            if why not in (TOO_SHORT, GROWS) or (why == GROWS and is_last):
+                break
+            if is_last:
+                raise Impossible(
+                    f"the fewest replicas are not known: the arrivals of {counted(len(sample), 'request')} last "
+                    f"{show(run.answers.arriving, 's')}, too short for a steady state; use a lower rate or a longer trace"
+                )
+            requests_per_run = min(REQUESTS_FACTOR * requests_per_run, MAX_REQUESTS)
+        runs[count] = sample, why
+        return not why
+
+    largest = max(1, int(min(MOST_REPLICAS, system.scale_out.size / layout.chips)))
+    count = fewest_replicas(is_enough, largest)
+    if count is None:
+        raise Impossible(f"no number of replicas up to {largest:,} is enough; with {largest:,}: {runs[largest][1]}")
+    return FewestReplicas(count, runs[count][0], runs.get(count - 1, (None, ""))[1])
+
+
+def _why_not_enough(run: Simulation, slo: Slo, percentile: str) -> str:
+    """Return why the replicas of a run are not shown to be enough; empty if they are."""
+    a, arrival = run.answers, run.requests["arrival"]
+    # While replicas fill, latencies are lower than in the steady state: what misses the limits misses them in longer runs too.
+    judged = judge(a, slo, percentile)
+    if not judged.is_met:
+        return judged.why
+    first, last = float(arrival.min()), float(arrival.max())
+    fill = a.steady_from - first
+    if not last - first >= LEAST_FILLS * fill:
+        return TOO_SHORT
+    # Requests at the start and at the end meet fewer others.
+    times = latencies(run.requests[(arrival >= a.steady_from) & (arrival < last - fill)])
+    steady = judge(replace(a, ttft=quantiles(times["TTFT"]), tpot=quantiles(times["TPOT"])), slo, percentile)
+    if not steady.is_met:
+        return steady.why
+    if in_flight_growth(arrival, run.requests["finish"], a.steady_from) > MOST_GROWTH:
+        return GROWS
+    # Batches that wait for their time, or for more requests, are not saturated.
+    return a.why if a.verdict == SATURATED and run.policy.kind in ("continuous", "prefill-first") else ""
 
 
 def meets(answers: Answers, slo: Slo, percentile: str, lifetimes: float = SETTLED_LIFETIMES) -> bool:

@@ -94,9 +94,8 @@ class ClassAnswers:
 class Answers(Result):
     """The figures of one run.
 
-    Times are in seconds. Latencies are those of all requests. Rates, shares of time, cost and means over time are those of the
-    steady state, from `steady_from` to the last arrival. In a run without one, they are those from the first arrival to the last
-    token.
+    Times are in seconds. Latencies are those of all requests. Rates, cost and means over time are those of the steady state,
+    from `steady_from` to the last arrival; without a steady state, those from the first arrival to the last token.
     """
 
     sent: int = field(metadata=unit("requests", "requests that arrived"))
@@ -107,7 +106,9 @@ class Answers(Result):
     seconds: float = field(metadata=unit("s", "time from the first arrival to the last token", key="duration_s"))
     arriving: float = field(metadata=unit("s", "time from the first to the last arrival"))
     steady_from: float = field(
-        metadata=unit("s", "time of the run from which it is steady; null: the run is too short, or all requests arrive at once")
+        metadata=unit(
+            "s", "time of the run from which it is steady; null: the run is too short, or all requests arrive at once"
+        )
     )
     wait: Percentiles = field(
         metadata=unit("s", "wait from arrival to the first slot, plus the wait in a separate decode pool")

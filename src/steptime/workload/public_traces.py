@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.errors import InputError, UnknownName, short_repr
+from steptime.errors import InputError, UnknownName, did_you_mean, short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,25 @@ PUBLIC_TRACES: Final = {
     ),
     "mooncake": TraceLengths(input_tokens=12035, output_tokens=343, input_spread=1.313, output_spread=0.729, source=MOONCAKE),
 }
+
+
+def check_arrivals(name: str) -> None:
+    """Raise InputError for the name of a public trace in place of a file, because only its lengths are known.
+
+    Args:
+        name: Path of a trace file.
+
+    Raises:
+        InputError: There is no such file, and the name is that of a public trace, or near to one.
+    """
+    near = did_you_mean(name, PUBLIC_TRACES, 1)
+    if near and Path(name).name == name and not Path(name).suffix and not Path(name).exists():
+        trace = PUBLIC_TRACES[near[0]]
+        raise InputError(
+            f"trace: no file {short_repr(name)}, and of the public trace {near[0]} only lengths are known; give the path of a "
+            f"file, or in place of a trace a rate, with input {trace.input_tokens}, output {trace.output_tokens}, spread "
+            f"{trace.input_spread:.3g}, output-spread {trace.output_spread:.3g}"
+        )
 
 
 def trace_lengths(name: str) -> TraceLengths:

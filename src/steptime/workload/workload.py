@@ -72,7 +72,7 @@ class Slo:
         if speed is not None:
             if self.tpot != math.inf:
                 raise InputError("speed: tpot = 1 / speed is the same limit, got both; give one of the two")
-            object.__setattr__(self, "tpot", 1 / positive("speed", speed, "tok/s", minimum=1 / LONGEST_TPOT))
+            object.__setattr__(self, "tpot", 1 / positive("speed", speed, "tok/s", minimum=1 / LONGEST_TPOT, maximum=1e9))
         limit("the TTFT limit", self.ttft)
         limit("the TPOT limit", self.tpot)
         for name, value, maximum, fix in (

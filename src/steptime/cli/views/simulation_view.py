@@ -57,7 +57,9 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
         return Group(*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title), *warnings)
     parts += [_classes(a, simulation.limited) if a.classes else None, _latencies(a), footnote(SLOT_WAIT), _rates(simulation)]
     if math.isfinite(a.steady_from):
-        parts += [footnote(f"Throughput, cost and loads: from {show(a.steady_from, 's')} to the last arrival, in the steady state.")]
+        parts += [
+            footnote(f"Throughput, cost and loads: from {show(a.steady_from, 's')} to the last arrival, in the steady state.")
+        ]
     parts += [*own_runs(simulation.anchor), *warnings, _rent(simulation)]
     if full:
         parts += [Text(), _distribution(latencies(simulation.requests), width), Text()]
