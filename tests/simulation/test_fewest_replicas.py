@@ -1,7 +1,9 @@
 """The fewest replicas within limits: the search, and the command."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -79,6 +81,16 @@ def test_a_trace_that_is_too_short_has_no_number():
             st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), lambda _: st.open_loop(60, 40, *lengths),
             requests=4000, slo=st.Slo(ttft=1), percentile="p90", layout=st.Layout(),
         )  # fmt: skip
+
+
+def test_requests_that_no_replica_serves_are_not_in_flight():
+    traffic = st.open_loop(20, 8000, Lengths(mean=500), Lengths(mean=100))
+    long = replace(traffic, inputs=np.where(np.arange(8000) % 20, 500, 200_000))
+    found = find_replicas(
+        st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), lambda _: long, requests=8000, slo=st.Slo(ttft=1),
+        percentile="p90", layout=st.Layout(),
+    )  # fmt: skip
+    assert found.replicas == 1
 
 
 @pytest.mark.parametrize("limits", [{"ttft": 60.0}, {"ttft": 3600.0}])

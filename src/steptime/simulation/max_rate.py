@@ -27,6 +27,7 @@ from steptime.simulation.run_metrics import (
     judge,
     latencies,
     quantiles,
+    served,
 )
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
@@ -209,13 +210,13 @@ def find_replicas(
             run = simulate(model, system, sample, layout=pool, slo=slo, percentile=percentile, **settings)
             why = _why_not_enough(run, slo, percentile)
             is_last = len(sample) < requests_per_run or requests_per_run >= MAX_REQUESTS
-            if why not in (TOO_SHORT, GROWS) or (why == GROWS and is_last):
-                break
-            if is_last:
+            if why == TOO_SHORT and is_last:
                 raise Impossible(
                     f"the fewest replicas are not known: the arrivals of {counted(len(sample), 'request')} last "
                     f"{show(run.answers.arriving, 's')}, too short for a steady state; use a lower rate or a longer trace"
                 )
+            if why not in (TOO_SHORT, GROWS) or is_last:
+                break
             requests_per_run = min(REQUESTS_FACTOR * requests_per_run, MAX_REQUESTS)
         runs[count] = sample, why
         return not why
@@ -243,10 +244,11 @@ def _why_not_enough(run: Simulation, slo: Slo, percentile: str) -> str:
     steady = judge(replace(a, ttft=quantiles(times["TTFT"]), tpot=quantiles(times["TPOT"])), slo, percentile)
     if not steady.is_met:
         return steady.why
-    if in_flight_growth(arrival, run.requests["finish"], a.steady_from) > MOST_GROWTH:
+    done = served(run.requests)
+    if in_flight_growth(done["arrival"], done["finish"], a.steady_from) > MOST_GROWTH:
         return GROWS
-    # Batches that wait for their time, or for more requests, are not saturated.
-    return a.why if a.verdict == SATURATED and run.policy.kind in ("continuous", "prefill-first") else ""
+    # Requests always wait for a static batch.
+    return a.why if a.verdict == SATURATED and run.policy.kind != "static" else ""
 
 
 def meets(answers: Answers, slo: Slo, percentile: str, lifetimes: float = SETTLED_LIFETIMES) -> bool:
