@@ -65,7 +65,8 @@ class SimulateOutput(Output):
         ),
     ] = False
     find_replicas: Annotated[
-        bool, option("Search the fewest replicas that meet the limits at the rate.", TRAFFIC, "--find-replicas")
+        bool,
+        option("Search the fewest replicas that meet the limits at the rate in a steady state.", TRAFFIC, "--find-replicas"),
     ] = False
     range_: Annotated[
         bool, option("Repeat the run with step times at both ends of the engine's 90 % range.", OUTPUT, "--range")
