@@ -7,6 +7,9 @@ import re
 
 import pytest
 
+from steptime.questions.declaration import inputs_from
+from steptime.questions.train_question import YEAR, TrainInputs
+from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND
 from steptime.units import in_digits
 from tests.cli.test_commands import run
 
@@ -277,3 +280,14 @@ def test_help_has_examples_and_every_option():
                    "--tokens", "--scaling", "--explain", "--json", "--set"):  # fmt: skip
         assert option in shown.stdout
     assert "steptime train " in shown.stdout
+
+
+def test_documented_failures_of_a_year_are_those_of_the_default():
+    declared = inputs_from(TrainInputs)["failures"]
+    assert float(declared.default_words.partition(":")[0]) == round(FAILURES_PER_CHIP_SECOND * YEAR, 3)
+
+
+def test_help_of_train_marks_required_options_and_the_program():
+    text = run("train --help").stdout
+    assert "Usage: steptime train" in text
+    assert text.count("[required]") == 4

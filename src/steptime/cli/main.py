@@ -265,7 +265,7 @@ def _answered() -> int:
     """Run the command line; wrong input, and a place that takes no answer, get one message and exit code 2."""
     try:
         prepare()
-        return app_for(sys.argv[1:])(standalone_mode=False) or ANSWERED
+        return app_for(sys.argv[1:])(prog_name="steptime", standalone_mode=False) or ANSWERED
     except InputError as problem:
         return _refused(problem)
     except UNDERSTOOD as problem:

@@ -109,11 +109,12 @@ def _declared_option(name: str, declared: Input) -> Parameter:
         settings["metavar"] = declared.metavar
     if declared.kind == COUNT:
         settings |= {"parser": partial(_read_optional_count, name=words), "metavar": declared.metavar or "N"}
+    help_words = declared.help() + r" [red]\[required][/red]" * declared.required
     if declared.kind != SWITCH:
         is_hidden = declared.kind == TEXTS or default in ("", None)
         default_text = False if is_hidden else f"{default:,}" if isinstance(default, int) else str(default)
         settings["show_default"] = declared.default_words or default_text
-    described = option(declared.help(), declared.group or None, words, **settings)
+    described = option(help_words, declared.group or None, words, **settings)
     return keyword_parameter(name, annotation=Annotated[kind, described], default=False if declared.kind == SWITCH else None)
 
 

@@ -91,7 +91,7 @@ class TrainInputs(ModelOnSystem):
     )
     failures: Any = number(
         None, "failures per chip and year", group=RUN_GROUP, minimum=0.0, maximum=1e6,
-        default_words="0.172: 419 in 54 days on 16,384 H100, arXiv 2407.21783",
+        default_words="0.173: 419 in 54 days on 16,384 H100, arXiv 2407.21783",
     )  # fmt: skip
     checkpoint: Any = number(
         30.0, "pause of training per checkpoint in seconds", unit="s", minimum=1e-3, maximum=1e6, group=RUN_GROUP
