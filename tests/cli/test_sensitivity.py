@@ -99,7 +99,6 @@ def test_a_plan_says_how_long_it_takes():
         ("step llama-3.3-70b hgx-h100 --csv /nowhere/a.csv", "its folder does not exist"),
         ("step llama-3.3-70b hgx-h100 --json --full", "--full needs text"),
         ("step llama-3.3-70b hgx-h20 --tp 8", "no rent is known: give one (--rent 2.10), or another answer"),
-        ("plan llama-3.3-70b l4-8 --speed 400", "has no answer with these inputs: no layout on 8 chips reaches 400"),
         ("blackboard.drain_seconds --capacity 80GB --bandwidth 4TB/s", "give ranges, --vary NAME=LOW:HIGH"),
     ],
 )
@@ -107,6 +106,12 @@ def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
     found = run(f"sensitivity {words}")
     assert found.returncode == 2
     assert says in " ".join((found.stderr or found.stdout).split())
+
+
+def test_sensitivity_of_infeasible_plan_exits_with_1():
+    found = run("sensitivity plan llama-3.3-70b l4-8 --speed 400")
+    assert found.returncode == 1
+    assert "has no answer with these inputs: no layout on 8 chips reaches 400" in found.stderr
 
 
 def test_what_does_not_fit_is_said_with_exit_code_1():

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from steptime.errors import InputError, RangeError, UnknownName, short_repr
+from steptime.errors import Impossible, InputError, RangeError, UnknownName, short_repr
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine
 from steptime.questions.declaration import RENT, Answer, Question, listed, lower_is_better
@@ -104,7 +104,7 @@ def sensitivity(
         Swings of all inputs, the largest first.
 
     Raises:
-        InputError: If the question has no answer with these inputs.
+        Impossible: If the question has no answer with these inputs.
 
     >>> analysis = sensitivity("blackboard.drain_seconds", vary={"bandwidth": (3e12, 5e12)}, capacity=80e9, bandwidth=4e12)
     >>> [(swing.name, round(swing.at_low, 4), round(swing.at_high, 4)) for swing in analysis.swings]
@@ -270,7 +270,7 @@ class _Asking:
         if not self.question.vectorised:
             self.seconds_per_point = time.perf_counter() - started
         if answers.get("reason") and self.answer not in answers:
-            raise InputError(f"{self.question.name}: has no answer with these inputs: {answers['reason']}")
+            raise Impossible(f"{self.question.name}: has no answer with these inputs: {answers['reason']}")
         name = self.answer or next((key for key, value in answers.items() if not isinstance(value, str)), "")
         if name not in answers:
             raise UnknownName(f"answer of {self.question.name}", name, answers, f"It has {', '.join(answers)}.")
