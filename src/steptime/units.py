@@ -206,9 +206,9 @@ def count(text: str | int | float, name: str = "number", maximum: float = MOST_C
     except UnitError as error:
         raise UnitError(f"{name}: {error}") from None
     if written not in COUNTS:
-        raise UnitError(
-            f"{name}: {short_repr(text)} ends in {short_repr(written)}; a number may end in k, M, G, B or T{example}"
-        )
+        upper = written.upper()
+        fix = f"; write {short_repr(f'{number:g}{upper}')}" if upper in COUNTS else example
+        raise UnitError(f"{name}: the suffix of {short_repr(text)} must be k, M, G, B, T, Ki, Mi, Gi or Ti{fix}")
     # 4.1 k is 4100, although 4.1 * 1000 is a little less.
     rounded = round(number * COUNTS[written], 6)
     if abs(rounded) > maximum:

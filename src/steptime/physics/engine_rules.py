@@ -59,7 +59,7 @@ def _kv_heads_reason(facts: Facts, layout: Layout) -> str:
     heads = next((h for h in facts.kv_kinds if h % tp and tp % h), facts.kv_heads)
     return (
         f"tp={tp} and the {heads} KV heads of {facts.model} do not divide each other, as {_who(facts)} needs; "
-        f"try {near(heads, tp)}"
+        f"try {near(heads, tp, facts.chips)}"
     )
 
 

@@ -421,20 +421,21 @@ def axis(value: Number) -> Any:
     return np.asarray(value)
 
 
-def near(total: Number, degree: Number) -> str:
+def near(total: Number, degree: Number, most: Number = math.inf) -> str:
     """Write the two divisors of `total` that are nearest to `degree`.
 
     Args:
         total: Number to divide.
         degree: Number that does not divide it.
+        most: Chips of the deployment, which no divisor exceeds.
 
     Returns:
         Text such as "4 or 6"; a general text for arrays.
 
-    >>> near(12, 5), near(7, 3)
-    ('4 or 6', '1 or 7')
+    >>> near(12, 5), near(7, 3), near(32, 1000, 8)
+    ('4 or 6', '1 or 7', '4 or 8')
     """
     if np.ndim(total) or np.ndim(degree):
         return "a degree that divides it"
-    number, about = int(total), float(degree)
-    return " or ".join(str(d) for d in sorted(sorted(divisors(number), key=lambda d: abs(d - about))[:2]))
+    possible = [divisor for divisor in divisors(int(total)) if divisor <= np.max(most)]
+    return " or ".join(str(d) for d in sorted(sorted(possible, key=lambda d: abs(d - float(degree)))[:2]))

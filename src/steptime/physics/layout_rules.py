@@ -29,9 +29,8 @@ def _copies(layout: Layout) -> str:
 
 def _heads(facts: Facts, layout: Layout) -> str:
     axes = "tp x cp" if np.any(axis(layout.cp) > 1) else "tp"
-    return (
-        f"{axes}={layout.group} does not divide the {facts.heads} heads of {facts.model}; try {near(facts.heads, layout.group)}"
-    )
+    degrees = near(facts.heads, layout.group, facts.chips)
+    return f"{axes}={layout.group} does not divide the {facts.heads} heads of {facts.model}; try {degrees}"
 
 
 RULES: Final[tuple[Rule, ...]] = (
