@@ -28,6 +28,15 @@ def test_simulate_of_missed_limits_or_overload_leaves_with_1(options, code):
     assert run(f"{SMALL} {options}").returncode == code
 
 
+@pytest.mark.parametrize("command", ["plan", "simulate --rate 5"])
+@pytest.mark.parametrize("option", ["--spread", "--output-spread"])
+def test_spread_of_lengths_has_the_same_bound_in_plans_and_simulations(command, option):
+    name, *options = command.split()
+    answer = run(" ".join([name, "llama-3.1-8b hgx-h100", *options, option, "30"]))
+    assert answer.returncode == 2
+    assert f"{option} must be at most 5" in answer.stderr
+
+
 @needs_numba
 def test_simulate_of_a_small_cache_names_its_own_size():
     assert "KV cache of 10 tokens" in " ".join(run(f"{SMALL} --rate 5 --kv-tokens 10").stdout.split())

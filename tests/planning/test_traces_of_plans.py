@@ -6,10 +6,10 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
-from steptime.questions.plan_question import PLAN, RequestSizes
+from steptime.questions.plan_question import PLAN, RequestSizes, solve
 from steptime.questions.registry import find_question
 from steptime.questions.step_question import with_layout
-from steptime.workload.public_traces import PUBLIC_TRACES, trace_lengths
+from steptime.workload.public_traces import PUBLIC_TRACES, few_requests_caution, trace_lengths
 from steptime.workload.trace_files import read_trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
@@ -42,6 +42,14 @@ def test_a_file_gives_means_and_spreads_of_requests_with_output(tmp_path):
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,100,0\n")
     with pytest.raises(InputError):
         trace_lengths(str(file))
+
+
+def test_trace_of_one_request_is_cautioned(tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,100,20\n")
+    found = solve({"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "trace": str(file)}, diagnostics=False)
+    assert found.warnings[0] == trace_lengths(str(file)).caution == few_requests_caution(1) != ""
+    assert trace_lengths("azure-chat").caution == few_requests_caution(30) == ""
 
 
 def test_a_trace_sets_all_lengths():

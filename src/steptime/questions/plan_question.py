@@ -29,6 +29,7 @@ from steptime.questions.subject import (
     read_subject,
     with_prompt_media,
 )
+from steptime.workload.public_traces import trace_lengths
 from steptime.workload.workload import LARGEST_SPREAD, LONGEST_TPOT, Slo, Workload, limits
 
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
@@ -72,8 +73,6 @@ class RequestSizes:
         """
         if self.trace is None:
             return self
-        from steptime.workload.public_traces import trace_lengths
-
         repeated_inputs = [name for name in TRACE_SETS if getattr(self, name) != getattr(RequestSizes, name)]
         if repeated_inputs:
             raise RangeError(f"trace: contains the lengths, got {' and '.join(repeated_inputs)} too; leave one out")
@@ -309,7 +308,7 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         The plan; `feasible` is False if no plan meets the limits.
     """
     inputs, model, system, engine, workload = bind_plan(values)
-    return plan(
+    deployment = plan(
         model,
         system,
         workload,
@@ -332,6 +331,9 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         elasticities=diagnostics,
         diagnostics=diagnostics,
     )
+    trace = values.get("trace")
+    caution = "" if trace is None else trace_lengths(trace).caution
+    return replace(deployment, warnings=(caution, *deployment.warnings)) if caution else deployment
 
 
 def read_modes(words: str) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from steptime.questions.subject import (
     with_prompt_media,
 )
 from steptime.units import parse
+from steptime.workload.workload import LARGEST_SPREAD
 
 if TYPE_CHECKING:
     from steptime.simulation.prefix_cache import Cache
@@ -55,9 +56,11 @@ class TrafficInputs:
     )  # fmt: skip
     spread: Any = number(
         1.0, "spread of lengths: half the range (uniform) or the standard deviation (lognormal), divided by the mean",
-        group=TRAFFIC,
+        minimum=0.0, maximum=LARGEST_SPREAD, group=TRAFFIC,
     )  # fmt: skip
-    output_spread: Any = number(None, "spread of output lengths", group=TRAFFIC, default_words="as spread")
+    output_spread: Any = number(
+        None, "spread of output lengths", minimum=0.0, maximum=LARGEST_SPREAD, group=TRAFFIC, default_words="as spread"
+    )
     arrivals: str = text(
         "poisson", "arrival process: poisson, gamma or constant", choices=("poisson", "gamma", "constant"), group=TRAFFIC
     )

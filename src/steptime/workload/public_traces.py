@@ -13,13 +13,39 @@ from steptime.errors import InputError, UnknownName, did_you_mean, short_repr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceLengths:
-    """Mean input and output tokens of the requests of a trace, and standard deviations over the means."""
+    """Mean input and output tokens of the requests of a trace, and standard deviations over the means.
+
+    `caution` says that the requests are too few; it is empty where they are enough.
+    """
 
     input_tokens: int
     output_tokens: int
     input_spread: float
     output_spread: float
     source: str = ""
+    caution: str = ""
+
+
+# Requests below which a spread of lengths or a percentile says little.
+FEW_REQUESTS: Final = 30
+
+
+def few_requests_caution(requests: int) -> str:
+    """Say that some requests are too few for a distribution.
+
+    Args:
+        requests: Number of requests.
+
+    Returns:
+        A sentence without a period; empty where the requests are enough.
+
+    >>> few_requests_caution(1), few_requests_caution(100)
+    ('one request gives no distribution of lengths and latencies', '')
+    """
+    if requests >= FEW_REQUESTS:
+        return ""
+    amount = "one request gives no" if requests == 1 else f"{requests} requests give no reliable"
+    return f"{amount} distribution of lengths and latencies"
 
 
 # Traces of one hour each: 19,366, 8,819 and 12,031 requests.
@@ -87,4 +113,5 @@ def trace_lengths(name: str) -> TraceLengths:
     return TraceLengths(
         input_tokens=max(1, round(float(inputs.mean()))), output_tokens=max(1, round(float(outputs.mean()))),
         input_spread=float(inputs.std() / inputs.mean()), output_spread=float(outputs.std() / outputs.mean()), source=name,
+        caution=few_requests_caution(len(inputs)),
     )  # fmt: skip

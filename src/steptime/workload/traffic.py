@@ -13,11 +13,10 @@ from steptime.errors import RangeError, UnknownName, expect
 from steptime.number_checks import MOST_TOKENS, at_least_zero, between, positive, single, whole_number
 from steptime.result_base import Result, unit
 from steptime.units import in_digits
+from steptime.workload.workload import LARGEST_SPREAD
 
 ARRIVALS = ("poisson", "gamma", "constant")
 SHAPES = ("fixed", "uniform", "lognormal")
-# Largest standard deviation over the mean.
-LARGEST_SPREAD = 100.0
 # Latest time of arrival [s].
 LATEST = 1e15
 # Requests of a run, which take some gigabytes.

@@ -25,6 +25,7 @@ from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, at_percentile, latencies
 from steptime.simulation.simulation_result import Simulation
 from steptime.units import counted, in_digits, show
+from steptime.workload.public_traces import few_requests_caution
 from steptime.workload.traffic import Traffic, repeated_share
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
@@ -78,6 +79,8 @@ def _rent(simulation: Simulation) -> Text | None:
 def _notes(simulation: Simulation) -> list[str]:
     a, pace, slots = simulation.answers, simulation.pace, simulation.policy.max_num_seqs
     words = uncached(simulation.traffic) if simulation.cache is None else []
+    if caution := few_requests_caution(a.sent):
+        words.append(caution)
     # Requests wait for sequence slots while the KV cache has room.
     is_full = a.verdict in (SATURATED, OVERLOADED) and a.batch >= FULL * slots and a.kv <= HALF
     if is_full and not simulation.fast_replicas:
