@@ -76,7 +76,7 @@ def test_equations_carry_their_numbers():
     text = equations(one_matrix(), given, WORK, utilisation=0.25)
     step, mixed = (float(one.total) for one in (PLAN.pools[0].step, PLAN.pools[0].mixed))
     assert text[0] == "batch 64 = 16 sequences x 4 data-parallel ranks"
-    assert text[1] == "mean context 1,100 = input + output / 2"
+    assert text[1].startswith("mean context of decode 1,100 = input + output x (1 + output spread^2) / 2 = ")
     assert text[2] == (
         "chunks per step = (batch - 1 / replicas) x chunks per prompt / (output - 1) = 63 x 2 / 200 = 0.630: "
         "1.28 in each mixed step, and a token meets mixed steps with the share f = 0.500"

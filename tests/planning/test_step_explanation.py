@@ -72,7 +72,7 @@ def test_equations_of_steps_with_chunks_and_speculative_tokens_have_their_number
     drafts = Speculation(drafts=1, acceptance=1.6, source="given")
     lines = equations(MODEL, pool, WORK, utilisation=0.5, speculation=drafts)
     assert lines[0] == "batch 8 = 4 sequences x 2 data-parallel ranks"
-    assert lines[1] == "mean context 1,100 = input + output / 2"
+    assert lines[1].startswith("mean context of decode 1,100 = input + output x (1 + output spread^2) / 2 = ")
     assert "/ ((output - 1) / accepted) = 7.5 x 1 / 125 = 0.060: 1.5 in each mixed step," in lines[2]
     assert lines[2].endswith("the share f = 0.250")
     assert lines[3] == "time per step = (1 - f) x 10.0 ms + f x 30.0 ms = 15.0 ms"

@@ -211,8 +211,12 @@ def equations(
         f"batch {pool.batch:,} = {sequences_per_rank:,.6g} sequence{'s' * (sequences_per_rank != 1)}"
         f" x {counted(groups, 'data-parallel rank')}"
         + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
-        f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]
+    if pool.role != "prefill":
+        lines.append(
+            f"mean context of decode {mean_context(workload):,.0f} = input + output x (1 + output spread^2) / 2 = "
+            f"{workload.input_tokens:,} + {workload.output_tokens:,} x (1 + {workload.output_spread:g}^2) / 2"
+        )
 
     # A pool with chunked prefill has a mean over two kinds of steps.
     if pool.mixed is not None:
@@ -259,7 +263,9 @@ def sources(system: System) -> list[tuple[str, str, str, str, str]]:
         for path, figure in system.figures.items()
         if path.startswith(("chip.peak", "chip.hbm", "chip.sram", "scale_up", "pod", "scale_out"))
     ]
-    figures = [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in paths]
+    # Plans use the bytes that the driver counts, which differ from the label of the data sheet.
+    notes = {"chip.hbm.capacity": f" on the label; the driver counts {show(float(system.chip.capacity), 'B')}"}
+    figures = [(path, figure.text + notes.get(path, ""), figure.grade, figure.date, figure.url) for path, figure in paths]
     rent = system.rent
     value = f"{show(float(rent.typical), 'USD/s')} ({kind_in_words(rent)})" if has_rent(rent) else "not known"
     return [*figures, ("rent", value, rent.grade, rent.date, rent.url or rent.note)]
