@@ -50,6 +50,9 @@ class Pool(Result):
     step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))
     mixed: Step | None = field(default=None, metadata=unit("", "a step with a prefill chunk"))
     memory: Memory = field(metadata=unit("", "memory per chip"))
+    cached_sequences: float = field(
+        default=math.nan, metadata=unit("sequences", "sequences per replica at their mean context that its KV cache contains")
+    )
     tokens_per_second: float = field(metadata=unit("tok/s", "tokens that all replicas process"))
 
     @property

@@ -50,6 +50,7 @@ from steptime.planning.plan_result import (
     runner_up_dearer,
 )
 from steptime.planning.plan_search import AS_CHEAP
+from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import Line, equations, explain_step, sources, step_given
 from steptime.units import counted, in_digits, show
 from steptime.workload.workload import step_yield
@@ -363,19 +364,30 @@ def _compared_cost(plan: Plan) -> str:
 
 
 def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
-    titles = {pool.role: "Memory of a chip" if pool.role == "serve" else f"Memory of a {pool.role} chip" for pool in plan.pools}
-    return [memory_bar(pool.memory, width, titles[pool.role]) for pool in plan.pools]
+    parts: list[RenderableType] = []
+    for pool in plan.pools:
+        title = "Memory of a chip" if pool.role == "serve" else f"Memory of a {pool.role} chip"
+        parts += [memory_bar(pool.memory, width, title), footnote(_cached_sequences(plan, pool))]
+    return parts
+
+
+def _cached_sequences(plan: Plan, pool: Pool) -> str:
+    """Say which sequences the KV cache of a pool contains."""
+    sequences = f"KV cache per replica: {in_digits(pool.cached_sequences)}"
+    if pool.role == "prefill":
+        return f"{sequences} prompts of {plan.workload.input_tokens:,} tokens, prefilled or being sent."
+    context = f"{mean_context(plan.workload):,.0f} tokens on average"
+    return f"{sequences} sequences of {context}. The mean batch is {in_digits(pool.batch)}; the rest is spare for peaks."
 
 
 def _time_tables(plan: Plan, width: int) -> RenderableType:
     server = plan.pools[-1]
-    kind = "mean step, prefill chunks included" if server.mixed is not None else "decode step"
-    step_tokens = float(step_yield(plan.workload, plan.speculation))
-    title = f"Where the {show(plan.tpot, 's')} per token go ({kind})"
+    terms, details = mean_terms(server), ["prefill chunks included"] * (server.mixed is not None)
     if plan.speculation.drafts:
-        title = f"Where the {show(plan.tpot * step_tokens, 's')} per step go ({kind}; {step_tokens:.3g} tokens per user)"
-    terms = term_table(mean_terms(server), width, "Term")
-    return Group(heading(title), terms, resource_table(mean_resources(server), width))
+        details.append(f"{float(step_yield(plan.workload, plan.speculation)):.3g} tokens per user")
+    title = f"Where the {show(sum(terms.values()), 's')} of a mean {'decode ' * (server.mixed is None)}step go"
+    title += f" ({'; '.join(details)})" * bool(details)
+    return Group(heading(title), term_table(terms, width, "Term"), resource_table(mean_resources(server), width))
 
 
 def _front_chart(plan: Plan, width: int) -> RenderableType:

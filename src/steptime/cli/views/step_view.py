@@ -174,5 +174,5 @@ def memory_bar(memory: Memory, width: int, title: str = "Memory of a chip") -> R
     )  # fmt: skip
     parts = [(name, float(value), colour) for name, value, colour in uses if float(value) or name != "engine"]
     capacity, chip = float(memory.capacity), float(memory.chip_capacity)
-    share = f" for the engine ({capacity / chip:.0%} of {show(chip, 'B')})" if capacity < 0.999 * chip else ""
+    share = f" for the engine ({capacity / chip:.0%} of the driver's {show(chip, 'B')})" if capacity < 0.999 * chip else ""
     return stacked(parts, capacity, width, f"{title}, {show(capacity, 'B')}{share}")
