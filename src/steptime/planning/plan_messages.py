@@ -97,7 +97,7 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     gain = f"{saving:.1%} cheaper" if rented else f"{saving / (1 - saving):.1%} more requests per second"
 
     # More than 10 % of output for 10 % of a figure: faster steps alone cannot explain it.
-    reason = ", more than in proportion, because another batch, layout or utilization then meets the limits"
+    reason = ". That is more than 10 % because another batch, layout or utilization then meets the limits"
     return text + f" {better} would help most: {gain}{reason * (saving > 1 - 1 / NUDGE + 5e-4)}."
 
 

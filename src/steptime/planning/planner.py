@@ -309,7 +309,9 @@ def check_limits(sure: float | None, slo: Slo) -> None:
     """
     check_sure(sure)
     if sure is not None and slo == Slo():
-        raise RangeError("sure: a probability needs a limit, got none; give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft)")
+        raise RangeError(
+            "sure: is the probability of meeting a limit, which needs a limit, got none; give tpot or ttft (--speed, --ttft)"
+        )
 
 
 def _choose_speculation(
@@ -698,6 +700,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         step=state.decode,
         mixed=state.mixed,
         memory=seats.memory,
+        cached_sequences=float(state.max_num_seqs * seats.memory.cache / np.maximum(state.memory.cache, 1.0)),
         tokens_per_second=float(rate * workload.output_tokens),
     )
 
@@ -711,6 +714,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         max_num_seqs=int(prefill.seats),
         step=prefill.step,
         memory=prefill.memory,
+        cached_sequences=float(2 * prefill.seats),
         tokens_per_second=float(rate * workload.input_tokens),
     )
     return first, server
