@@ -90,6 +90,37 @@ def test_fewer_slots_than_requests_let_them_wait():
     assert few.ttft <= 0.3
 
 
+@pytest.mark.parametrize("slots", [1, 2, 8])
+def test_batches_of_a_plan_and_its_front_fit_the_slots_of_the_user(slots):
+    found = plan(max_num_seqs=slots, front=True, diagnostics=True)
+    assert found.feasible
+    assert (found.pools[-1].max_num_seqs, found.binding) == (slots, ("slots",))
+    assert max(found.pools[-1].batch, *(point.batch for point in found.front)) <= slots
+
+
+def test_slots_that_bind_nothing_are_no_limit():
+    assert plan(max_num_seqs=512, diagnostics=True).binding == plan(diagnostics=True).binding != ("slots",)
+
+
+def test_choice_that_leaves_no_plan_is_named_in_the_reason():
+    slow = {"workload": st.Workload(input_tokens=8000, output_tokens=201), "modes": AGGREGATED}
+    assert plan(**slow).feasible
+    found = plan(chunk=16, **slow)
+    assert (found.feasible, found.free.layout_text) == (False, plan(**slow).layout_text)
+    assert "--chunk 16" in found.reason
+    several = plan(chunk=16, max_num_seqs=64, **slow)
+    assert several.reason.endswith("change --chunk 16")
+    hopeless = plan(CHAT, st.Slo(tpot=1e-6), chunk=64)
+    assert hopeless.reason == plan(CHAT, st.Slo(tpot=1e-6)).reason
+
+
+def test_chunk_of_a_plan_with_separate_pools_is_said_to_have_no_effect():
+    found = plan(chunk=16, diagnostics=True)
+    assert (found.mode, len(found.pools)) == (DISAGGREGATED, 2)
+    assert any("--chunk has no effect" in words for words in found.warnings)
+    assert not any("--chunk" in words for words in plan(chunk=512, modes=AGGREGATED, diagnostics=True).warnings)
+
+
 def test_a_choice_is_told_with_what_it_costs():
     given = {"max_num_seqs": 8, "modes": AGGREGATED, "diagnostics": True}
     found = plan(**given)
@@ -114,7 +145,10 @@ def test_a_choice_is_told_with_what_it_costs():
         ({"sizes": {"xp": 3}}, UnknownName, "xp"),
         ({"sizes": {"tp": 0}}, RangeError, "tp must be at least 1"),
         ({"sizes": {"tp": 1.5}}, RangeError, "tp must be a whole number"),
-        ({"chunk": 0}, RangeError, "chunk must be at least 1"),
+        ({"chunk": 15}, RangeError, "chunk must be at least 16"),
+        ({"chunk": 10_000_000}, RangeError, "chunk must be at most 1,048,576"),
+        ({"chunk": 8192, "max_num_seqs": 4, "model": replace(MODEL, max_context=2000)}, RangeError, "at most 8,000 tokens"),
+        ({"chunk": 512, "modes": DISAGGREGATED}, RangeError, "chunk: separate pools prefill whole prompts"),
         ({"max_num_seqs": 0}, RangeError, "max_num_seqs must be at least 1"),
         ({"percentile": "p42"}, UnknownName, "p42"),
         ({"evidence": "rumour"}, UnknownName, "rumour"),

@@ -421,13 +421,13 @@ def axis(value: Number) -> Any:
     return np.asarray(value)
 
 
-def near(total: Number, degree: Number, most: Number = math.inf) -> str:
+def near(total: Number, degree: Number, chips: Number = math.inf) -> str:
     """Write the two divisors of `total` that are nearest to `degree`.
 
     Args:
         total: Number to divide.
         degree: Number that does not divide it.
-        most: Chips of the deployment, which no divisor exceeds.
+        chips: Chips of the deployment, which no divisor exceeds.
 
     Returns:
         Text such as "4 or 6"; a general text for arrays.
@@ -437,5 +437,5 @@ def near(total: Number, degree: Number, most: Number = math.inf) -> str:
     """
     if np.ndim(total) or np.ndim(degree):
         return "a degree that divides it"
-    possible = [divisor for divisor in divisors(int(total)) if divisor <= np.max(most)]
+    possible = [divisor for divisor in divisors(int(total)) if divisor <= np.max(chips)]
     return " or ".join(str(d) for d in sorted(sorted(possible, key=lambda d: abs(d - float(degree)))[:2]))

@@ -283,7 +283,7 @@ def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Dec
     used = both(*(state.memory.used / state.memory.capacity for state in (coarse, fine)))
     fits = both(coarse.memory.fits, fine.memory.fits)
     max_rates = np.broadcast_to(moving(case, table).max_rate, np.shape(table.chips))
-    good = fits & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
+    good = fits & (rate > 0) & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
     if not case.front and case.sure is None:
         good &= tpot <= case.slo.tpot * (1 + 1e-9)
 
@@ -328,7 +328,8 @@ def _largest(case: PlanProblem, wide: Layout, grid: Array, state: State, load: A
     rising = (low < 0) & (high > low)
     share = np.where(rising, np.clip(-low / np.where(rising, high - low, 1.0), 0.0, 1.0), 0.0)
     unit = wide.dp * wide.microbatches
-    batch = np.maximum(np.floor(size * (larger / size) ** share / unit) * unit, size)
+    batch = np.minimum(size * (larger / size) ** share, case.pinned.slots)
+    batch = np.maximum(np.floor(batch / unit) * unit, size)
     return batch.astype(np.int64), load_before + share * (load_after - load_before)
 
 

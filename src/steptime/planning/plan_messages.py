@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.physics.uncertainty import has_range, measured_on
 from steptime.planning.elasticity import IN_WORDS, NUDGE
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, PlanProblem
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned, PlanProblem
 from steptime.planning.plan_result import Plan, best_change, mean_resources
 from steptime.planning.plan_search import fitting, prefill_room, ranked, search
 from steptime.planning.steady_state import MOST_UTILISED
@@ -30,6 +31,7 @@ STOPS = {
     "speed": "a larger batch would make each token slower than {tpot}",
     "first token": "a larger batch would delay the first token beyond {ttft}",
     "memory": "the memory of a chip has no room for the KV cache of a larger batch",
+    "slots": "requests already wait for the {slots} of a replica (--max-num-seqs)",
     "prompt queue": "prompts already arrive almost as fast as chunked prefill can process them",
     "prefill rate": "the prefill pool is already at {busiest} utilization, the highest that a plan uses",
     "transfer rate": "the links between the pools are at their capacity for KV caches",
@@ -112,6 +114,7 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
         "tpot": show(case.limits.tpot, "s"),
         "ttft": show(case.limits.ttft, "s"),
         "speed": show(1 / case.limits.tpot, "tok/s"),
+        "slots": counted(case.pinned.max_num_seqs or 0, "slot"),
         "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
         "busiest": f"{MOST_UTILISED:.0%}",
         "same": "cost the same per token" if rented else "bring no more output",
@@ -273,6 +276,49 @@ def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]
     return (
         f"each limit can be met, but not both: at {speed} per user the earliest first token comes after {with_speed}, "
         f"not {first}. Use more chips, or relax one limit"
+    )
+
+
+def blame_choices(pinned: Pinned, best_with: Callable[[Pinned], Plan]) -> str:
+    """Return which of the user's choices leave no plan within the limits.
+
+    Args:
+        pinned: The user's choices; without them a plan meets the limits.
+        best_with: Returns the best plan with other choices.
+
+    Returns:
+        The reason and a remedy.
+    """
+    choices = {
+        **{
+            f"--{name} {size}": replace(pinned, sizes=tuple(x for x in pinned.sizes if x[0] != name))
+            for name, size in pinned.sizes
+        },
+        **({f"--chunk {pinned.chunk}": replace(pinned, chunk=None)} if pinned.chunk else {}),
+        **({f"--max-num-seqs {pinned.max_num_seqs}": replace(pinned, max_num_seqs=None)} if pinned.max_num_seqs else {}),
+    }
+    if len(choices) == 1:
+        return f"no layout meets the limits with {next(iter(choices))}, although one does without it; change it or leave it out"
+    blamed = [option for option, kept_choices in choices.items() if best_with(kept_choices).feasible]
+    return f"no layout meets the limits with {', '.join(choices)}; change {' or '.join(blamed) or 'several of them'}"
+
+
+def chunk_without_effect(deployment: Plan, shared: Plan) -> str:
+    """Say that a plan with separate pools has no use for the user's chunk.
+
+    Args:
+        deployment: Plan with separate pools.
+        shared: The best plan whose replicas prefill in such chunks.
+
+    Returns:
+        A sentence without a period.
+    """
+    if not shared.feasible:
+        return "no aggregated layout meets the limits with this chunk (--chunk); separate pools prefill whole prompts"
+    share = shared.requests_per_second / deployment.requests_per_second
+    return (
+        f"separate pools prefill whole prompts, so that --chunk has no effect; with it, aggregated layouts serve {share:.0%} of "
+        "these requests (--mode aggregated)"
     )
 
 

@@ -9,6 +9,7 @@ Where memory has no room for spare slots, the slots that fit are all there are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
@@ -48,6 +49,8 @@ Memoized = TypeVar("Memoized")
 # Degrees of a layout that identify it; micro-batches may differ.
 _DEGREES = attrgetter(*(name for name in NAMES if name != "microbatches"))
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
+# Smallest batch of a plan: closed forms have no rate of a single slot without a queue.
+LEAST_BATCH = 1.125
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,11 @@ class Pinned:
     sizes: tuple[tuple[str, int], ...] = ()
     chunk: int | None = None
     max_num_seqs: int | None = None
+
+    @property
+    def slots(self) -> float:
+        """Slots of a replica; infinite where the user chose none."""
+        return math.inf if self.max_num_seqs is None else self.max_num_seqs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +258,12 @@ def steady_state(
     """
     subject = case.model, case.system, case.workload
     if mode == DISAGGREGATED:
-        return decode_pool(*subject, layout=layout, batch=batch, **case.settings)
-    return aggregated(*subject, layout=layout, batch=batch, chunk=chunk, quick=quick, **case.settings)
+        state = decode_pool(*subject, layout=layout, batch=batch, **case.settings)
+    else:
+        state = aggregated(*subject, layout=layout, batch=batch, chunk=chunk, quick=quick, **case.settings)
+    # More sequences than the user's slots never decode.
+    is_beyond = np.asarray(batch) > max(case.pinned.slots, LEAST_BATCH)
+    return replace(state, rate=np.where(is_beyond, 0.0, state.rate)) if np.any(is_beyond) else state
 
 
 def memoize(
@@ -416,13 +428,13 @@ def capped_occupancy(case: PlanProblem, state: State, batch: Number, layout: Lay
     share, wait = filled(life, room, np.asarray(batch * replicas))
     answering = np.maximum(1.0, case.workload.output_tokens - 1) * state.tpot
     share = share * np.where(life > 0, answering / np.where(life > 0, life, 1.0), 0.0)
-    max_sequences = most_seats(case.workload, state, layout)
+    max_sequences = np.minimum(most_seats(case.workload, state, layout), case.pinned.slots)
 
     # With all slots taken the batch is larger, so that each step is slower than the mean step.
     slower = 1 + state.growing * np.maximum(max_sequences / batch - 1, 0.0)
     mean = state.rate * open_share * life * replicas
     busy_share, later = queued(mean, life * slower, np.maximum(max_sequences, 1.0) * replicas, state.growing, slower)
-    spare = np.asarray(state.memory.fits)
+    spare = np.asarray(state.memory.fits) & (state.max_num_seqs <= case.pinned.slots)
     queue = ~spare & (max_sequences >= batch) & (busy_share <= MOST_UTILISED) & (later <= room)
 
     # Filling every slot pays only where it serves more than a pool with spare slots.

@@ -26,7 +26,7 @@ from steptime.hardware.system import System
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, Number, as_whole, distinct, positive, single, whole_number
+from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, positive, single, whole_number
 from steptime.pareto import pareto
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chunked_evaluation import keep_memory
@@ -46,10 +46,11 @@ from steptime.planning.plan_alternatives import (
     list_choices,
 )
 from steptime.planning.plan_intervals import candidate_ranges, list_distances
-from steptime.planning.plan_messages import does_not_fit, list_warnings, unreachable, why
+from steptime.planning.plan_messages import blame_choices, chunk_without_effect, does_not_fit, list_warnings, unreachable, why
 from steptime.planning.plan_problem import (
     AGGREGATED,
     DISAGGREGATED,
+    LEAST_BATCH,
     Candidate,
     Pinned,
     PlanProblem,
@@ -78,8 +79,8 @@ MODES = (AGGREGATED, DISAGGREGATED)
 # Parallel sizes that the user may choose.
 PINNED_SIZES = ("tp", "pp", "dp", "ep", "cp")
 MOST_SLOTS = 1 << 20
-# Smallest batch of a plan: closed forms have no rate of a single slot without a queue.
-LEAST_BATCH = 1.125
+# Smallest and largest chunk of the user [tokens].
+OWN_CHUNKS = (16, 1 << 20)
 # Factor on a batch whose closed forms have no finite wait, and how often it applies.
 SMALLER, MOST_STEPS = 0.9, 20
 # Relative gain below which the cheapest layout of all is not worth a line.
@@ -180,6 +181,10 @@ def plan(
     if evidence not in EVIDENCE:
         raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
     pinned = _pinned(sizes, chunk, max_num_seqs)
+    if chunk is not None and AGGREGATED not in modes:
+        raise RangeError(
+            f"chunk: separate pools prefill whole prompts, got {chunk:,}; leave it out, or allow one pool (--mode)"
+        )
     rate = None if rate is None else float(positive("rate", rate, "requests/s"))
     spare = whole_number("spare", spare, minimum=0, maximum=MOST_CHIPS)
     if spare and rate is None:
@@ -196,6 +201,8 @@ def plan(
         percentile=percentile,
         pinned=pinned,
     )
+    if chunk is not None and chunk > (most_tokens := case.model.max_context * pinned.slots):
+        raise RangeError(f"chunk: must be at most {most_tokens:,.0f} tokens, max_num_seqs times the context, got {chunk:,}")
     layouts = fitting(case)
     if not layouts:
         raise _no_layout(case)
@@ -208,10 +215,8 @@ def plan(
         unlike = EVIDENCE.index(cheapest.evidence) > EVIDENCE.index(best_plan.evidence) if cheapest.feasible else False
         if unlike and cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
-    if best_plan.feasible and pinned != Pinned() and diagnostics:
-        unpinned = replace(case, pinned=Pinned(), front=False, diagnostics=False)
-        free, _ = _with_most_evidence(unpinned, evidence, modes, price, sure, **dict.fromkeys(effects, False))
-        best_plan = replace(best_plan, free=chosen_point(free) if free.feasible else None)
+    if pinned != Pinned() and (diagnostics or not best_plan.feasible):
+        best_plan = _judge_choices(case, best_plan, evidence, modes, price, sure)
     if rate is not None and best_plan.feasible:
         best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare))
     return replace(best_plan, search_seconds=time.perf_counter() - started)
@@ -227,9 +232,28 @@ def _pinned(sizes: Mapping[str, int] | None, chunk: int | None, max_num_seqs: in
         sizes=tuple(
             (name, whole_number(name, given_sizes[name], maximum=MOST_CHIPS)) for name in PINNED_SIZES if name in given_sizes
         ),
-        chunk=None if chunk is None else whole_number("chunk", chunk, maximum=MOST_TOKENS),
+        chunk=None if chunk is None else whole_number("chunk", chunk, minimum=OWN_CHUNKS[0], maximum=OWN_CHUNKS[1]),
         max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs, maximum=MOST_SLOTS),
     )
+
+
+def _judge_choices(
+    case: PlanProblem, deployment: Plan, evidence: str, modes: tuple[str, ...], price: float, sure: float | None
+) -> Plan:
+    """Return a plan with what the user's choices cost, prevent, or have no effect on."""
+
+    def best_with(choices: Pinned, allowed_modes: tuple[str, ...] = modes) -> Plan:
+        problem = replace(case, pinned=choices, front=False, diagnostics=False)
+        return _with_most_evidence(problem, evidence, allowed_modes, price, sure, alternatives=False, elasticities=False)[0]
+
+    free = best_with(Pinned())
+    deployment = replace(deployment, free=chosen_point(free) if free.feasible else None)
+    if not deployment.feasible:
+        return replace(deployment, reason=blame_choices(case.pinned, best_with) if free.feasible else free.reason)
+    if case.pinned.chunk is None or deployment.mode == AGGREGATED:
+        return deployment
+    warning = chunk_without_effect(deployment, best_with(case.pinned, (AGGREGATED,)))
+    return replace(deployment, warnings=(warning, *deployment.warnings))
 
 
 def _no_layout(case: PlanProblem) -> InputError:
@@ -421,7 +445,7 @@ def _planned(
     deployment = replace(
         common,
         feasible=True,
-        binding=(binding(estimates, peaks[0]) if first.run is None else (first.run.binding,)) if case.diagnostics else (),
+        binding=_limits_reached(case, estimates, peaks[0], first) if case.diagnostics else (),
         runner_up=_point(case, runners_up[0]) if runners_up and case.diagnostics else None,
         ideal=_bound_point(case, replace(case, engine=IDEAL), first) if has_range(case.engine) and case.diagnostics else None,
         unanchored=_bound_point(case, replace(case, engine=bare(case.engine)), first) if case.engine.anchor else None,
@@ -434,6 +458,18 @@ def _planned(
         elasticities={name: figure() for name, figure in figures.items()},
     )
     return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")
+
+
+def _limits_reached(case: PlanProblem, estimates: PlanProblem, peak: Candidate, first: Selection) -> tuple[str, ...]:
+    """Return the limits that a larger batch would break; requests that wait for the user's slots name these."""
+    names = binding(estimates, peak) if first.run is None else (first.run.binding,)
+    candidate, slots = first.candidate, case.pinned.max_num_seqs
+    if slots is None or float(evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1)).max_num_seqs) <= slots:
+        return names
+    # The time per token contains the wait for a slot of a separate decode pool.
+    waiting = ("first token", "prompt queue") if candidate.mode == AGGREGATED else ("speed",)
+    is_fast = float(evaluate_state(case, candidate, slots, max(candidate.chunk, 1)).tpot) <= case.limits.tpot
+    return tuple("slots" if name in waiting and is_fast else name for name in names)
 
 
 class Selection(NamedTuple):
@@ -691,7 +727,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
     server = Pool(
         role="serve" if prefill is None else "decode",
         layout=candidate.layout,
-        batch=candidate.batch,
+        batch=float(as_whole(min(candidate.batch, case.pinned.slots))),
         chunk=candidate.chunk,
         chunk_share=float(1 - state.decode_only_share),
         chunks_per_mixed_step=float(state.chunks_per_mixed_step),

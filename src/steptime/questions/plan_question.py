@@ -17,7 +17,7 @@ from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive
 from steptime.physics.engine import Engine
 from steptime.planning.evidence import EVIDENCE
 from steptime.planning.plan_result import Plan
-from steptime.planning.planner import MODES, MOST_SLOTS, PINNED_SIZES, plan
+from steptime.planning.planner import MODES, MOST_SLOTS, OWN_CHUNKS, PINNED_SIZES, plan
 from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
 from steptime.questions.subject import (
     DESIGN,
@@ -184,8 +184,9 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
     ep: Any = pinned_size("expert-parallel size")
     cp: Any = pinned_size("context-parallel size")
     chunk: Any = count(
-        None, "prompt tokens per data-parallel rank in a step", maximum=MOST_TOKENS, group=OWN_GROUP, default_words="searched"
-    )
+        None, "your own prefill chunk without separate pools: prompt tokens of a data-parallel rank in a step, beside decode",
+        minimum=OWN_CHUNKS[0], maximum=OWN_CHUNKS[1], group=OWN_GROUP, default_words="searched",
+    )  # fmt: skip
     max_num_seqs: Any = count(
         None, "maximum sequences in a replica at a time", maximum=MOST_SLOTS, group=OWN_GROUP, default_words="from the plan"
     )

@@ -367,7 +367,7 @@ def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for pool in plan.pools:
         title = "Memory of a chip" if pool.role == "serve" else f"Memory of a {pool.role} chip"
-        parts += [memory_bar(pool.memory, width, title), footnote(_cached_sequences(plan, pool))]
+        parts += [memory_bar(pool.memory, width, title), Text(_cached_sequences(plan, pool), style="bright_black")]
     return parts
 
 
