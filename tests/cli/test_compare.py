@@ -69,7 +69,7 @@ def test_nothing_that_meets_the_limits_is_an_answer_with_exit_code_1():
         ("llama-3.3-70b hgx-h10", "did you mean hgx-h100"),
         ("llama-3.3-70b --year 20x", "--year takes 2024, 2022..2024 or 2024.., not '20x'"),
         ("llama-3.3-70b --year 2025..2022", "--year 2025..2022 ends before it begins"),
-        ("llama-3.3-70b hgx-h100 --sure 0.9", "give Slo(tpot=...)"),
+        ("llama-3.3-70b hgx-h100 --sure 0.9", "needs a limit, got none"),
         ("llama-3.3-70b hgx-b200 --vendor AMD", "no system is of any year and AMD"),
         ("llama-3.3-70b --year 2031..", "their years are 2020 to 2027"),
         ("llama-3.3-70b --vendor NVIDA", "did you mean NVIDIA"),

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import steptime as st
+from steptime.units import show
 from tests.cli.test_commands import run
 
 SYSTEMS = ("hgx-h100", "mi300x")  # of a maker whose chips were measured, and of another: other default engines
@@ -66,3 +67,11 @@ def test_simulations(system):
     found = json.loads(st.simulate(MODEL, system, st.open_loop(4, 200, *lengths, seed=3)).to_json())
     for key in found.keys() - APART:
         same(said[key], found[key], key)
+
+
+def test_terms_of_a_plan_stand_under_the_mean_step_that_they_add_up_to():
+    words = f"plan {MODEL} hgx-h100 --chips 1 --speed 30"
+    server = printed(words)["pools"][-1]
+    terms = [(1 - server["chunk_share"]) * sum(server["step"]["terms_s"].values())]
+    terms.append(server["chunk_share"] * sum(server["mixed"]["terms_s"].values()))
+    assert f"Where the {show(sum(terms), 's')} of a mean step go" in run(f"{words} --full").stdout

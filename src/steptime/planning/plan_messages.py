@@ -314,10 +314,10 @@ def chunk_without_effect(deployment: Plan, shared: Plan) -> str:
         A sentence without a period.
     """
     if not shared.feasible:
-        return "no aggregated layout meets the limits with this chunk (--chunk); separate pools prefill whole prompts"
+        return "no aggregated layout meets the limits with this --chunk; separate pools prefill whole prompts"
     share = shared.requests_per_second / deployment.requests_per_second
     return (
-        f"separate pools prefill whole prompts, so that --chunk has no effect; with it, aggregated layouts serve {share:.0%} of "
+        f"separate pools prefill whole prompts, so that --chunk has no effect; aggregated layouts with it serve {share:.0%} of "
         "these requests (--mode aggregated)"
     )
 

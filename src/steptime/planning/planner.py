@@ -333,9 +333,7 @@ def check_limits(sure: float | None, slo: Slo) -> None:
     """
     check_sure(sure)
     if sure is not None and slo == Slo():
-        raise RangeError(
-            "sure: is the probability of meeting a limit, which needs a limit, got none; give tpot or ttft (--speed, --ttft)"
-        )
+        raise RangeError("sure: is the probability of meeting limits and needs a limit, got none; set --speed or --ttft (Slo)")
 
 
 def _choose_speculation(
