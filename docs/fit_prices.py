@@ -18,6 +18,7 @@ import numpy as np
 
 from steptime.models.model import active_parameters, cache_bytes_read, kv_bytes_per_token, total_parameters
 from steptime.models.model_loading import load_model
+from steptime.planning.evidence import MEASURED
 from steptime.pricing.bundled_prices import FOLDER, open_rows, table
 from steptime.pricing.serving_costs import CALIBRATED_MODES, plausible, token_costs
 from steptime.workload.trace_files import read_trace
@@ -44,7 +45,7 @@ def costs() -> None:
             cached = load_model(catalogue, kv="bf16")
             read = (cache_bytes_read(cached, 2.0 * FAR) - cache_bytes_read(cached, 1.0 * FAR)) / FAR
             told = [active_parameters(model), total_parameters(model), kv_bytes_per_token(cached), read]
-            for one in token_costs(model, systems, work, slo, modes=CALIBRATED_MODES):
+            for one in token_costs(model, systems, work, slo, modes=CALIBRATED_MODES, evidence=MEASURED):
                 figures = [one.usd_per_request, one.input_usd_per_million, one.output_usd_per_million]
                 figures += [float(usd) for usd in one.at_speed(SPEEDS)]
                 cells = [f"{value:.6g}" if math.isfinite(value) else "" for value in figures]

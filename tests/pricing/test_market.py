@@ -90,11 +90,20 @@ def test_survey_plan_and_compare_at_the_same_chips_give_one_cost(llama):
     weights = "fp8" if llama.weights == "fp8" else ""
     asked = (llama.mix.workload(), limits(speed=llama.speed))
     model = st.load_model(llama.model, weights=weights)
-    planned = st.plan(model, "hgx-h200", *asked, chips=cost.chips, alternatives=False, elasticities=False)
-    compared = st.compare(model, ["hgx-h200"], *asked, chips=cost.chips).standings[0]
-    assert (planned.mode, planned.layout_text) == (cost.mode, cost.layout_text)
+    options = {"chips": cost.chips, "evidence": llama.evidence}
+    planned = st.plan(model, "hgx-h200", *asked, **options, alternatives=False, elasticities=False)
+    compared = st.compare(model, ["hgx-h200"], *asked, **options).standings[0]
+    assert (planned.mode, planned.layout_text, planned.evidence) == (cost.mode, cost.layout_text, cost.evidence)
+    assert planned.ttft == cost.ttft
     assert planned.usd_per_request == pytest.approx(cost.usd_per_request)
     assert compared.usd_per_million_output_tokens == pytest.approx(planned.usd_per_million_output_tokens)
+
+
+def test_costs_of_all_systems_have_layouts_of_one_evidence(llama):
+    assert llama.evidence == "published"
+    assert {cost.evidence for cost in llama.costs if cost.feasible} <= {"measured", "published"}
+    hopper = {cost.system: cost.usd_per_request for cost in llama.costs if cost.system in ("hgx-h100", "hgx-h200")}
+    assert hopper["hgx-h200"] < hopper["hgx-h100"] * 1.5
 
 
 def test_margin_in_aggregated_mode_is_the_one_that_priors_are_fitted_on(llama):

@@ -2,15 +2,19 @@
 
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 import steptime as st
+from steptime.cli.views.prices_view import self_hosting_view
 from steptime.errors import InputError, RangeError
 from steptime.planning.fleet import MONTH, size_fleet
-from steptime.pricing.self_hosting import break_even_rate
+from steptime.pricing.self_hosting import _cheapest_fleet, _plan_sizes, break_even_rate
 from steptime.units import DAY, MILLION
 from tests.cli.test_commands import run
 
@@ -50,6 +54,43 @@ def test_a_volume_by_hand():
     assert found.break_even_utilisation == pytest.approx(full / api.usd_per_request)
     market = st.survey_prices("llama-3.1-8b", mix="1000:250", chips=8)
     assert api.usd_per_request == pytest.approx(market.median_price)
+
+
+@pytest.fixture
+def search():
+    """Plans by chips: 16 do not hold the model, 32 and 64 serve the rate on 64 and 48 chips, for 9 and 7 USD a month."""
+
+    def planned(chips: int) -> Any:
+        asked.append(chips)
+        if chips == 16:
+            raise InputError("does not fit")
+        fleets = {32: SimpleNamespace(chips=64, usd_per_month=9.0), 64: SimpleNamespace(chips=48, usd_per_month=7.0)}
+        return SimpleNamespace(chips=chips, fleet=fleets.get(chips))
+
+    asked: list[int] = []
+    return planned, asked
+
+
+def test_own_chips_have_the_plan_of_the_cheapest_fleet(search):
+    planned, asked = search
+    assert _cheapest_fleet(planned, [8, 16, 32, 64, 128]).chips == 64
+    # With 64 chips one plan serves everything.
+    assert asked == [8, 16, 32, 64]
+    assert _cheapest_fleet(planned, [8, 16]).fleet is None
+    with pytest.raises(InputError, match="does not fit"):
+        _cheapest_fleet(planned, [16])
+
+
+def test_sizes_of_plans_double_from_the_usual_one():
+    assert _plan_sizes(st.load_system("hgx-h200")) == [8, 16, 32, 64]
+    assert _plan_sizes(st.load_system("gb200-nvl72")) == [72]
+
+
+@pytest.mark.parametrize(("usd_per_month", "words"), [(2.0, "own / API is 2x"), (5e9, "own / API is more than 1,000x")])
+def test_a_ratio_above_a_thousand_has_no_digits(usd_per_month, words):
+    base = st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, mix="1000:250", chips=1)
+    api, own = (replace(one, usd_per_month=usd) for one, usd in zip(base.provisions[-2:], (1.0, usd_per_month), strict=True))
+    assert words in self_hosting_view(replace(base, provisions=(api, own))).sentence
 
 
 def test_what_cannot_be_compared():

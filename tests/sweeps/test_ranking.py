@@ -137,6 +137,18 @@ def test_spread_percentile_and_evidence_are_those_of_the_plans():
 
 
 @pytest.mark.slow
+def test_unlike_evidence_is_noted(found):
+    priced = [standing for standing in found.standings if standing.feasible and math.isfinite(standing.cost)]
+    levels = ["measured", "published", "measured", "measured", "measured", "any"]
+    cycle = [replace(priced[0], system=f"s{n}", evidence=level, place=n + 1) for n, level in enumerate(levels)]
+    (note,) = replace(found, standings=tuple(cycle))._evidence_notes()
+    assert "s0, s2, s3 and 1 more" in note
+    assert "--evidence any" in note
+    assert list(replace(found, standings=(cycle[0], cycle[2]))._evidence_notes()) == []
+    (alone,) = replace(found, standings=(cycle[5],))._evidence_notes()
+    assert "nobody ran" in alone
+
+
 def test_several_models_on_one_system():
     found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
     assert [one.model for one in found.standings] == ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"]

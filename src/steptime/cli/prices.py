@@ -14,6 +14,7 @@ from steptime.questions.plan_question import read_modes
 from steptime.units import count as read_count
 
 if TYPE_CHECKING:
+    from steptime.hardware.system import System
     from steptime.pricing.price_inversion import PriceReading
 
 SOURCE, INVERSION = "Prices", "Estimates from one price list (--read)"
@@ -50,9 +51,11 @@ class PriceQuery:
     )
     catalog: CATALOG = None
     speed: Any = declared(PricesInputs, "speed")
+    ttft: Any = declared(PricesInputs, "ttft")
     mix: str = declared(PricesInputs, "mix")
     mode: str = declared(PricesInputs, "mode")
     chips: str | None = declared(PricesInputs, "chips")
+    evidence: str = declared(PricesInputs, "evidence")
     hold: Any = declared(PricesInputs, "hold")
 
 
@@ -111,15 +114,14 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         output.print(proposal, "prices_view.proposal_view")
     elif query.self_host is not None:
         from steptime.pricing.self_hosting import compare_self_hosting
-        from steptime.pricing.serving_costs import USUAL
 
+        machine = read_system(query.self_host, None, query.catalog)
         with patience(f"steptime: planning on {query.self_host} ..."):
             comparison = compare_self_hosting(
-                str(query.model), read_system(query.self_host, None, query.catalog),
+                str(query.model), machine,
                 tokens_per_day=float(read_count(str(query.tokens_per_day), "--tokens-per-day")), speed=query.speed,
-                mix=query.mix, mode=read_modes(query.mode), provider=query.provider, spare=query.spare,
-                chips=None if query.chips in (None, USUAL) else int(read_count(query.chips, "--chips")),
-                catalog=query.catalog,
+                ttft=query.ttft, evidence=query.evidence, mix=query.mix, mode=read_modes(query.mode), provider=query.provider, spare=query.spare,
+                chips=_chips(query, machine), catalog=query.catalog,
             )  # fmt: skip
         output.print(comparison, "prices_view.self_hosting_view")
         if not comparison.feasible:
@@ -133,7 +135,7 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         history = price_history(model, provider=provider, speed=query.speed, mix=query.mix, catalog=query.catalog)
         output.print(history, "prices_view.history_view")
     else:
-        names = ("model", "provider", "date", "speed", "mix", "mode", "chips", "hold", "catalog")
+        names = ("model", "provider", "date", "speed", "ttft", "mix", "mode", "chips", "evidence", "hold", "catalog")
         with patience("steptime: planning on eight systems ..."):
             market = solve_prices({name: getattr(query, name) for name in names}, update=query.update)
         output.print(market, "prices_view.market_view", summary=PRICES.read_result)
@@ -170,13 +172,23 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         "--read or --list": (is_inversion, "margin fast_speed lecture balance active short long seed"),
         "--lecture": (assumptions.lecture or not is_inversion, "short long"),
         "a model at its sellers or a proposal, not a list that is read": (not is_inversion, "mode mix catalog chips"),
+        "a model at its sellers or --self-host": (
+            not is_inversion and not is_proposal and not query.history, "ttft evidence"
+        ),
         "a model at its sellers or a list, not --history": (not query.history, "mode chips date hold update"),
         "prices that are sold, not --target-margin": (not is_proposal, "provider date update"),
         "--self-host": (is_hosting, "spare"),
-        "the newest prices without tiers, not --self-host": (not is_hosting, "date update hold"),
+        "a call without --self-host, which uses today's prices": (not is_hosting, "date update hold"),
     }
     output.check(ctx, needs, [query.list_] if query.list_ else [])
     read_modes(query.mode)
+
+
+def _chips(query: PriceQuery, machine: "System") -> int | None:
+    """Return the chips of the plan of own chips; None: the number with the cheapest fleet."""
+    from steptime.pricing.serving_costs import plan_chips
+
+    return None if query.chips is None else plan_chips(machine, query.chips)
 
 
 def _invert_list(query: PriceQuery, assumptions: Assumptions) -> "PriceReading":

@@ -33,6 +33,7 @@ from steptime.pricing.price_estimate import assumed, prior_coverage
 from steptime.pricing.price_list import have_same_prices
 from steptime.pricing.price_lookup import NEWEST, Offer, find_offers, read_time
 from steptime.pricing.serving_costs import (
+    SOLD_EVIDENCE,
     USUAL,
     TokenCost,
     cheapest,
@@ -228,8 +229,10 @@ class Market(Tabular):
     chips: str = field(
         default="", metadata=unit("", "chips of each plan as asked: a number or usual; empty: 64, or one domain if larger")
     )
+    evidence: str = field(default=SOLD_EVIDENCE, metadata=unit("", "evidence that layouts must have, as in a plan"))
     mix: Mix = field(metadata=unit("", "request"))
     speed: float = field(metadata=unit("tok/s", "speed of each user"))
+    ttft: float = field(default=math.inf, metadata=unit("s", "limit on the time to first token; null: none"))
     price_time: str = field(default="", metadata=unit("", "day of the prices; empty: the newest known"))
     offers: tuple[Offer, ...] = field(metadata=unit("", "offers, the cheapest first, resellers last"))
     prices: tuple[float, ...] = field(metadata=unit("USD", "price of the request at each offer", key="usd_per_request"))
@@ -360,10 +363,12 @@ def survey_prices(
     provider: str | None = None,
     price_time: str | datetime | None = None,
     speed: float = 40.0,
+    ttft: float | None = None,
     mix: Mix | str | None = None,
     mode: tuple[str, ...] = MODES,
     hold: dict[str, float] | None = None,
     chips: int | str | None = None,
+    evidence: str = SOLD_EVIDENCE,
     catalog: str | None = None,
     update: bool = False,
 ) -> Market:
@@ -376,11 +381,13 @@ def survey_prices(
         provider: Only this seller.
         price_time: Day of prices and rents; by default the newest.
         speed: Speed of each user [tok/s].
+        ttft: Limit on the time to first token [s]; None: no limit.
         mix: Request, as "4096:1024:0.5" or a `Mix`.
         mode: Serving modes, aggregated or disaggregated; each plan uses the cheaper.
         hold: Storage cost by memory tier [USD per GB-hour].
         chips: Chips of each plan: a number, or "usual" for the default of `plan`; by default 64, or one scale-up domain if
             that is larger.
+        evidence: Layouts to prefer, as in `plan`.
         catalog: Folder of additional catalogue entries.
         update: Whether to download the newest prices first.
 
@@ -405,10 +412,11 @@ def survey_prices(
     # Costs of the same request on each plausible system, at the rents of that time.
     loaded = product.load(catalog)
     machines, excluded_systems = plausible(catalog)
-    slo = limits(speed=positive("--speed", speed, "tok/s"))
+    slo = limits(speed=positive("--speed", speed, "tok/s"), ttft=ttft)
     if chips is not None and chips != USUAL:
         chips = read_chips(chips)
-    costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False, aggregated=True, chips=chips))
+    options: dict[str, Any] = {"modes": mode, "front": False, "aggregated": True, "chips": chips, "evidence": evidence}
+    costs = list(token_costs(loaded, machines, request.workload(), slo, **options))
     notes: list[str] = []
     costs, rent_notes = _at_rents(costs, machines, read_time(price_time), catalog)
     prices = tuple(request.price(offer) for offer in offers)
@@ -416,8 +424,8 @@ def survey_prices(
     best = cheapest(costs)
     market = Market(
         model=loaded.name, family=family, variant=product.variant, provider=offers[0].provider if provider else "",
-        weights=product.weights, chips="" if chips is None else str(chips), mix=request, speed=speed,
-        price_time="" if price_time is None else str(price_time),
+        weights=product.weights, chips="" if chips is None else str(chips), evidence=evidence, mix=request,
+        speed=speed, ttft=slo.ttft, price_time="" if price_time is None else str(price_time),
         offers=offers, prices=prices, costs=tuple(costs), margins=(), left_out=excluded_systems,
         active=active_parameters(loaded), total=total_parameters(loaded), kv_bytes=bytes_,
     )  # fmt: skip

@@ -8,7 +8,9 @@ equal at u = R / (m p), the break-even utilization. Above 1 the API is cheaper a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,13 +20,13 @@ from steptime.errors import InputError
 from steptime.hardware.rental_prices import has_rent, rent_in_words, usd
 from steptime.hardware.system import System
 from steptime.number_checks import positive
-from steptime.planning.evidence import MEASURED
 from steptime.planning.fleet import MONTH, Fleet
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, plan
 from steptime.pricing.market import Market, Mix, family_named, offers_of_seller, read_mix
 from steptime.pricing.price_estimate import assumed
 from steptime.pricing.price_lookup import find_offers
+from steptime.pricing.serving_costs import SOLD_EVIDENCE, USUAL, plan_chips
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import DAY, MILLION, counted, show
 from steptime.workload.workload import limits
@@ -57,6 +59,7 @@ class SelfHosting(Tabular):
     rate: float = field(metadata=unit("requests/s", "requests, spread evenly over the day", key="requests_per_s"))
     mix: Mix = field(metadata=unit("", "request"))
     speed: float = field(metadata=unit("tok/s", "speed of each user"))
+    ttft: float = field(default=math.nan, metadata=unit("s", "time to first token of the plan, at the 90th percentile"))
     feasible: bool = field(metadata=unit("", "whether the system serves the model at that speed"))
     reason: str = field(default="", metadata=unit("", "why it does not"))
     sellers: int = field(metadata=unit("", "sellers in the median"))
@@ -103,12 +106,13 @@ def compare_self_hosting(
     *,
     tokens_per_day: float,
     speed: float = 40.0,
+    ttft: float | None = None,
     mix: Mix | str | None = None,
     mode: tuple[str, ...] = MODES,
     chips: int | None = None,
     provider: str | None = None,
     spare: int = 0,
-    evidence: str = MEASURED,
+    evidence: str = SOLD_EVIDENCE,
     catalog: str | None = None,
 ) -> SelfHosting:
     """Compare API prices of a volume of tokens with own chips.
@@ -118,9 +122,11 @@ def compare_self_hosting(
         system: System with a rent.
         tokens_per_day: Input and output tokens of a day.
         speed: Speed of each user [tok/s].
+        ttft: Limit on the time to first token [s]; None: no limit.
         mix: Request, as "4096:1024:0.5" or a `Mix`.
         mode: Serving modes; the plan uses the cheapest.
-        chips: Chips of the plan; by default the usual number of the system.
+        chips: Chips of the plan; by default the number with the cheapest fleet, among the usual number of the system and its
+            doubles up to 64 or one domain.
         provider: Only this seller.
         spare: Further replicas of the fleet.
         evidence: Layouts to prefer, as in `plan`.
@@ -151,9 +157,12 @@ def compare_self_hosting(
     )  # fmt: skip
     tokens = request.input_tokens + request.output_tokens
     rate = volume / DAY / tokens
-    deployment = plan(
-        loaded, machine, request.workload(), limits(speed=positive("--speed", speed, "tok/s")), chips=chips, modes=mode,
-        rate=rate, spare=spare, evidence=evidence, alternatives=False, elasticities=False, front=False,
+    deployment = _cheapest_fleet(
+        partial(
+            plan, loaded, machine, request.workload(), limits(speed=positive("--speed", speed, "tok/s"), ttft=ttft), modes=mode,
+            rate=rate, spare=spare, evidence=evidence, alternatives=False, elasticities=False, front=False, diagnostics=False,
+        ),
+        _plan_sizes(machine) if chips is None else [chips],
     )  # fmt: skip
 
     def provision(name: str, usd_per_request: float) -> Provision:
@@ -178,6 +187,30 @@ def compare_self_hosting(
     )
 
 
+def _plan_sizes(machine: System) -> list[int]:
+    """Return the usual number of chips of a system and its doubles, up to the chips of a seller's plan."""
+    usual, largest = plan_chips(machine, USUAL), plan_chips(machine)
+    return [usual * 2**n for n in range(1 + max(0, int(math.log2(largest / usual))))]
+
+
+def _cheapest_fleet(search: Callable[..., Plan], sizes: Sequence[int]) -> Plan:
+    """Return the plan with the cheapest fleet, over numbers of chips; without a fleet, the last plan."""
+    plans: list[Plan] = []
+    for size in sizes:
+        try:
+            plans.append(search(chips=size))
+        except InputError:
+            # A larger number may hold the model.
+            if size == sizes[-1] and not plans:
+                raise
+            continue
+        fleet = plans[-1].fleet
+        # One plan of this size serves everything.
+        if fleet is not None and fleet.chips <= size:
+            break
+    return min(plans, key=lambda deployment: math.inf if deployment.fleet is None else deployment.fleet.usd_per_month)
+
+
 def _with_fleet(common: SelfHosting, deployment: Plan, fleet: Fleet, machine: System, price: float, spare: int) -> SelfHosting:
     """Return a comparison with the plan's fleet."""
     capacity = common.rate / fleet.utilisation / fleet.replicas
@@ -194,7 +227,7 @@ def _with_fleet(common: SelfHosting, deployment: Plan, fleet: Fleet, machine: Sy
     low, high = assumed("utilisation")
     full = host_rent * hosts_each / per_host / capacity
     return replace(
-        common, provisions=(*common.provisions, own_chips), mode=deployment.mode, layout=deployment.layout_text,
+        common, ttft=deployment.ttft, provisions=(*common.provisions, own_chips), mode=deployment.mode, layout=deployment.layout_text,
         evidence=deployment.evidence, fleet=fleet,
         break_even_utilisation=full / price, break_even_tokens_per_day=break_even * tokens * DAY,
         notes=(

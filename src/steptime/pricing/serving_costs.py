@@ -6,6 +6,9 @@ fastest memory. Other systems are listed with a reason. A plan uses `CHIPS` chip
 mixture-of-experts models are several times more expensive on the minimum number of chips, and large sellers have more.
 With chips=`USUAL` a plan uses the usual number of chips of its system, as `plan` and `compare` do by default.
 
+**Evidence.** Layouts are of kinds that were measured or published elsewhere (`SOLD_EVIDENCE`), for every system alike. Measured
+kinds alone would compare one node of one system with the rack of another.
+
 **Mode.** The cheaper of aggregated and disaggregated serving (`MODES`), as in `plan` and `compare`: at the same number of
 chips, one request costs the same in all three. Priors of margins were fitted to aggregated replicas (`CALIBRATED_MODES`),
 because most hosts run engines in this mode. `TokenCost.aggregated_usd_per_request` is the corresponding cost. In disaggregated
@@ -30,6 +33,7 @@ from steptime.errors import InputError
 from steptime.hardware.system import Rent, System
 from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, Number, whole_number
+from steptime.planning.evidence import MEASURED, PUBLISHED
 from steptime.planning.plan_problem import AGGREGATED
 from steptime.planning.planner import MODES, plan
 from steptime.processes import map_in_processes
@@ -49,6 +53,9 @@ HOPPER: Final = ("hgx-h100", "hgx-h200")
 CALIBRATED_MODES: Final = (AGGREGATED,)
 """Modes of the shipped costs (`model_costs.csv`) for the fit of margin priors by `docs/fit_prices.py`."""
 
+SOLD_EVIDENCE: Final = PUBLISHED
+"""Evidence for layouts of sellers, who run separate pools and expert parallelism over several nodes."""
+
 # Maximum age of a rent relative to the newest list; older rents belong to another market.
 LISTED: Final = timedelta(days=90)
 
@@ -63,6 +70,8 @@ class TokenCost:
     mode: str = field(default="", metadata=unit("", "serving mode of the plan: aggregated or disaggregated"))
     chips: int = field(default=0, metadata=unit("", "chips of the plan"))
     layout_text: str = field(default="", metadata=unit("", "layout as text", key="layout"))
+    evidence: str = field(default="", metadata=unit("", "evidence for the layout, as in a plan"))
+    ttft: float = field(default=math.nan, metadata=unit("s", "time to first token, at the 90th percentile"))
     usd_per_request: float = field(default=math.nan, metadata=unit("USD", "rent per request", key="usd_per_request"))
     usd_per_request_range: tuple[float, float] | None = field(
         default=None, metadata=unit("USD", "90 % range of the rent per request", key="usd_per_request_range")
@@ -158,6 +167,7 @@ def cost_on(
     front: bool = True,
     aggregated: bool = False,
     chips: int | str | None = None,
+    evidence: str = SOLD_EVIDENCE,
 ) -> TokenCost:
     """Compute the cost of a model's tokens on a system.
 
@@ -169,8 +179,9 @@ def cost_on(
         engine: Name of the serving engine; by default that of the system.
         modes: Serving modes; the plan uses the cheapest.
         front: Whether to compute the cost at other speeds.
-        aggregated: Whether to compute the cost in aggregated mode if the cheapest plan is disaggregated.
+        aggregated: Whether to compute the cost in aggregated mode and measured layouts if the cheapest plan has others.
         chips: Chips of the plan, as in `plan_chips`.
+        evidence: Layouts to prefer, as in `plan`.
 
     Returns:
         Cost with the mode, chips and layout of its plan, or the reason why the system cannot serve the model.
@@ -189,7 +200,7 @@ def cost_on(
         diagnostics=False,
     )
     try:
-        best_plan = searched(modes=modes, front=front)
+        best_plan = searched(modes=modes, front=front, evidence=evidence)
     except InputError as problem:
         return TokenCost(feasible=False, reason=str(problem).rstrip("."), **shared_fields)
     if not best_plan.feasible:
@@ -199,14 +210,16 @@ def cost_on(
 
     # Margins are calibrated in aggregated mode, so a second plan may be necessary.
     same = best_plan
-    if aggregated and best_plan.mode != AGGREGATED:
-        same = searched(modes=CALIBRATED_MODES, front=False)
+    if aggregated and (best_plan.mode, best_plan.evidence) != (AGGREGATED, MEASURED):
+        same = searched(modes=CALIBRATED_MODES, front=False, evidence=MEASURED)
     return TokenCost(
         feasible=True,
         mode=best_plan.mode,
         aggregated_usd_per_request=same.usd_per_request if same.feasible and same.mode == AGGREGATED else math.nan,
         chips=best_plan.chips,
         layout_text=best_plan.layout_text,
+        evidence=best_plan.evidence,
+        ttft=best_plan.ttft,
         usd_per_request=best_plan.usd_per_million_output_tokens * per_request,
         usd_per_request_range=None if ends is None else (ends[0] * per_request, ends[1] * per_request),
         input_usd_per_million=best_plan.prefill_usd_per_million_tokens,
@@ -268,6 +281,7 @@ def token_costs(
     front: bool = True,
     aggregated: bool = False,
     chips: int | str | None = None,
+    evidence: str = SOLD_EVIDENCE,
 ) -> tuple[TokenCost, ...]:
     """Compute the cost of a model's tokens on several systems, in parallel.
 
@@ -281,13 +295,14 @@ def token_costs(
         front: Whether to compute the cost at other speeds.
         aggregated: Whether to compute the cost in aggregated mode as well.
         chips: Chips of each plan, as in `plan_chips`.
+        evidence: Layouts to prefer, as in `plan`.
 
     Returns:
         Costs in the order of the systems (`cost_on`).
     """
     work = partial(
         cost_on, model=model, workload=workload, slo=slo, engine=engine, modes=modes, front=front, aggregated=aggregated,
-        chips=chips,
+        chips=chips, evidence=evidence,
     )  # fmt: skip
     return tuple(map_in_processes(work, systems))
 

@@ -17,8 +17,10 @@ from steptime.hardware.system import System
 from steptime.models.model_loading import resolve_model
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.layout import Layout
+from steptime.planning.evidence import EVIDENCE
 from steptime.pricing.kv_storage_cost import read_holds
 from steptime.pricing.market import Market, survey_prices
+from steptime.pricing.serving_costs import SOLD_EVIDENCE
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, rent, text, texts
 from steptime.questions.plan_question import read_modes
 from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, ParallelSizes, read_machine
@@ -367,6 +369,9 @@ class PricesInputs:
         default_words="the newest",
     )
     speed: Any = number(40.0, "output speed for each user in tok/s", unit="tok/s", group=REQUEST_GROUP)
+    ttft: Any = number(
+        None, "maximum time to first token in seconds", unit="s", group=REQUEST_GROUP, default_words="no limit"
+    )  # fmt: skip
     mix: str = text(
         "4096:1024",
         "request mix: prompt tokens, output tokens, and cached share of the prompt (0 to 1)",
@@ -381,6 +386,10 @@ class PricesInputs:
         metavar="N",
         default_words="64, or one scale-up domain if larger",
     )
+    evidence: str = text(
+        SOLD_EVIDENCE, "layouts to prefer: measured, published (run elsewhere), or any (the cheapest of all)", choices=EVIDENCE,
+        group=REQUEST_GROUP,
+    )  # fmt: skip
     hold: Any = texts(
         "cost of KV cache storage per tier, USD per GB-hour, such as DRAM=0.0005; repeatable",
         group=REQUEST_GROUP,
@@ -406,9 +415,9 @@ def solve_prices(values: Mapping[str, Any], *, update: bool = False) -> Market:
     """
     inputs = bind(PricesInputs, values, "prices")
     return survey_prices(
-        str(inputs.model), provider=inputs.provider, price_time=inputs.date, speed=inputs.speed, mix=inputs.mix,
-        mode=read_modes(inputs.mode), hold=read_holds(list(inputs.hold) or None), chips=inputs.chips,
-        catalog=inputs.catalog, update=update,
+        str(inputs.model), provider=inputs.provider, price_time=inputs.date, speed=inputs.speed, ttft=inputs.ttft,
+        mix=inputs.mix, mode=read_modes(inputs.mode), hold=read_holds(list(inputs.hold) or None), chips=inputs.chips,
+        evidence=inputs.evidence, catalog=inputs.catalog, update=update,
     )  # fmt: skip
 
 

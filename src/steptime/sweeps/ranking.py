@@ -20,7 +20,8 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import Engine, engine_for, load_engine
 from steptime.physics.kv_dtype import with_small_cache
-from steptime.planning.evidence import MEASURED
+from steptime.planning.evidence import ANY as NO_EVIDENCE
+from steptime.planning.evidence import EVIDENCE, MEASURED, PUBLISHED
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, plan
 from steptime.processes import map_in_processes
@@ -29,6 +30,11 @@ from steptime.units import counted, show
 from steptime.workload.workload import Slo, Workload
 
 COST: Final = "usd_per_million_output_tokens"
+EVIDENCE_WORDS: Final = {
+    MEASURED: "Measured kinds", PUBLISHED: "Kinds published elsewhere", NO_EVIDENCE: "Kinds that nobody ran"
+}  # fmt: skip
+# Names in a note, at most.
+MAX_NAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +162,22 @@ class Ranking(Tabular):
             notes.append(
                 f"the first rows have rents of several kinds ({', '.join(kinds)}); compare like with like by --rent contract"
             )
-        return tuple(notes)
+        return (*notes, *self._evidence_notes())
+
+    def _evidence_notes(self) -> Iterator[str]:
+        """Yield a note where layouts have unlike evidence, or none."""
+        places = {level: [standing for standing in self.priced if standing.evidence == level] for level in EVIDENCE}
+        words = []
+        for level, standings in places.items():
+            if standings:
+                names = ", ".join(self.called(standing) for standing in standings[:MAX_NAMES])
+                more = f" and {len(standings) - MAX_NAMES} more" if len(standings) > MAX_NAMES else ""
+                words.append(f"{EVIDENCE_WORDS[level]}: {names}{more}")
+        if len(words) > 1:
+            weakest = next(level for level in reversed(EVIDENCE) if places[level])
+            yield f"layouts have unlike evidence. {'. '.join(words)}. --evidence {weakest} lets every pair use all these kinds"
+        elif places[NO_EVIDENCE]:
+            yield words[0]
 
     def called(self, standing: Standing) -> str:
         """Return the name of a standing: its system, and its model if there are several.

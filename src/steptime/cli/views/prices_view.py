@@ -15,6 +15,7 @@ from rich.text import Text
 from steptime.cli.views.terminal_plots import Axis, Curve, LogScale, draw, log10
 from steptime.cli.views.widgets import Answer, Grid, facts, footnote, listing, section, table, write
 from steptime.hardware.rental_prices import kind_and_date, usd
+from steptime.planning.evidence import ANY, MEASURED, PUBLISHED
 from steptime.pricing.kv_storage_cost import paid_per_hour
 from steptime.pricing.market import Market
 from steptime.pricing.price_estimate import Reading
@@ -35,6 +36,8 @@ MAX_NAME_WIDTH = 26
 MAX_ROWS = 24
 # Requests that a price is shown for: one request costs fractions of a cent.
 THOUSAND = 1000
+# Ratio of costs above which a digit says nothing.
+MOST_RATIO = 1000
 MARKS = {"first-party": " (maker)", "reseller": " (reseller)"}
 ESTIMATES = {
     "kv_bytes_per_token": "KV bytes per token",
@@ -60,11 +63,13 @@ def market_view(market: Market, *, width: int) -> Answer:
         The answer.
     """
     cached = f", {market.mix.cached_share:.0%} of them cached".replace("%", " %") if market.mix.cached_share else ""
+    has_limit = math.isfinite(market.ttft)
+    limit = f"first token within {show(market.ttft, 's')}" if has_limit else "no limit on the first token (--ttft)"
     date_note = f"; prices and rents of {market.price_time}" if market.price_time else ""
     return Answer(
         sentence=_market_sentence(market),
         conditions=f"A request: {market.mix.input_tokens:,.0f} tokens in{cached}, {market.mix.output_tokens:,.0f} out at "
-        f"{market.speed:g} tok/s per user{date_note}. {_assumed(market)}",
+        f"{market.speed:g} tok/s per user, {limit}{date_note}. {_assumed(market)}",
         body=[_offers(market, market.counted), _costs(market)],
         details=[
             _offers(market, range(len(market.offers))),
@@ -86,7 +91,8 @@ def _assumed(market: Market) -> str:
     }.get(market.chips, f"{market.chips} chips")
     is_native = market.weights == "native"
     weights = "weights as in the config" if is_native else f"weights in {market.weights}, as most hosts serve it"
-    return f"Each cost: a plan on {chips}; {weights}; the cheaper mode (--mode)."
+    layouts = {MEASURED: "measured layouts", PUBLISHED: "measured or published layouts", ANY: "all layouts"}[market.evidence]
+    return f"Each cost: a plan on {chips}; {weights}; the cheaper mode (--mode) of {layouts} (--evidence)."
 
 
 def _market_sentence(market: Market) -> str:
@@ -155,9 +161,9 @@ def _costs(market: Market) -> Grid:
     """Return the cost on each system, with the margin of the median seller over it."""
     grid = table(
         "System", "1k requests", "Price / cost", "Mode", "Chips", "90 % range", "Aggregated", "Layout", "90 % of cost",
-        "Lowest price / cost", "In", "Out", "Rent per chip",
+        "Lowest price / cost", "In", "Out", "Rent per chip", "First token, p90", "Evidence",
         title="Cost of 1,000 requests at full load, and price / cost of the median seller",
-        numbers=(1, 2, 4, 5, 6, 8, 9, 10, 11), first_to_go=(12, 10, 11, 9, 8, 7, 6),
+        numbers=(1, 2, 4, 5, 6, 8, 9, 10, 11, 13), first_to_go=(12, 10, 11, 9, 8, 7, 6, 14, 13),
     )  # fmt: skip
     margins = {margin.system: margin for margin in market.margins}
 
@@ -181,7 +187,7 @@ def _costs(market: Market) -> Grid:
             write(THOUSAND * cost.aggregated_usd_per_request, "USD"), cost.layout_text,
             " to ".join(usd(THOUSAND * end) for end in cost.usd_per_request_range or ()), lowest,
             write(cost.input_usd_per_million, "USD"), write(cost.output_usd_per_million, "USD"),
-            f"{show(float(cost.rent.typical), 'USD/s')} {kind_and_date(cost.rent)}",
+            f"{show(float(cost.rent.typical), 'USD/s')} {kind_and_date(cost.rent)}", show(cost.ttft, "s"), cost.evidence,
         )  # fmt: skip
     return grid
 
@@ -308,7 +314,8 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
             body=[grid], warnings=comparison.notes,
         )  # fmt: skip
     own_chips, api = comparison.provisions[-1], comparison.provisions[-2]
-    ratio = in_digits(own_chips.usd_per_month / api.usd_per_month, 2)
+    ratio = own_chips.usd_per_month / api.usd_per_month
+    ratio_words = f"{in_digits(ratio, 2)}x" if ratio < MOST_RATIO else f"more than {MOST_RATIO:,}x"
     share, level = comparison.break_even_utilisation, comparison.break_even_tokens_per_day
     even = (
         f"Own chips cost less from {show(level, 'tokens')} a day, if they are busy {100 * share:.0f} % or more."
@@ -318,7 +325,7 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     spare = f", {fleet.spare} of them spare" if fleet.spare else ""
     return Answer(
         sentence=f"{volume} of {model} cost {usd(own_chips.usd_per_month)} a month on {counted(fleet.chips, 'own chip')} of "
-        f"{comparison.system}, and {usd(api.usd_per_month)} from {_seller_words(comparison)}: own / API is {ratio}x. {even}",
+        f"{comparison.system}, and {usd(api.usd_per_month)} from {_seller_words(comparison)}: own / API is {ratio_words}. {even}",
         conditions=conditions,
         body=[
             grid,
@@ -326,7 +333,7 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
                 f"Own: {counted(fleet.replicas + fleet.spare, 'replica')} of {counted(fleet.replica_chips, 'chip')}{spare}, on "
                 f"{counted(fleet.hosts, 'host')}; "
                 f"{100 * fleet.utilisation:.0f} % busy; {comparison.mode}, {comparison.layout} "
-                f"(evidence: {comparison.evidence})."
+                f"(evidence: {comparison.evidence}); first token within {show(comparison.ttft, 's')} (p90)."
             ),
         ],
         warnings=comparison.notes,
