@@ -120,7 +120,8 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
             comparison = compare_self_hosting(
                 str(query.model), machine,
                 tokens_per_day=float(read_count(str(query.tokens_per_day), "--tokens-per-day")), speed=query.speed,
-                ttft=query.ttft, evidence=query.evidence, mix=query.mix, mode=read_modes(query.mode), provider=query.provider, spare=query.spare,
+                ttft=query.ttft, evidence=query.evidence, mix=query.mix,
+                mode=read_modes(query.mode), provider=query.provider, spare=query.spare,
                 chips=_chips(query, machine), catalog=query.catalog,
             )  # fmt: skip
         output.print(comparison, "prices_view.self_hosting_view")
@@ -172,9 +173,7 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         "--read or --list": (is_inversion, "margin fast_speed lecture balance active short long seed"),
         "--lecture": (assumptions.lecture or not is_inversion, "short long"),
         "a model at its sellers or a proposal, not a list that is read": (not is_inversion, "mode mix catalog chips"),
-        "a model at its sellers or --self-host": (
-            not is_inversion and not is_proposal and not query.history, "ttft evidence"
-        ),
+        "a model at its sellers or --self-host": (not is_inversion and not is_proposal and not query.history, "ttft evidence"),
         "a model at its sellers or a list, not --history": (not query.history, "mode chips date hold update"),
         "prices that are sold, not --target-margin": (not is_proposal, "provider date update"),
         "--self-host": (is_hosting, "spare"),

@@ -227,7 +227,8 @@ def _with_fleet(common: SelfHosting, deployment: Plan, fleet: Fleet, machine: Sy
     low, high = assumed("utilisation")
     full = host_rent * hosts_each / per_host / capacity
     return replace(
-        common, ttft=deployment.ttft, provisions=(*common.provisions, own_chips), mode=deployment.mode, layout=deployment.layout_text,
+        common, ttft=deployment.ttft, provisions=(*common.provisions, own_chips), mode=deployment.mode,
+        layout=deployment.layout_text,
         evidence=deployment.evidence, fleet=fleet,
         break_even_utilisation=full / price, break_even_tokens_per_day=break_even * tokens * DAY,
         notes=(

@@ -314,8 +314,8 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
             body=[grid], warnings=comparison.notes,
         )  # fmt: skip
     own_chips, api = comparison.provisions[-1], comparison.provisions[-2]
-    ratio = own_chips.usd_per_month / api.usd_per_month
-    ratio_words = f"{in_digits(ratio, 2)}x" if ratio < MOST_RATIO else f"more than {MOST_RATIO:,}x"
+    times = own_chips.usd_per_month / api.usd_per_month
+    ratio = f"{in_digits(times, 2)}x" if times < MOST_RATIO else f"more than {MOST_RATIO:,}x"
     share, level = comparison.break_even_utilisation, comparison.break_even_tokens_per_day
     even = (
         f"Own chips cost less from {show(level, 'tokens')} a day, if they are busy {100 * share:.0f} % or more."
@@ -325,7 +325,7 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     spare = f", {fleet.spare} of them spare" if fleet.spare else ""
     return Answer(
         sentence=f"{volume} of {model} cost {usd(own_chips.usd_per_month)} a month on {counted(fleet.chips, 'own chip')} of "
-        f"{comparison.system}, and {usd(api.usd_per_month)} from {_seller_words(comparison)}: own / API is {ratio_words}. {even}",
+        f"{comparison.system}, and {usd(api.usd_per_month)} from {_seller_words(comparison)}: own / API is {ratio}. {even}",
         conditions=conditions,
         body=[
             grid,
