@@ -171,8 +171,8 @@ class Ranking(Tabular):
         for level, standings in places.items():
             if standings:
                 names = ", ".join(self.called(standing) for standing in standings[:MAX_NAMES])
-                rest = f" and {len(standings) - MAX_NAMES} more" if len(standings) > MAX_NAMES else ""
-                words.append(f"{EVIDENCE_WORDS[level]}: {names}{rest}")
+                excess = f" and {len(standings) - MAX_NAMES} more" if len(standings) > MAX_NAMES else ""
+                words.append(f"{EVIDENCE_WORDS[level]}: {names}{excess}")
         if len(words) > 1:
             weakest = next(level for level in reversed(EVIDENCE) if places[level])
             yield f"layouts have unlike evidence. {'. '.join(words)}. --evidence {weakest} lets every pair use all these kinds"
