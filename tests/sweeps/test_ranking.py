@@ -12,6 +12,7 @@ import pytest
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.hardware.rental_prices import usd
+from steptime.sweeps import ranking
 from steptime.sweeps.ranking import Ranking, Standing, _placed, compare
 
 WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=2)
@@ -137,6 +138,21 @@ def test_spread_percentile_and_evidence_are_those_of_the_plans():
 
 
 @pytest.mark.slow
+def test_the_first_of_many_pairs_have_whole_searches(monkeypatch):
+    monkeypatch.setattr(ranking, "MANY_PAIRS", 3)
+    monkeypatch.setattr(ranking, "WHOLE_SEARCHES", 1)
+    names = ["hgx-h100", "hgx-b200", "l4-8"]
+    many = compare("llama-3.1-8b", names, WORK, SLO)
+    assert [standing.quick for standing in many.priced] == [False, True, True]
+    first = st.plan("llama-3.1-8b", many.priced[0].system, WORK, SLO, alternatives=False, elasticities=False)
+    assert many.priced[0].cost == pytest.approx(first.usd_per_million_output_tokens)
+    for standing in many.priced[1:]:
+        plan = st.plan("llama-3.1-8b", standing.system, WORK, SLO, quick=True, alternatives=False, elasticities=False)
+        assert standing.cost == pytest.approx(plan.usd_per_million_output_tokens)
+    few = compare("llama-3.1-8b", names[:2], WORK, SLO)
+    assert not any(standing.quick for standing in few.standings)
+
+
 def test_unlike_evidence_is_noted(found):
     priced = [standing for standing in found.standings if standing.feasible and math.isfinite(standing.cost)]
     levels = ["measured", "published", "measured", "measured", "measured", "any"]

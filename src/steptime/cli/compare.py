@@ -152,7 +152,7 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
         )
     from steptime.sweeps.ranking import compare as rank
 
-    pairs, seconds_per_pair = len(models) * len(machines), 2 if chip_count == ANY else 0.3
+    pairs, seconds_per_pair = len(models) * len(machines), 3 if chip_count == ANY else 0.6
     with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each ..."):
         ranking = rank(
             models, machines, requests.workload(), slo, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,

@@ -33,6 +33,8 @@ COST: Final = "usd_per_million_output_tokens"
 EVIDENCE_WORDS: Final = {
     MEASURED: "Measured kinds", PUBLISHED: "Kinds published elsewhere", NO_EVIDENCE: "Kinds that nobody ran"
 }  # fmt: skip
+# Pairs from which all are searched quickly and then the first ones wholly, and the number of these.
+MANY_PAIRS, WHOLE_SEARCHES = 9, 3
 # Names in a note, at most.
 MAX_NAMES: Final = 3
 
@@ -44,6 +46,7 @@ class Standing:
     place: int = field(
         default=0, metadata=unit("", "place from 1 by cost, or by output per chip if no rent is known at all; 0: no place")
     )
+    quick: bool = field(default=False, metadata=unit("", "whether the plan comes from a quick search (`plan(quick=True)`)"))
     tied: bool = field(default=False, metadata=unit("", "whether its range of cost overlaps with the range of the cheapest"))
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
@@ -294,7 +297,9 @@ def compare(
     plan_options |= {"alternatives": False, "elasticities": False, "diagnostics": False}
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
-    standings = tuple(_placed(map_in_processes(stand, pairs)))
+    standings = tuple(_placed(map_in_processes(partial(stand, quick=len(pairs) >= MANY_PAIRS), pairs)))
+    if len(pairs) >= MANY_PAIRS:
+        standings = tuple(_placed(_with_whole_searches(stand, standings, pairs)))
     chips_text = "" if chips is None else str(chips)
     ranking = Ranking(workload=workload, slo=slo, percentile=percentile, chips=chips_text, standings=standings)
     return replace(ranking, flips=tuple(flips(ranking, pairs, plan_options)))
@@ -340,7 +345,13 @@ def _counts(system: System, chips: int | str | None) -> list[int | None]:
 
 
 def _standing(
-    pair: tuple[Model, System, str], *, workload: Workload, slo: Slo, chips: int | str | None, plan_options: dict[str, Any]
+    pair: tuple[Model, System, str],
+    *,
+    workload: Workload,
+    slo: Slo,
+    chips: int | str | None,
+    plan_options: dict[str, Any],
+    quick: bool = False,
 ) -> Standing:
     """Return the best plan of a model on a system, over the numbers of chips to try."""
     model, system, label = pair
@@ -353,7 +364,7 @@ def _standing(
     best, reason = None, ""
     for count in _counts(system, chips):
         try:
-            candidate = plan(model, system, workload, slo, chips=count, **plan_options)
+            candidate = plan(model, system, workload, slo, chips=count, quick=quick, **plan_options)
         except InputError as problem:
             reason = str(problem)
             continue
@@ -369,12 +380,27 @@ def _standing(
         feasible=True,
         tokens_per_second_per_kilowatt=1e3 * best.tokens_per_second_per_chip / watts,
         power_basis=best.power.basis,
+        quick=quick,
         runs=runs,
         rests_on=rests,
         plan=best,
         **identity,
         **{name: getattr(best, name) for name in FROM_PLAN},
     )
+
+
+def _with_whole_searches(
+    stand: Callable[..., Standing], standings: Sequence[Standing], pairs: Sequence[tuple[Model, System, str]]
+) -> list[Standing]:
+    """Return standings of quick searches, the first ones with plans of whole searches."""
+    by_name = {(model.name, system.name, label): (model, system, label) for model, system, label in pairs}
+    leaders = [standing for standing in standings if standing.place][:WHOLE_SEARCHES]
+    jobs = [(by_name[leader.model, leader.system, leader.label], leader.chips) for leader in leaders]
+    return [*map_in_processes(partial(_whole, stand), jobs), *(row for row in standings if row not in leaders)]
+
+
+def _whole(stand: Callable[..., Standing], job: tuple[tuple[Model, System, str], int]) -> Standing:
+    return stand(job[0], chips=job[1])
 
 
 def _value(candidate: Plan) -> float:

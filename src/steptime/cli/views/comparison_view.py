@@ -131,6 +131,8 @@ def _ranking_meaning(placed: Sequence[Standing], *, full: bool) -> str:
     words = "USD/M: per million output tokens, prompts included."
     if any(standing.tied for standing in placed[1:]):
         words += " ≈: no clear difference, since the 90 % range overlaps with that of row 1."
+    if any(standing.quick for standing in placed):
+        words += " ~: a quick search, mostly within 6 % of plan."
     if any(standing.cost_range is not None for standing in placed):
         words += " Runs: measured runs on this system."
     if any(standing.rent.kind == ON_DEMAND for standing in placed):
@@ -169,7 +171,8 @@ def _ranking_table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) 
         placed, numbers=(2, 4, 5, 9), first_to_go=(12, 13, 11, 10, 9, 8, 7, 6, 4, 3) if full else (10, 9, 8, 7, 6, 4, 3),
         no_wrap=(0,), style=lambda row: "green" if row.place == 1 else None,
         mark=lambda row: f"{row.place}{' ≈' if row.tied and row.place > 1 else ''}", name=lambda row: _name(ranking, row),
-        cost=lambda row: ranged(row.usd_per_million_output_tokens, row.cost_range, "USD", label=""), hourly=hourly,
+        cost=lambda row: "~" * row.quick + ranged(row.usd_per_million_output_tokens, row.cost_range, "USD", label=""),
+        hourly=hourly,
         runs=lambda row: f"{row.runs:,}" if row.runs else "none", rent=rent,
         power=power,
     )  # fmt: skip
