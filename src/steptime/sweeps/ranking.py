@@ -396,10 +396,10 @@ def _with_whole_searches(
     by_name = {(model.name, system.name, label): (model, system, label) for model, system, label in pairs}
     leaders = [standing for standing in standings if standing.place][:WHOLE_SEARCHES]
     jobs = [(by_name[leader.model, leader.system, leader.label], leader.chips) for leader in leaders]
-    return [*map_in_processes(partial(_whole, stand), jobs), *(row for row in standings if row not in leaders)]
+    return [*map_in_processes(partial(_whole_search, stand), jobs), *(row for row in standings if row not in leaders)]
 
 
-def _whole(stand: Callable[..., Standing], job: tuple[tuple[Model, System, str], int]) -> Standing:
+def _whole_search(stand: Callable[..., Standing], job: tuple[tuple[Model, System, str], int]) -> Standing:
     return stand(job[0], chips=job[1])
 
 
