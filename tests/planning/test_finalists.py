@@ -205,6 +205,10 @@ def test_the_best_is_the_first_that_is_confirmed_above_the_next(rates):
     found = simulate_finalists(case(), of_chunks(128, 1000, 8192))
     # The third, with 5 in its run, cannot reach the 5.9 of the second.
     assert [(one.candidate.chunk, one.run.rate) for one in found] == [(1000, 5.9), (8192, 5.5), (128, 5.0)]
+    # A rate that was not confirmed is no runner-up where it exceeds the best one.
+    simulated.update({128: 6.0, 1000: 6.1})
+    found = simulate_finalists(case(), of_chunks(128, 1000, 8192))
+    assert [(one.candidate.chunk, one.run.rate) for one in found] == [(1000, 5.9), (8192, 5.5)]
 
 
 def test_what_was_worse_than_a_lucky_one_is_tried_again(rates):

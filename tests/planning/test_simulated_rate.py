@@ -346,7 +346,7 @@ def test_requests_in_flight_rise_where_more_come_than_a_replica_serves():
 def test_a_run_that_is_shorter_than_its_requests_shows_no_steady_state():
     loop = Loop(deployment(CHAT), 2000.0, 0.05)
     found = loop.run(10_000.0, st.Slo(), "mean", 3e-3)
-    assert (found.worst, found.binding) == (math.inf, "prompt queue")
+    assert (found.worst, found.binding) == (math.inf, "slots")
 
 
 def test_a_run_obeys_littles_law_and_the_decode_steps_of_equal_requests():
@@ -368,13 +368,23 @@ def test_runs_start_in_the_steady_state():
         assert getattr(runs[0], name) == pytest.approx(getattr(runs[1], name), rel=0.07)
 
 
+@pytest.mark.parametrize(
+    ("slots", "kv_tokens", "cause"), [(64, math.inf, "slots"), (99, 60e3, "memory"), (99, math.inf, "prompt queue")]
+)
+def test_a_queue_that_grows_names_what_is_full(slots, kv_tokens, cause):
+    """55 sequences of 1,101 tokens on average: of 64 slots, or of a cache of 60,000 tokens, 86 % and all are in use."""
+    loop = Loop(deployment(CHAT, slots=slots), 40.0, 1.2)
+    loop.server = loop.server._replace(policy=replace(loop.server.policy, kv_tokens=kv_tokens))
+    assert loop._what_is_full(55.0) == cause
+
+
 def test_a_rate_beyond_what_a_replica_serves_lets_its_queue_grow():
     loop = Loop(deployment(CHAT, slots=16), 100.0, 1.0)
     assert loop.run(1000.0, st.Slo(), "p90", 5e-3).worst == math.inf
     # 16 slots of 200 steps, which take 2.5 ms and more.
     found = highest_rate(loop, st.Slo(), "p90", 60.0, 5e-3)
     assert 16 < found.rate < 16 / (200 * 2.5e-3)
-    assert found.binding == "prompt queue"
+    assert found.binding == "slots"
     assert found.worst < 0.1
 
 

@@ -142,7 +142,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
 
     def expected(finalist: Finalist) -> float:
         """Return a rate; after a lucky finalist, those of its layout are expected to lose as much."""
-        lost = losses.get(finalist.candidate.same, 1.0) if finalist.candidate not in checked else 1.0
+        lost = losses.get(_design(finalist.candidate), 1.0) if finalist.candidate not in checked else 1.0
         return float(finalist.run.rate) * lost
 
     def ranking() -> list[Finalist]:
@@ -170,11 +170,18 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
         lucky = [first for key in checked if (first := finalists[key]) and top < (1 - LARGE_LOSS) * first.run.rate]
         if case.rough or not lucky or not top:
             break
-        losses = {first.candidate.same: top / first.run.rate for first in lucky}
+        losses = {_design(first.candidate): top / first.run.rate for first in lucky}
         # What was worse than a lucky one may be better than what is left of it.
         add([candidate for candidate, finalist in finalists.items() if finalist is None], least=top)
     confirmed_ones = [finalist for finalist in ranking() if finalist.candidate in checked]
-    return confirmed_ones + [finalist for finalist in ranking() if confirmed_ones and finalist.candidate not in checked]
+    # A rate that was not confirmed and exceeds the best one is not to be compared with it.
+    below = [finalist for finalist in ranking() if finalist.candidate not in checked and finalist.run.rate <= top]
+    return confirmed_ones + (below if confirmed_ones else [])
+
+
+def _design(candidate: Candidate) -> tuple[object, ...]:
+    """Return the layout and the batch of a candidate: its chunk changes little of what a rate loses with other draws."""
+    return *candidate.same, candidate.batch
 
 
 def _add_neighbours(

@@ -114,7 +114,7 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
         "tpot": show(case.limits.tpot, "s"),
         "ttft": show(case.limits.ttft, "s"),
         "speed": show(1 / case.limits.tpot, "tok/s"),
-        "slots": counted(case.pinned.max_num_seqs or 0, "slot"),
+        "slots": counted(case.pinned.max_num_seqs or deployment.pools[-1].max_num_seqs, "slot"),
         "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
         "busiest": f"{MOST_UTILISED:.0%}",
         "same": "cost the same per token" if rented else "bring no more output",

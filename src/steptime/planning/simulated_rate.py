@@ -62,6 +62,8 @@ LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
 LEAST_SOJOURNS = 1.0
 # Share of the arrivals that does not count at the start, and lifetimes at the end.
 START_SHARE, END_LIFETIMES = 0.1, 1.0
+# Share of the slots, or of the cache, in use on average from which requests wait for them.
+NEARLY_FULL = 0.85
 # Relative accuracy of the rate, and factor of the first steps towards it.
 ACCURACY, STRIDE = 0.02, 1.1
 # Most runs of one candidate.
@@ -343,6 +345,14 @@ class Loop:
         is_pipeline = int(self.deployment.pools[-1].layout.pp) > 1
         return min(FEW_SEQUENCES, FEW_PIPELINE_TOKENS / tokens) if is_pipeline else FEW_SEQUENCES
 
+    def _what_is_full(self, batch: float) -> str:
+        """Return why the queue of one pool grows: for slots, for cache, or for prefill between decode steps."""
+        policy = self.server.policy
+        if batch >= NEARLY_FULL * policy.max_num_seqs:
+            return "slots"
+        cached = batch * float(mean_context(self.deployment.workload))
+        return "memory" if cached >= NEARLY_FULL * policy.kv_tokens else "prompt queue"
+
     def _load(self, batch: float) -> float:
         """Return the load of decode at a batch: the relative time that a step gains, over the relative gain of its batch."""
         last = len(self.server.pace.decode) - 1
@@ -421,7 +431,8 @@ class Loop:
         batch = decoding / span / self.server.replicas
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot, "saturation": self._load(batch) / MOST_LOADED}
         if grows:
-            ratios["prefill rate" if grows == "prefill" else "prompt queue" if grows == "serve" else "saturation"] = math.inf
+            causes = {"prefill": "prefill rate", "serve": self._what_is_full(batch), "decode": "saturation"}
+            ratios[causes[grows]] = math.inf
         elif is_short:
             ratios["prompt queue"] = math.inf
         binding = max(ratios, key=lambda name: ratios[name])
