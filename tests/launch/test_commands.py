@@ -410,6 +410,33 @@ def test_the_longest_request_is_what_the_cache_has_room_for(build):
     assert any("requests of 1,201 tokens are longer than the model's context of 800" in note for note in notes(lines))
 
 
+def test_the_longest_request_with_more_slots_than_the_cache_has_room_for_is_unchanged(build):
+    """Slots without a cache of their own give one request no more room."""
+    for role in ("serve", "prefill"):
+        own = pool(role)
+        plans = (build(own, max_context=1e18), build(replace(own, max_num_seqs=30), max_context=1e18))
+        assert longest_request(plans[0]) == longest_request(plans[1])
+
+
+def test_the_longest_request_of_a_simulated_plan_fits_one_chip():
+    """8 billion parameters in 16 bits leave a chip of 24 GB a third of the cache for the model's 131,072 tokens."""
+    plan = st.plan(
+        "llama-3.1-8b",
+        "rtx-4090-8",
+        st.Workload(input_tokens=2048, output_tokens=512),
+        st.Slo(tpot=0.05, ttft=2),
+        chips=1,
+        alternatives=False,
+        elasticities=False,
+        front=False,
+        diagnostics=False,
+    )
+    memory, longest = plan.pools[0].memory, longest_request(plan)
+    free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)
+    # 32 layers, 8 heads of keys and of values with 128 numbers of 2 bytes.
+    assert 8192 < longest < free / (32 * 2 * 8 * 128 * 2)
+
+
 @pytest.mark.parametrize(
     ("vendor", "missing"),
     [("AMD", {"trtllm"}), ("Google", {"sglang", "trtllm"}), ("Groq", {"vllm", "sglang", "trtllm"}), ("NVIDIA", set())],

@@ -147,7 +147,8 @@ def longest_request(plan: Plan) -> int:
 
 def _room(workload: Workload, pool: Pool) -> float:
     """Return the tokens of KV cache that fit on the chips of one data-parallel rank."""
-    memory, sequences = pool.memory, -(-pool.max_num_seqs // int(pool.layout.dp))
+    # Slots may be more than the sequences whose cache the plan reckons.
+    memory, sequences = pool.memory, -(-int(pool.cached_sequences) // int(pool.layout.dp))
     # A prefill pool stores the pass that runs and the one that it sends to the decode pool.
     prefills = pool.role == "prefill"
     cache_tokens = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)

@@ -733,6 +733,8 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         chunk_share=float(1 - state.decode_only_share),
         chunks_per_mixed_step=float(state.chunks_per_mixed_step),
         max_num_seqs=slots,
+        # A simulated pool has more slots than its memory has room for at the mean context.
+        cached_sequences=float(seats.max_num_seqs),
         queued=queued,
         step=state.decode,
         mixed=state.mixed,
@@ -749,6 +751,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         layout=candidate.prefill_layout,
         batch=int(prefill.seats),
         max_num_seqs=int(prefill.seats),
+        cached_sequences=float(prefill.seats),
         step=prefill.step,
         memory=prefill.memory,
         cached_sequences=float(2 * prefill.seats),
