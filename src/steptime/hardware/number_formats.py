@@ -221,15 +221,15 @@ def missing_units(formats: Iterable[str], arithmetic: Container[str], system: st
         A sentence without a period; empty if the chip has units for all formats.
 
     >>> missing_units(["nvfp4", "bf16"], ["bf16", "fp8"], "hgx-h100")
-    'hgx-h100 has no fp4 units: weights in nvfp4 save memory and bandwidth, but are multiplied in fp8'
+    'hgx-h100 has no units for nvfp4: such weights save memory and bandwidth, but are multiplied in fp8'
     """
     clauses = []
     for name in dict.fromkeys(filter(None, formats)):
         kinds = number_format(name).arithmetic
         used = next((kind for kind in kinds if kind in arithmetic), "")
         if kinds[0] not in WIDE and used and used != kinds[0]:
-            saving = f"weights in {name} save memory and bandwidth, but are multiplied in {used}"
-            clauses.append(f"{system} has no {kinds[0]} units: {saving}")
+            saving = f"such weights save memory and bandwidth, but are multiplied in {used}"
+            clauses.append(f"{system} has no units for {name}: {saving}")
     return "; ".join(clauses)
 
 
