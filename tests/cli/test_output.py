@@ -360,3 +360,16 @@ def test_csv_with_the_ending_of_another_table_is_refused(tmp_path, ending):
     assert refused.returncode == 2
     assert "step.csv" in refused.stderr
     assert not (tmp_path / f"step{ending}").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ("--chunk 256", "No measured or published run has prefill chunks of 256 tokens."),
+        ("", "(--evidence any): tp8 with smaller prefill chunks."),
+    ],
+)
+def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note):
+    """Eight chips with tp8 were measured, but not with chunks below 512 tokens."""
+    question = "plan llama-3.1-405b hgx-h200 --weights fp8 --input 2048 --output 512 --speed 30 --ttft 2"
+    assert note in " ".join(run(f"{question} {options}").stdout.split())

@@ -147,6 +147,22 @@ def prefill_room(case: PlanProblem) -> Number:
     return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
 
+def is_small_chunk(workload: Workload, chunk: int) -> bool:
+    """Return whether no published run has prefill chunks as small as these.
+
+    Args:
+        workload: Requests.
+        chunk: Prompt tokens per data-parallel rank in a mixed step; 0: no chunks.
+
+    Returns:
+        True or false.
+
+    >>> [is_small_chunk(Workload(input_tokens=tokens, output_tokens=1), 256) for tokens in (200, 2048)]
+    [False, True]
+    """
+    return 0 < chunk < min(LEAST_USUAL_CHUNK, fresh_tokens(workload))
+
+
 def chunk_sizes(workload: Workload, evidence: str = ANY, chunk: int | None = None) -> Array:
     """Return the prefill chunk sizes to try: powers of two as engines have them, and one whole prompt.
 

@@ -59,11 +59,11 @@ from steptime.planning.plan_problem import (
     moving,
 )
 from steptime.planning.plan_result import Alternative, Drafted, Plan, Point, Pool, chosen_point
-from steptime.planning.plan_search import LEAST_USUAL_CHUNK, absent_because, fitting, ranked, search
+from steptime.planning.plan_search import absent_because, fitting, is_small_chunk, ranked, search
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
-from steptime.planning.steady_state import State, decode_pool, fresh_tokens
+from steptime.planning.steady_state import State, decode_pool
 from steptime.workload.workload import (
     AUTO,
     NONE,
@@ -602,7 +602,7 @@ def _delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
 
 def _evidence(case: PlanProblem, candidate: Candidate) -> str:
     """Return the evidence for a candidate; nobody has published runs with its layout where its chunk is small."""
-    if 0 < candidate.chunk < min(LEAST_USUAL_CHUNK, fresh_tokens(case.workload)):
+    if is_small_chunk(case.workload, candidate.chunk):
         return ANY
     return deployment_evidence(case.engine, case.system, candidate.layout, candidate.prefill_layout)
 

@@ -49,7 +49,7 @@ from steptime.planning.plan_result import (
     mean_terms,
     runner_up_dearer,
 )
-from steptime.planning.plan_search import AS_CHEAP
+from steptime.planning.plan_search import AS_CHEAP, is_small_chunk
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import Line, equations, explain_step, sources, step_given
 from steptime.units import counted, in_digits, show
@@ -251,7 +251,10 @@ def _evidence(plan: Plan) -> list[str]:
             f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind. Published results elsewhere have."
         )
     elif plan.evidence == ANY and plan.tpot_range is not None:
-        lines.append("No measured or published run has a layout of this kind.")
+        # Its layout may have more evidence, with larger chunks.
+        chunk = plan.pools[-1].chunk
+        what = f"prefill chunks of {chunk:,} tokens" if is_small_chunk(plan.workload, chunk) else "a layout of this kind"
+        lines.append(f"No measured or published run has {what}.")
     if plan.unmeasured is not None:
         cheapest = plan.unmeasured
         if has_rent(plan):
@@ -259,7 +262,9 @@ def _evidence(plan: Plan) -> list[str]:
             gain = f"costs {usd(cheapest.usd_per_million_output_tokens)}, {saving:.0%} less"
         else:
             gain = f"yields {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
-        lines.append(f"Of all layouts, with less evidence, the cheapest {gain} (--evidence any): {cheapest.layout_text}.")
+        # The same layout has less evidence with smaller chunks.
+        words = cheapest.layout_text + (" with smaller prefill chunks" if cheapest.layout_text == plan.layout_text else "")
+        lines.append(f"Of all layouts, with less evidence, the cheapest {gain} (--evidence any): {words}.")
     if plan.free is not None and has_rent(plan):
         cheapest, cost = plan.free, plan.usd_per_million_output_tokens
         saving = 1 - cheapest.usd_per_million_output_tokens / cost
