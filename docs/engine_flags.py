@@ -30,7 +30,7 @@ WANTED = {
     "ai_dynamo": r"dynamo/((vllm|sglang|trtllm|frontend)/(backend_args|frontend_args)|profiler/utils/config)\.py",
     "tensorrt_llm": r"tensorrt_llm/(commands/serve|llmapi/llm_args)\.py",
 }
-ENVIRONMENT = r"^(VLLM|SGLANG)_\w*(DEEPEP|NIXL_SIDE)\w*$"  # what launch commands set
+ENVIRONMENT = r"^(VLLM|SGLANG)_(\w*(DEEPEP|NIXL_SIDE)\w*|ROCM_USE_AITER)$"  # what launch commands set
 
 
 # --- packages -----------------------------------------------------------------------------------------------------------

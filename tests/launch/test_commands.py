@@ -447,6 +447,13 @@ def test_engines_that_do_not_run_on_a_chip_say_so(build, vendor, missing):
         assert (len(lines) == 1 and f"not on chips of {vendor}" in lines[0]) == (engine in missing)
 
 
+@pytest.mark.parametrize(("vendor", "is_set"), [("AMD", True), ("NVIDIA", False)])
+def test_vllm_on_chips_of_amd_switches_their_kernels_on(build, vendor, is_set):
+    for plan in (build(pool(tp=8), vendor=vendor), build(pool("prefill"), pool("decode"), vendor=vendor)):
+        text = words(launch_commands(plan, "vllm"))
+        assert text.count("VLLM_ROCM_USE_AITER=1") == text.count("vllm serve") * is_set
+
+
 def test_other_chips_need_a_plug_in_and_parts_of_hosts_their_chips(build):
     assert "pip install vllm-tpu, which may not know every flag" in notes(
         launch_commands(build(pool(), vendor="Google"), "vllm")

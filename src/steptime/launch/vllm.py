@@ -62,6 +62,9 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     m, served, parts = args.layout, args.served, args.parts
     quantised, place, missing = _weights(served)
     exchange, environment, notes = _experts(args)
+    # AMD's kernels are off by default, https://github.com/vllm-project/vllm/issues/56945 measures 1.7 to 3.7 times the speed.
+    if served.vendor == AMD:
+        environment |= {"VLLM_ROCM_USE_AITER": "1"}
     # Pools pass the KV cache on over NIXL, with one side channel per replica on a host.
     separate, role = args.role != "serve", "kv_producer" if args.role == "prefill" else "kv_consumer"
     if separate:
