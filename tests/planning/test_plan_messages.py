@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -275,6 +276,16 @@ def test_weights_that_fill_a_chip_leave_no_room(monkeypatch):
     assert text.startswith(
         "one matrix does not fit 1 x toy: its weights take 10.0 GB, the chips hold 10.0 GB; the best layout "
     )
-    assert text.endswith(". With --chips 2 it would fit, with room for requests of 1,201 tokens")
+    assert text.endswith(
+        ". With --chips 2 it would fit, with room for requests of 1,201 tokens, or with --weights int4 (5.16 GB)"
+    )
     less = plan_messages.does_not_fit(replace(full, system=machine(size=4, capacity=9e9)))
     assert "the chips hold 9.00 GB, 1.00 GB too little. With" in less
+
+
+@pytest.mark.parametrize(("system", "name"), [("hgx-h100", "fp8"), ("hgx-a100", "int8"), ("rtx-4090-8", "int4"), ("l4-8", "")])
+def test_weights_that_do_not_fit_name_the_format_with_the_most_bits_that_does(system, name):
+    """Llama 70B: 73 GB in 8 bits and 40 GB in 4 bits, on one chip of 80 GB, two of 24 GB, and one of 24 GB."""
+    problem = replace(case(1), model=st.load_model("llama-3.1-70b"), system=st.load_system(system), engine=IDEAL)
+    text = plan_messages.does_not_fit(replace(problem, chips=2 if name == "int4" else 1))
+    assert re.findall(r"--weights (\w+)", text) == ([name] if name else [])

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from steptime.hardware.number_formats import SOFTWARE, missing_units
+from steptime.hardware.number_formats import SOFTWARE, WIDE, missing_units, number_format
 from steptime.hardware.rental_prices import kind_in_words
 from steptime.hardware.system import System
-from steptime.models.model import Model, stored_formats, weight_bytes
+from steptime.models.model import Model, stored_formats, weight_bytes, with_formats
 from steptime.number_checks import Number
 from steptime.physics.chip_memory import weights_per_chip
 from steptime.physics.layout import Layout, collect_facts, show_layout
@@ -27,6 +27,8 @@ from steptime.planning.steady_state import MOST_UTILISED
 from steptime.units import counted, show
 from steptime.workload.workload import Slo
 
+# Formats of published checkpoints that may fit where wider weights do not; the one with the most bits first.
+SMALL_WEIGHTS = ("fp8", "int8", "int4")
 STOPS = {
     "speed": "a larger batch would make each token slower than {tpot}",
     "first token": "a larger batch would delay the first token beyond {ttft}",
@@ -364,6 +366,15 @@ def does_not_fit(case: PlanProblem) -> str:
     if enough_chips:
         tokens = case.workload.input_tokens + case.workload.output_tokens
         message += f". With --chips {enough_chips} it would fit, with room for requests of {tokens:,.0f} tokens"
+
+    # The format with the most bits that fits.
+    for name in SMALL_WEIGHTS:
+        stored = number_format(name)
+        smaller = with_formats(case.model, weights=stored, experts=stored)
+        is_multiplied = name in case.system.chip.peak or stored.arithmetic[0] in WIDE
+        if is_multiplied and weight_bytes(smaller) < need and fitting(replace(case, model=smaller)):
+            size = show(weight_bytes(smaller), "B")
+            return message + (", or" if enough_chips else ". It would fit") + f" with --weights {name} ({size})"
     return message
 
 
