@@ -23,7 +23,7 @@ SERVED = Served(
 
 def pool(role: str = "serve", *, batch: int = 10, chunk: int = 512, **layout) -> Pool:
     return Pool(
-        role=role, layout=Layout(**layout), batch=batch, max_num_seqs=batch, cached_sequences=batch, chunk=chunk,
+        role=role, layout=Layout(**layout), batch=batch, max_num_seqs=batch, cached_sequences=batch * (1 + (role == "prefill")), chunk=chunk,
         step=PLAN.pools[0].step, memory=PLAN.pools[0].memory, tokens_per_second=1.0,
     )  # fmt: skip
 

@@ -369,10 +369,10 @@ def test_runs_start_in_the_steady_state():
 
 
 @pytest.mark.parametrize(
-    ("slots", "kv_tokens", "cause"), [(64, math.inf, "slots"), (99, 60e3, "memory"), (99, math.inf, "prompt queue")]
+    ("slots", "kv_tokens", "cause"), [(60, math.inf, "slots"), (99, 60e3, "memory"), (99, math.inf, "prompt queue")]
 )
 def test_a_queue_that_grows_names_what_is_full(slots, kv_tokens, cause):
-    """55 sequences of 1,101 tokens on average: of 64 slots, or of a cache of 60,000 tokens, 86 % and all are in use."""
+    """55 sequences of 1,101 tokens on average: of 60 slots, or a cache of 60,000 tokens."""
     loop = Loop(deployment(CHAT, slots=slots), 40.0, 1.2)
     loop.server = loop.server._replace(policy=replace(loop.server.policy, kv_tokens=kv_tokens))
     assert loop._what_is_full(55.0) == cause

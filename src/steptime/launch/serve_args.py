@@ -151,7 +151,7 @@ def _room(workload: Workload, pool: Pool) -> float:
     memory, sequences = pool.memory, -(-int(pool.cached_sequences) // int(pool.layout.dp))
     # A prefill pool stores the pass that runs and the one that it sends to the decode pool.
     prefills = pool.role == "prefill"
-    cache_tokens = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)
+    cache_tokens = sequences * (workload.input_tokens if prefills else mean_context(workload))
     free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)
     return float(cache_tokens * free / memory.cache) if memory.cache > 0 else math.inf
 

@@ -46,9 +46,6 @@ class Pool(Result):
         default=0.0, metadata=unit("", "mean number of chunks in such a step, over all data-parallel ranks")
     )
     max_num_seqs: int = field(metadata=unit("sequences", "slots per replica, more than the mean in flight"))
-    cached_sequences: float = field(
-        default=0.0, metadata=unit("sequences", "sequences per replica whose KV cache `memory` contains", left_out=True)
-    )
     queued: bool = field(default=False, metadata=unit("", "whether requests wait for a slot"))
     step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))
     mixed: Step | None = field(default=None, metadata=unit("", "a step with a prefill chunk"))

@@ -733,12 +733,11 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         chunk_share=float(1 - state.decode_only_share),
         chunks_per_mixed_step=float(state.chunks_per_mixed_step),
         max_num_seqs=slots,
-        # A simulated pool has more slots than its memory has room for at the mean context.
-        cached_sequences=float(seats.max_num_seqs),
         queued=queued,
         step=state.decode,
         mixed=state.mixed,
         memory=seats.memory,
+        # A simulated pool has more slots than its memory has room for at the mean context.
         cached_sequences=float(state.max_num_seqs * seats.memory.cache / np.maximum(state.memory.cache, 1.0)),
         tokens_per_second=float(rate * workload.output_tokens),
     )
@@ -751,7 +750,6 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         layout=candidate.prefill_layout,
         batch=int(prefill.seats),
         max_num_seqs=int(prefill.seats),
-        cached_sequences=float(prefill.seats),
         step=prefill.step,
         memory=prefill.memory,
         cached_sequences=float(2 * prefill.seats),
