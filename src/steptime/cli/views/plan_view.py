@@ -39,6 +39,7 @@ from steptime.physics.uncertainty import SEPARATE_POOLS
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.evidence import ANY, PUBLISHED
 from steptime.planning.launch_facts import Served
+from steptime.planning.plan_alternatives import best_alternative
 from steptime.planning.plan_messages import trained_context_warning
 from steptime.planning.plan_result import (
     Plan,
@@ -75,6 +76,8 @@ FORMULAS = (
 )
 # Below this probability of meeting a limit, the answer points to --sure.
 LIKELY = 0.9
+# Saving of a narrower format from which the first lines name it, and the options of formats.
+LARGE_SAVING, FORMAT_OPTIONS = 0.4, ("--weights", "--experts")
 # Rows of the Pareto front.
 FRONT_ROWS = 7
 
@@ -167,7 +170,16 @@ def _conditions(plan: Plan) -> Text:
     chips = "one scale-up domain" if plan.chips == plan.served.domain_chips else counted(plan.chips, "chip")
     rate = f"{in_digits(plan.requests_per_second)} requests/s"
     setting = f"{chips} (--chips), {plan.mode} (--mode), engine {plan.engine}"
-    return Text(f"Load: {rate} of {_workload(plan)}. Assumed: {setting}.")
+    return Text(f"Load: {rate} of {_workload(plan)}. Assumed: {setting}.{_narrower_format(plan)}")
+
+
+def _narrower_format(plan: Plan) -> str:
+    """Name a narrower format that saves much, since people serve such checkpoints."""
+    alternative = best_alternative(plan)
+    if alternative is None or alternative.saving < LARGE_SAVING or not alternative.option.startswith(FORMAT_OPTIONS):
+        return ""
+    words = alternative.words[0].upper() + alternative.words[1:]
+    return f" {words} would cost about {alternative.saving:.0%} less ({alternative.option})."
 
 
 def _cautions(plan: Plan) -> list[str]:
