@@ -21,9 +21,9 @@ SERVED = Served(
 )  # fmt: skip
 
 
-def pool(role: str = "serve", *, batch: int = 10, chunk: int = 512, **layout) -> Pool:
+def pool(role: str = "serve", *, batch: int = 10, chunk: int = 512, kv_tokens_per_rank: float = 9e9, **layout) -> Pool:
     return Pool(
-        role=role, layout=Layout(**layout), batch=batch, max_num_seqs=batch, cached_sequences=batch * (1 + (role == "prefill")), chunk=chunk,
+        role=role, layout=Layout(**layout), batch=batch, max_num_seqs=batch, chunk=chunk, kv_tokens_per_rank=kv_tokens_per_rank,
         step=PLAN.pools[0].step, memory=PLAN.pools[0].memory, tokens_per_second=1.0,
     )  # fmt: skip
 

@@ -7,7 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from steptime.launch.host_placement import place_replicas, racks, spread
+from steptime.launch.host_placement import place_replicas, racks
+from steptime.physics.layout import equal_parts
 from tests.launch.conftest import pool
 from tests.launch.draws import drawn, plans
 
@@ -23,7 +24,7 @@ def check(made):
     for p in made.pools:
         own = [r for r in replicas if r.role == p.role]
         assert [r.number for r in own] == list(range(int(p.layout.replicas)))
-        assert {(r.nodes, r.chips) for r in own} == {spread(int(p.layout.chips), host)}
+        assert {(r.nodes, r.chips) for r in own} == {equal_parts(int(p.layout.chips), host)}
         assert all(list(r.hosts) == sorted(set(r.hosts)) and len(r.devices) == r.nodes for r in own)
         assert all(len(devices) == r.chips for r in own for devices in r.devices)
     return {h for h, _ in taken}
@@ -65,7 +66,7 @@ def test_no_choice_of_hosts_takes_fewer(build, host):
     for first in range(1, 11):
         for second in range(first, 11):
             for numbers in ((1, 2), (3, 1), (3, 2)):
-                nodes = (spread(first, host), spread(second, host))
+                nodes = (equal_parts(first, host), equal_parts(second, host))
                 if sum(n * parts for n, (parts, _) in zip(numbers, nodes, strict=True)) > 16:
                     continue  # too many choices to try them all
                 pools = [
@@ -74,7 +75,7 @@ def test_no_choice_of_hosts_takes_fewer(build, host):
                 ]
                 hosts = check(build(*pools, host_chips=host, domain_chips=host))
                 assert hosts == set(
-                    range(fewest(host, [spread for n, spread in zip(numbers, nodes, strict=True) for _ in range(n)]))
+                    range(fewest(host, [parts for n, parts in zip(numbers, nodes, strict=True) for _ in range(n)]))
                 )
                 tried += 1
     assert tried > 100

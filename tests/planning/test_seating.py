@@ -67,7 +67,21 @@ def test_a_chip_that_holds_three_requests_serves_three():
     (pool,) = found.pools
     assert found.feasible
     assert (pool.batch, pool.max_num_seqs, pool.queued) == (3, 3, True)
-    assert float(pool.memory.cache) == pytest.approx((3 * 8704 + 3 * (3 / 12) ** 0.5 * 1024) * 262_144, rel=1e-6)
+    assert float(pool.memory.cache) == pytest.approx(3 * 8704 * 262_144, rel=1e-6)
+    assert pool.kv_tokens_per_rank == pytest.approx(float(pool.memory.cache_room) / 262_144, rel=1e-6)
+    longer = 3 * (1 / 12) ** 0.5 * 1024
+    assert 3 * 8704 + longer * 3**0.5 <= pool.kv_tokens_per_rank < 4 * 8704 + longer * 4**0.5
+
+
+def test_memory_of_more_slots_than_fit_is_full():
+    plan = st.plan(
+        "llama-3.3-70b", "hgx-h100", st.Workload(input_tokens=8192, output_tokens=1024), st.Slo(tpot=0.1), chips=4,
+        sizes={"tp": 4}, max_num_seqs=400, alternatives=False, elasticities=False, front=False,
+    )  # fmt: skip
+    (pool,) = plan.pools
+    assert pool.max_num_seqs == 400
+    assert float(pool.memory.used) == pytest.approx(float(pool.memory.capacity), rel=1e-9)
+    assert pool.kv_tokens_per_rank < 400 * 9216
 
 
 def test_seats_that_memory_has_no_room_for_are_queued_for():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.physics.layout import equal_parts
 from steptime.planning.plan_result import Plan
 
 
@@ -94,23 +95,6 @@ def in_words(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def spread(chips: int, host: int) -> tuple[int, int]:
-    """Return the smallest number of hosts that hold a replica in equal parts.
-
-    Args:
-        chips: Chips of the replica.
-        host: Chips per host.
-
-    Returns:
-        Number of hosts, and chips of the replica on each.
-
-    >>> spread(2, 8), spread(16, 8), spread(12, 8), spread(36, 4)
-    ((1, 2), (2, 8), (2, 6), (9, 4))
-    """
-    nodes = next(n for n in range(-(-chips // host), chips + 1) if chips % n == 0)
-    return nodes, chips // nodes
-
-
 def racks(plan: Plan, replicas: Sequence[Replica]) -> tuple[tuple[int, ...], ...]:
     """Return the hosts of each scale-up domain that joins several hosts.
 
@@ -144,7 +128,7 @@ def place_replicas(plan: Plan) -> tuple[Replica, ...]:
         Replicas in the order of the pools.
     """
     host = plan.served.host_chips
-    kinds = [Kind(int(p.layout.replicas), *spread(int(p.layout.chips), host)) for p in plan.pools]
+    kinds = [Kind(int(p.layout.replicas), *equal_parts(int(p.layout.chips), host)) for p in plan.pools]
     order = sorted(range(len(kinds)), key=lambda n: (-kinds[n].nodes, -kinds[n].chips_per_place, n))
     places_by_kind = _in_domains([kinds[n] for n in order], host, plan.served.domain_chips)
 

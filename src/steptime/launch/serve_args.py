@@ -16,8 +16,7 @@ from steptime.physics.layout import ENGINE, Layout, exchanges_experts, facts_of_
 from steptime.physics.layout_rules import broken
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan, Pool
-from steptime.planning.steady_state import fresh_tokens, mean_context
-from steptime.workload.workload import Workload
+from steptime.planning.steady_state import fresh_tokens
 
 # Vendors, and names of the engines in notes.
 NVIDIA, AMD = "NVIDIA", "AMD"
@@ -48,6 +47,8 @@ class ServeArgs:
         prompt_tokens: Prefill tokens among them.
         length: Longest request [tokens].
         memory_share: Share of a chip's memory for the engine; 0 if the plan has no real engine.
+        static_share: Share of a chip's memory for weights and KV cache.
+        cache_share: Share of the memory that weights and activations leave free for the KV cache.
         cached: Whether prompts share prefixes.
         drafts: Speculative tokens per step from the model's MTP layers.
         sends_from_stages: Whether the prefill pool of the deployment has pipeline stages.
@@ -61,6 +62,8 @@ class ServeArgs:
     prompt_tokens: int
     length: int
     memory_share: float
+    static_share: float
+    cache_share: float
     cached: bool
     drafts: int
     sends_from_stages: bool = False
@@ -109,7 +112,9 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
     # A prefill pool runs whole prompts; other pools run prefill chunks.
     prefill_tokens = math.ceil(sequences * fresh_tokens(plan.workload)) if prefills else max(pool.chunk, 0)
     decoding = 0 if prefills else math.ceil(pool.batch / groups)
-    share = float(pool.memory.capacity) / plan.served.memory
+    memory, chip = pool.memory, plan.served.memory
+    share, workspace = float(memory.capacity) / chip, float(memory.activations + memory.reserved)
+    free = chip - float(memory.weights) - workspace
     return ServeArgs(
         served=plan.served,
         role=pool.role,
@@ -119,6 +124,8 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
         prompt_tokens=-(-prefill_tokens // parts),
         length=longest_request(plan),
         memory_share=round(share, 4) if 0 < share < 1 else 0.0,
+        static_share=round(share - workspace / chip, 4),
+        cache_share=round(float(memory.cache_room) / free, 4) if math.isfinite(free) else 0.0,
         cached=float(plan.workload.cached_share) > 0,
         drafts=plan.speculation.drafts,
         sends_from_stages=any(entry.role == "prefill" and int(entry.layout.pp) > 1 for entry in plan.pools),
@@ -139,21 +146,10 @@ def longest_request(plan: Plan) -> int:
         Tokens of prompt and output.
     """
     mean = math.ceil(plan.workload.input_tokens + plan.workload.output_tokens)
-    room = min(_room(plan.workload, pool) for pool in plan.pools)
+    room = min(pool.kv_tokens_per_rank for pool in plan.pools)
     longest = max(mean, room // 1024 * 1024) if math.isfinite(room) else math.inf
     max_context = min(longest, plan.served.max_context)
     return int(max_context) if math.isfinite(max_context) else mean
-
-
-def _room(workload: Workload, pool: Pool) -> float:
-    """Return the tokens of KV cache that fit on the chips of one data-parallel rank."""
-    # Slots may be more than the sequences whose cache the plan reckons.
-    memory, sequences = pool.memory, -(-int(pool.cached_sequences) // int(pool.layout.dp))
-    # A prefill pool stores the pass that runs and the one that it sends to the decode pool.
-    prefills = pool.role == "prefill"
-    cache_tokens = sequences * (workload.input_tokens if prefills else mean_context(workload))
-    free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)
-    return float(cache_tokens * free / memory.cache) if memory.cache > 0 else math.inf
 
 
 def deepep_refusal(args: ServeArgs) -> str:

@@ -59,6 +59,11 @@ class Memory(Tabular):
         return self.weights + self.cache + self.activations + self.reserved
 
     @property
+    def cache_room(self) -> Number:
+        """Bytes that the engine leaves to the KV cache."""
+        return self.capacity - self.weights - self.activations - self.reserved
+
+    @property
     def fits(self) -> Array:
         """Whether the bytes in use are within the capacity."""
         return np.asarray(self.used <= self.capacity)

@@ -409,6 +409,23 @@ def host_chips(system: System) -> int:
     return int(system.rack.get("host_chips", np.min(system.scale_up.size, initial=LARGEST_HOST)))
 
 
+def equal_parts(chips: int, host: int) -> tuple[int, int]:
+    """Return the smallest number of hosts that hold a replica in equal parts.
+
+    Args:
+        chips: Chips of the replica.
+        host: Chips per host.
+
+    Returns:
+        Number of hosts, and chips of the replica on each.
+
+    >>> equal_parts(2, 8), equal_parts(16, 8), equal_parts(12, 8), equal_parts(36, 4)
+    ((1, 2), (2, 8), (2, 6), (9, 4))
+    """
+    nodes = next(n for n in range(-(-chips // host), chips + 1) if chips % n == 0)
+    return nodes, chips // nodes
+
+
 def axis(value: Number) -> Any:
     """Return an axis of a layout as an array.
 

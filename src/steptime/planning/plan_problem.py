@@ -513,6 +513,37 @@ def _occupied_memory(workload: Workload, state: State, seats: Number, layout: La
     return replace(state.memory, cache=cache)
 
 
+def slots_memory(state: State, slots: Number, layout: Layout) -> Memory:
+    """Return the memory of a chip with all slots of a replica taken at the mean context.
+
+    An engine allocates no more KV cache than it has room for: further sequences wait or are preempted.
+
+    Args:
+        state: Steady state of one replica of `layout`.
+        slots: Slots per replica.
+        layout: Layout of a replica.
+
+    Returns:
+        The bytes by part, at most the capacity.
+    """
+    cache = _sequence_cache_bytes(state, layout) * sequences_per_group(slots, layout)
+    return replace(state.memory, cache=np.minimum(cache, np.maximum(state.memory.cache_room, 0.0)))
+
+
+def kv_cache_tokens(memory: Memory, tokens: Number) -> float:
+    """Return the tokens of KV cache that fit on the chips of one data-parallel rank.
+
+    Args:
+        memory: Memory of a chip.
+        tokens: Tokens of the rank that take the cache in `memory`.
+
+    Returns:
+        Tokens; infinite for a model without a KV cache.
+    """
+    cache = float(memory.cache)
+    return float(tokens * memory.cache_room / cache) if cache > 0 else math.inf
+
+
 def is_equal(workload: Workload) -> Array:
     """Return whether all requests have the same lengths.
 

@@ -46,13 +46,14 @@ class Pool(Result):
         default=0.0, metadata=unit("", "mean number of chunks in such a step, over all data-parallel ranks")
     )
     max_num_seqs: int = field(metadata=unit("sequences", "slots per replica, more than the mean in flight"))
+    kv_tokens_per_rank: float = field(
+        default=math.inf,
+        metadata=unit("tokens", "room of the KV cache of a data-parallel rank; null: not known", key="kv_tokens_per_rank"),
+    )
     queued: bool = field(default=False, metadata=unit("", "whether requests wait for a slot"))
     step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))
     mixed: Step | None = field(default=None, metadata=unit("", "a step with a prefill chunk"))
-    memory: Memory = field(metadata=unit("", "memory per chip"))
-    cached_sequences: float = field(
-        default=math.nan, metadata=unit("sequences", "sequences per replica at their mean context that its KV cache contains")
-    )
+    memory: Memory = field(metadata=unit("", "memory per chip with all slots taken at the mean context, or full"))
     tokens_per_second: float = field(metadata=unit("tok/s", "tokens that all replicas process"))
 
     @property

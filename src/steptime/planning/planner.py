@@ -29,10 +29,11 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, positive, single, whole_number
 from steptime.pareto import pareto
 from steptime.physics.bias_correction import Anchor, Anchors
+from steptime.physics.chip_memory import sequences_per_group
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.kv_dtype import as_served
-from steptime.physics.layout import Layout, host_chips
+from steptime.physics.layout import Layout, equal_parts, host_chips
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, PUBLISHED, deployment_evidence
@@ -56,14 +57,16 @@ from steptime.planning.plan_problem import (
     PlanProblem,
     Table,
     evaluate_state,
+    kv_cache_tokens,
     moving,
+    slots_memory,
 )
 from steptime.planning.plan_result import Alternative, Drafted, Plan, Point, Pool, chosen_point
 from steptime.planning.plan_search import absent_because, fitting, is_small_chunk, ranked, search
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
-from steptime.planning.steady_state import State, decode_pool
+from steptime.planning.steady_state import State, decode_pool, fresh_tokens, mean_context
 from steptime.workload.workload import (
     AUTO,
     NONE,
@@ -620,17 +623,20 @@ def _hosts_warning(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
 
 
 def _hosts(pools: list[Layout], host: int) -> int:
-    """Return the hosts of all replicas: the large ones come first, and small ones take the chips that they leave."""
+    """Return the hosts of all replicas in equal parts: large replicas first, small ones on the chips that they leave."""
+    # Hosts by the number of their free chips.
     hosts: Counter[int] = Counter()
-    for pool in sorted(pools, key=lambda pool: -pool.chips):
-        nodes = math.ceil(pool.chips / host)
-        for _ in range(int(pool.replicas)):
-            free = min((chips for chips, count in hosts.items() if count and chips >= pool.chips), default=None)
-            if free is None:
-                hosts[int(host - math.ceil(pool.chips / nodes))] += nodes
-            else:
-                hosts[free] -= 1
-                hosts[int(free - pool.chips)] += 1
+    sizes = [(*equal_parts(int(pool.chips), host), int(pool.replicas)) for pool in pools]
+    for nodes, chips, replicas in sorted(sizes, reverse=True):
+        for _ in range(replicas):
+            missing, hosts_in_use = nodes, Counter[int]()
+            for free in sorted(hosts):
+                if free >= chips and missing:
+                    hosts_in_use[free] = min(hosts[free], missing)
+                    missing -= hosts_in_use[free]
+            hosts_in_use[host] = missing
+            hosts.subtract({free: count for free, count in hosts_in_use.items() if free < host})
+            hosts.update({free - chips: count for free, count in hosts_in_use.items()})
     return hosts.total()
 
 
@@ -725,6 +731,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
     slots, queued = int(seats.max_num_seqs), bool(seats.capped)
     if selection.pools:
         slots, queued = selection.pools[-1].max_num_seqs, selection.pools[-1].queued
+    server_tokens = sequences_per_group(state.max_num_seqs, candidate.layout) * mean_context(workload)
     server = Pool(
         role="serve" if prefill is None else "decode",
         layout=candidate.layout,
@@ -733,26 +740,27 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         chunk_share=float(1 - state.decode_only_share),
         chunks_per_mixed_step=float(state.chunks_per_mixed_step),
         max_num_seqs=slots,
+        kv_tokens_per_rank=kv_cache_tokens(state.memory, server_tokens),
         queued=queued,
         step=state.decode,
         mixed=state.mixed,
-        memory=seats.memory,
-        # A simulated pool has more slots than its memory has room for at the mean context.
-        cached_sequences=float(state.max_num_seqs * seats.memory.cache / np.maximum(state.memory.cache, 1.0)),
+        memory=slots_memory(state, slots, candidate.layout),
         tokens_per_second=float(rate * workload.output_tokens),
     )
 
     # A disaggregated plan has a prefill pool in front of the decode pool.
     if prefill is None or candidate.prefill_layout is None:
         return (server,)
+    # A prefill pool stores the pass that runs and the one that it sends to the decode pool.
+    prefill_tokens = sequences_per_group(2 * prefill.seats, candidate.prefill_layout) * workload.input_tokens
     first = Pool(
         role="prefill",
         layout=candidate.prefill_layout,
         batch=int(prefill.seats),
         max_num_seqs=int(prefill.seats),
+        kv_tokens_per_rank=kv_cache_tokens(prefill.memory, prefill_tokens),
         step=prefill.step,
         memory=prefill.memory,
-        cached_sequences=float(2 * prefill.seats),
         tokens_per_second=float(rate * workload.input_tokens),
     )
     return first, server

@@ -390,11 +390,15 @@ def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
 
 def _cached_sequences(plan: Plan, pool: Pool) -> str:
     """Say which sequences the KV cache of a pool contains."""
-    sequences = f"KV cache per replica: {in_digits(pool.cached_sequences)}"
-    if pool.role == "prefill":
-        return f"{sequences} prompts of {plan.workload.input_tokens:,} tokens, prefilled or being sent."
-    context = f"{mean_context(plan.workload):,.0f} tokens on average"
-    return f"{sequences} sequences of {context}. The mean batch is {in_digits(pool.batch)}; the rest is spare for peaks."
+    is_prefill = pool.role == "prefill"
+    context = float(plan.workload.input_tokens if is_prefill else mean_context(plan.workload))
+    # The cache of a prefill pool has the prompts of the pass that runs, and of the one that is sent.
+    slots = pool.max_num_seqs * (2 if is_prefill else 1)
+    count = min(slots, pool.kv_tokens_per_rank * int(pool.layout.dp) / context)
+    sequences = f"KV cache per replica: {in_digits(count)}"
+    if is_prefill:
+        return f"{sequences} prompts of {context:,.0f} tokens, prefilled or being sent."
+    return f"{sequences} sequences of {context:,.0f} tokens on average. The mean batch is {in_digits(pool.batch)}; the rest is spare for peaks."
 
 
 def _time_tables(plan: Plan, width: int) -> RenderableType:
