@@ -160,6 +160,8 @@ def _sglang(read: Read, _: int) -> Said:
     )  # fmt: skip
     running = read.one("--max-running-requests")
     decoding = running / dp / pp if read.one("--disaggregation-mode") != "prefill" else 0
+    # A chunk that mixes with decode has the sequences that decode.
+    decoding = 0 if "--enable-mixed-chunk" in read.flags else decoding
     tokens = (decoding + read.one("--chunked-prefill-size", 0) / dp) / overlapped
     quantised = {"fp8": "fp8", None: ""}[read.one("--quantization")]
     kv = {"fp8_e4m3": "fp8", "bf16": "bf16", None: ""}[read.one("--kv-cache-dtype")]

@@ -10,6 +10,7 @@ import pytest
 import steptime as st
 from steptime.launch.launch_commands import ENGINES, launch_commands
 from steptime.launch.serve_args import longest_request
+from steptime.workload.workload import Speculation
 from tests.launch.conftest import pool
 from tests.launch.reading import commands, options_file
 
@@ -53,12 +54,12 @@ def test_vllm_on_every_axis(build):
 
 
 def test_sglang_on_every_axis(build):
-    """Requests and chunks count for all four groups; a chunk is whole pages of 64 tokens."""
+    """Requests and chunks count for all four groups; a chunk has the sequences that decode, in whole pages of 64 tokens."""
     lines = launch_commands(build(pool(tp=2, cp=2, dp=4, ep=16, microbatches=2)), "sglang")
     assert words(lines).startswith(
         "python -m sglang.launch_server --model-path org/m --tp-size 16 --dcp-size 2 --attn-dp-size 4 --ep-size 16 "
         "--moe-a2a-backend deepep --deepep-mode auto --enable-two-batch-overlap --max-running-requests 12 "
-        "--chunked-prefill-size 2048 --context-length 5000 --enable-mixed-chunk --nnodes 2 --node-rank 0 "
+        "--chunked-prefill-size 2304 --context-length 5000 --enable-mixed-chunk --nnodes 2 --node-rank 0 "
         "--dist-init-addr $HEAD_ADDRESS:20000 --host 0.0.0.0 --port 8000"
     )
     assert "--max-running-requests and --chunked-prefill-size count for all data-parallel ranks together" in notes(lines)
@@ -398,13 +399,12 @@ def test_a_local_folder_and_a_file_that_names_no_weights(build, tmp_path):
 
 
 def test_the_longest_request_is_what_the_cache_has_room_for(build):
-    """A chip of 1e14 bytes has room for more than 5,000 tokens, so the model's context bounds; without one, the room does."""
+    """With room for more than 5,000 tokens the model's context bounds; without one, the pool with the least room does."""
     assert longest_request(build(pool())) == 5000
-    own = pool().memory
-    context = 10 * (1000 + 100.5)  # tokens of ten sequences, as the plan reckons
-    room = context * float((own.capacity - own.weights - own.activations - own.reserved) / own.cache)
-    assert longest_request(build(pool(), max_context=1e18)) == int(room) // 1024 * 1024
-    assert longest_request(build(pool("prefill", chunk=0), max_context=1e18)) == int(room / context * 20_000) // 1024 * 1024
+    pools = pool("prefill", chunk=0, kv_tokens_per_rank=7000.0), pool("decode", chunk=0, kv_tokens_per_rank=2100.0)
+    assert longest_request(build(*pools, max_context=1e18)) == 2048
+    assert longest_request(build(pools[0], max_context=1e18)) == 6144
+    assert longest_request(build(pool(kv_tokens_per_rank=900.0), max_context=1e18)) == 1201
     assert longest_request(build(pool(), max_context=800)) == 800
     lines = launch_commands(build(pool(), max_context=800), "vllm")
     assert any("requests of 1,201 tokens are longer than the model's context of 800" in note for note in notes(lines))
@@ -467,6 +467,39 @@ def test_memory_that_the_plan_leaves_to_the_engine(build):
     share = float(pool().memory.capacity)
     assert commands(launch_commands(build(pool(), memory=share / 0.9), "vllm"))[0].one("--gpu-memory-utilization") == "0.9"
     assert "--gpu-memory-utilization" not in words(launch_commands(build(pool(), memory=share), "vllm"))
+
+
+def test_sglang_has_the_share_of_weights_and_cache_without_activations(build):
+    own = pool().memory
+    chip = float(own.capacity) / 0.9
+    (read,) = commands(launch_commands(build(pool(), memory=chip), "sglang"))
+    assert float(read.one("--mem-fraction-static")) == pytest.approx(0.9 - float(own.activations) / chip, abs=1e-4)
+    assert "--mem-fraction-static" not in words(launch_commands(build(pool(), memory=float(own.capacity)), "sglang"))
+
+
+def test_trtllm_has_the_share_of_free_memory(build):
+    own = pool().memory
+    chip = float(own.capacity) / 0.9
+    (read,) = commands(launch_commands(build(pool(), memory=chip), "trtllm"))
+    told = options_file(read.files["serve.yaml"])["kv_cache_config"]
+    taken = float(own.weights + own.activations)
+    assert told["free_gpu_memory_fraction"] == pytest.approx((0.9 * chip - taken) / (chip - taken), abs=1e-4)
+
+
+def test_sglang_chunk_of_mixed_passes_has_the_sequences_that_decode(build):
+    """SGLang takes those sequences from the chunk, and has no mixed passes with drafts."""
+    plan = build(pool(batch=200, chunk=512))
+    assert commands(launch_commands(plan, "sglang"))[0].one("--chunked-prefill-size") == 768
+    drafting = replace(plan, speculation=Speculation(drafts=1, acceptance=1.5))
+    lines = launch_commands(drafting, "sglang")
+    assert commands(lines)[0].one("--chunked-prefill-size") == 512
+    assert "--enable-mixed-chunk" not in words(lines)
+    assert any("no prefill together with decode where it drafts" in note for note in notes(lines))
+
+
+def test_idle_chips_are_said(build):
+    lines = launch_commands(replace(build(pool(tp=8)), chips=12), "vllm")
+    assert lines[0] == "# 4 chips of the 12 that the cost counts stay idle; the commands use 1 host of 8 chips"
 
 
 def test_what_to_mind_of_a_whole_plan_stands_first(build):

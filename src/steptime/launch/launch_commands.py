@@ -98,6 +98,7 @@ def _plan_notes(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> list[
     # Replicas that do not divide evenly over hosts leave chips idle.
     hosts, host = len({h for r in replicas for h in r.hosts}), served.host_chips
     hosts_text = f"{hosts} hosts of {host} chips, more than the {plan.chips} chips of the plan need"
+    idle_text = f"{counted(plan.idle_chips, 'chip')} of the {plan.chips} that the cost counts stay idle"
     together = "; ".join(in_words(rack) for rack in racks(plan, replicas) if rack)
     return select_texts(
         (
@@ -105,6 +106,7 @@ def _plan_notes(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> list[
             f"requests of {requests:,.0f} tokens {limit_text}: serve a checkpoint with extended positions",
         ),
         (plan.engine in NAMES and plan.engine != engine, f"planned for {NAMES.get(plan.engine)}: {differs}"),
+        (plan.idle_chips, f"{idle_text}; the commands use {counted(hosts, 'host')} of {host} chips"),
         (hosts > -(-plan.chips // host), f"replicas in equal parts take {hosts_text}"),
         (together, f"hosts {together}: each group is in one {served.fabric or 'scale-up'} domain"),
     )

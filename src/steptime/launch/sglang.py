@@ -1,7 +1,8 @@
 """Server commands of SGLang with the flags of release 0.5.23, and the command of `sglang_router` 0.3.
 
 `--max-running-requests` and `--chunked-prefill-size` count for all data-parallel ranks together. `--pp-max-micro-batch-size`
-counts for one rank and micro-batch, `--max-prefill-tokens` for one rank.
+counts for one rank and micro-batch, `--max-prefill-tokens` for one rank. `--mem-fraction-static` has weights and KV cache,
+without activations; its default is less than the plan's share of the memory.
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     online = {*stored} <= {"bf16", ""} and changed and able
     place, missing = checkpoint(served, quantises=online)
 
+    # SGLang counts the sequences that decode in a mixed pass in its chunk, and has no mixed passes with drafts.
+    mixes = args.role == "serve" and not args.drafts
     # A chunk must fill whole pages of the latent-attention kernels. The window of drafts has the verified token too.
-    chunk = -(-args.prompt_tokens // PAGE) * PAGE
+    chunk = -(-(args.tokens if mixes else args.prompt_tokens) // PAGE) * PAGE
     words = select_texts(
         (True, f"python -m sglang.launch_server --model-path {place}", f"--tp-size {int(m.stage)}"),
         (m.cp > 1, f"--dcp-size {int(m.cp)}"),
@@ -80,9 +83,10 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (chunk, f"--chunked-prefill-size {chunk * groups}"),
         (chunk > MOST_PREFILL, f"--max-prefill-tokens {chunk}"),
         (True, f"--context-length {args.length}"),
+        (args.memory_share, f"--mem-fraction-static {args.static_share:g}"),
         (args.drafts, f"--speculative-algorithm EAGLE --speculative-num-steps {args.drafts}", "--speculative-eagle-topk 1"),
         (args.drafts, f"--speculative-num-draft-tokens {args.drafts + 1}"),
-        (args.role == "serve", "--enable-mixed-chunk"),
+        (mixes, "--enable-mixed-chunk"),
         (args.role != "serve", f"--disaggregation-mode {args.role}", "--disaggregation-transfer-backend nixl"),
         (args.role == "prefill", f"--disaggregation-bootstrap-port {BOOTSTRAP_PORT + slot}"),
         (replica.nodes > 1, f"--nnodes {replica.nodes}", f"--node-rank {'$NODE_RANK' if rank is None else rank}"),
@@ -90,7 +94,9 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (rank == 0, "--host 0.0.0.0", f"--port {port}"),
     )
     scopes = f"counts for all {args.parts} micro-batches, --chunked-prefill-size for one"
+    unmixed = "SGLang runs no prefill together with decode where it drafts: expect slower tokens while prompts prefill"
     limits = select_texts(
+        (args.role == "serve" and not mixes, unmixed),
         (groups > 1, "--max-running-requests and --chunked-prefill-size count for all data-parallel ranks together"),
         (args.parts > 1, f"--max-running-requests {scopes}"),
     )

@@ -97,10 +97,11 @@ def options(args: ServeArgs) -> dict[str, Any]:
     slots, redundant = args.served.routed_experts + int(args.layout.redundant_experts), args.layout.redundant_experts > 0
     balancer = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
     reuse = {"enable_block_reuse": True} if args.cached else {}
+    room = {"free_gpu_memory_fraction": args.cache_share} if args.memory_share else {}
     settings = {
         "enable_chunked_prefill": args.role != "decode",
         "enable_attention_dp": bool(args.layout.dp > 1),
-        "kv_cache_config": {"dtype": CACHE.get(args.served.kv, "auto")} | reuse,
+        "kv_cache_config": {"dtype": CACHE.get(args.served.kv, "auto")} | room | reuse,
         "moe_config": balancer if redundant else {},
         "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": args.drafts} if args.drafts else {},
         "cache_transceiver_config": {"backend": "DEFAULT"} if args.role != "serve" else {},
