@@ -44,6 +44,9 @@ PREFILL_FIRST = ("sglang",)
 TWO_BATCH = {"trtllm": 0.0}
 # Engines with a 16-bit KV cache by default; other engines' runs of 8-bit models set an 8-bit cache.
 SMALL_KV = {"sglang": 0.0}
+# Bytes per slot and entry of the vocabulary in vLLM's sampler: logits of 2 and of 4 bytes, their sort (4 and 8) and sums (4).
+# With 256 slots and a step of 8,192 tokens, Llama-3-8B has 1.16 GB with its activations; measured are 1.35 GB (pull request 10511).
+SAMPLING_BYTES = {"vllm": 22.0, "typical": 22.0}
 # Prefill tokens per step: SGLang's chunk size; 0 for TensorRT-LLM, which runs a whole prompt with the batch.
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
 
@@ -95,6 +98,9 @@ FIXED_CONSTANTS: dict[str, Any] = {
     "expert_imbalance": 1.3,
     "expert_evenness": 1.0,
     "expert_tile_rows": 16.0,
+    # vLLM on H100: 1.79 GiB outside PyTorch on one chip of two more than on a single one; SGLang on 8 H200: 2.0 GB.
+    # https://github.com/vllm-project/vllm/pull/10511, https://github.com/sgl-project/sglang/pull/11716
+    "collective_bytes": 1.92e9,
     "memory_share": 0.92,
 }
 USUAL = np.log([PRIORS[n].usual for n in NAMES])
@@ -124,6 +130,8 @@ def base_engine(name: str) -> Engine:
         "step_tokens": STEP_TOKENS.get(name, 2048.0),
         "two_batch": TWO_BATCH.get(name, 1.0),
         "small_kv": SMALL_KV.get(name, 1.0),
+        # vLLM samples inside its share of the memory; the share of others leaves room for it.
+        "sampling_bytes": SAMPLING_BYTES.get(name, 0.0),
     }
     engine = Engine(name=name, arithmetic=resolve_engine(name).arithmetic)
     return with_constants(engine, settings | FIXED_CONSTANTS)

@@ -512,14 +512,14 @@ def test_without_a_rent_a_plan_leads_with_output_and_speaks_of_no_money():
 def test_what_does_not_fit_is_an_answer():
     shown = run("plan llama-3.1-405b hgx-h100")
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert "182 GB too little" in shown.stderr
+    assert "198 GB too little" in shown.stderr
 
 
 def test_errors_are_json_where_json_is_asked_for():
     shown = run("plan llama-3.1-405b hgx-h100 --json")
     assert shown.returncode == 1
     assert json.loads(shown.stdout)["error"] == "DoesNotFit"
-    assert "182 GB too little" in json.loads(shown.stdout)["message"]
+    assert "198 GB too little" in json.loads(shown.stdout)["message"]
     assert len(shown.stderr.strip().splitlines()) == 1
     assert json.loads(run("plan --json").stdout)["message"].startswith("Missing argument")
 

@@ -42,7 +42,10 @@ RANGES = {
         "first_token_factor": (0.001, 100), "seconds_before_queue": (0, 100), "seconds_before_queue_per_token": SECOND,
         "steps_before_answer": (0, 1e5), "steps_to_balance": (0, 1e5), "seconds_to_start": (0, 1e4),
     },
-    "room": {"reserved_bytes": (0, 1e13), "memory_share": (0.001, 1), "small_kv": (0, 1)},
+    "room": {
+        "reserved_bytes": (0, 1e13), "collective_bytes": (0, 1e13), "sampling_bytes": (0, 1e3), "memory_share": (0.001, 1),
+        "small_kv": (0, 1),
+    },
 }  # fmt: skip
 EACH = [(group, name, *bounds) for group, table in RANGES.items() for name, bounds in table.items()]
 
@@ -115,7 +118,7 @@ UNITS = {
     "0 or 1": {"prefill_first", "small_kv"},
     "0, 1 or 2": {"two_batch"},
     "decode steps": {"steps_before_answer", "steps_to_balance"},
-    "B": {"reserved_bytes", "fill_bytes"},
+    "B": {"reserved_bytes", "collective_bytes", "sampling_bytes", "fill_bytes"},
     "s per request": {"seconds_per_request", "seconds_before_queue"},
     "s per prompt token": {"seconds_before_queue_per_token"},
     "s per phase": {"seconds_per_collective"},

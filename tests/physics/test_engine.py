@@ -59,6 +59,7 @@ NEUTRAL = {
         "seconds_per_collective", "seconds_per_step", "seconds_per_request", "seconds_before_queue",
         "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance", "seconds_per_sequence", "seconds_to_start",
         "activation_traffic", "fill_bytes", "expert_tile_rows", "prefill_first", "small_kv", "reserved_bytes",
+        "collective_bytes", "sampling_bytes",
     ),
     math.inf: ("roofline_norm", "expert_evenness", "unpack_rate", "latent_contexts"),
     2.0: ("two_batch",),

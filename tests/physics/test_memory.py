@@ -298,3 +298,16 @@ def test_sequences_may_be_shorter_than_a_token_on_average():
     assert sequences_that_fit(model, machine(capacity=2e10), context=0.5, engine="ideal") == pytest.approx(
         2 * sequences_that_fit(model, machine(capacity=2e10), context=1, engine="ideal"), rel=1e-3
     )
+
+
+@pytest.mark.parametrize(("chips", "outside"), [(1, 0.0), (2, 1.79)])
+def test_memory_of_an_engine_is_what_its_log_says(chips, outside):
+    """vLLM serves Meta-Llama-3-8B with 256 slots and steps of 8,192 tokens: 1.26 GiB at the peak of activations.
+
+    Outside PyTorch, two chips take 1.79 GiB more than one: https://github.com/vllm-project/vllm/pull/10511
+    """
+    arguments = {"batch": 256, "context": 1.0, "layout": Layout(tp=chips), "engine": "vllm", "step_tokens": 8192}
+    memory = st.memory_per_chip("llama-3-8b", "hgx-h100", **arguments)
+    if chips == 1:
+        assert float(memory.activations) == pytest.approx(1.26 * 2**30, rel=0.15)
+    assert float(memory.reserved) == pytest.approx(outside * 2**30, rel=0.01)

@@ -85,8 +85,11 @@ def test_memory_of_more_slots_than_fit_is_full():
 
 
 def test_seats_that_memory_has_no_room_for_are_queued_for():
-    """Two chips with room for four: the rate is nine tenths of what a search over rates of the simulator finds, or more."""
-    system = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": 80e9})
+    """Two chips with room for four, beside 1.92 GB for collectives.
+
+    The rate is nine tenths of what a search over rates of the simulator finds, or more.
+    """
+    system = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": 82.1e9})
     found = closed_plan(
         "llama-3.1-70b", system, equal_requests(input_tokens=4096, output_tokens=512), st.Slo(tpot=1 / 30, ttft=2), chips=2,
         alternatives=False,

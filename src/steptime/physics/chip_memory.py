@@ -300,6 +300,32 @@ def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number
     return tokens * ACTIVATION_BYTES * (2 * model.width + largest)
 
 
+def sampling_per_sequence(model: Model, engine: Engine) -> Number:
+    """Return the bytes of one sequence in the sampler: the chip that samples has the logits of the whole vocabulary.
+
+    Args:
+        model: The model.
+        engine: The engine.
+
+    Returns:
+        Bytes per sequence.
+    """
+    return model.vocabulary * engine.room.sampling_bytes
+
+
+def reserved_per_chip(engine: Engine, layout: Layout) -> Number:
+    """Return the bytes that an engine reserves on a chip, with the buffers of collectives where a replica has several.
+
+    Args:
+        engine: The engine.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Bytes per chip.
+    """
+    return engine.room.reserved_bytes + engine.room.collective_bytes * (np.asarray(layout.chips) > 1)
+
+
 def memory_per_chip(
     model: ModelLike,
     system: SystemLike,
@@ -345,8 +371,9 @@ def memory_per_chip(
     return Memory(
         weights=weights_per_chip(model, layout),
         cache=sequences * cache_per_sequence(model, context, layout),
-        activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout),
-        reserved=runs_on.room.reserved_bytes,
+        activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout)
+        + sequences * sampling_per_sequence(model, runs_on),
+        reserved=reserved_per_chip(runs_on, layout),
         capacity=system.chip.capacity * runs_on.room.memory_share,
         chip_capacity=system.chip.capacity,
     )
@@ -379,7 +406,10 @@ def sequences_that_fit(
     layout = check_ways(Layout() if layout is None else layout)
     context = positive("context", context, "token", minimum=1e-6, maximum=MOST_TOKENS)
     empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
-    bytes_per_sequence, room = cache_per_sequence(model, context, layout), np.maximum(empty.capacity - empty.used, -1.0)
+    bytes_per_sequence = cache_per_sequence(model, context, layout) + sampling_per_sequence(
+        model, engine_for(resolve_system(system), engine)
+    )
+    room = np.maximum(empty.capacity - empty.used, -1.0)
 
     # Sequences without a cache take no room, so that any number fits, or none if the weights do not fit.
     endless = np.where(room < 0, -1.0, np.inf)

@@ -199,6 +199,13 @@ class Room:
     """Use of a chip's memory by an engine."""
 
     reserved_bytes: Number = constant(0.0, "memory of a chip that the engine reserves", unit="B", maximum=1e13)
+    collective_bytes: Number = constant(
+        0.0, "memory of a chip for buffers of collectives, where a replica has several chips", unit="B", maximum=1e13
+    )
+    sampling_bytes: Number = constant(
+        0.0, "memory for sampling, by slot and entry of the vocabulary: logits, their sort and its indices", unit="B",
+        maximum=1e3,
+    )  # fmt: skip
     memory_share: Number = constant(
         1.0, "share of the remaining memory that the engine uses", unit="share", least=1e-3, maximum=1.0
     )

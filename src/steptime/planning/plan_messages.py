@@ -14,7 +14,7 @@ from steptime.hardware.rental_prices import kind_in_words
 from steptime.hardware.system import System
 from steptime.models.model import Model, stored_formats, weight_bytes, with_formats
 from steptime.number_checks import Number
-from steptime.physics.chip_memory import weights_per_chip
+from steptime.physics.chip_memory import reserved_per_chip, weights_per_chip
 from steptime.physics.layout import Layout, collect_facts, show_layout
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
@@ -349,10 +349,13 @@ def does_not_fit(case: PlanProblem) -> str:
     Returns:
         The message.
     """
-    capacity = float(prefill_room(case))
+    capacity = float(prefill_room(case, Layout(tp=case.chips)))
     need, have = weight_bytes(case.model), case.chips * capacity
     total = float(case.chips * case.system.chip.capacity)
-    used = "" if have == total else f" ({case.engine.name} uses {have / total:.0%} of {show(total, 'B')})"
+    buffers = case.chips * float(reserved_per_chip(case.engine, Layout(tp=case.chips)))
+    share = f"{case.engine.name} uses {(have + buffers) / total:.0%} of {show(total, 'B')}"
+    share += f", {show(buffers, 'B')} of it for buffers" * bool(buffers)
+    used = "" if have == total else f" ({share})"
     message = (
         f"{case.model.name} does not fit {case.chips} x {case.system.chip.name}: its weights take {show(need, 'B')}, "
         f"the chips hold {show(have, 'B')}{used}"

@@ -16,7 +16,7 @@ from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.system import System
 from steptime.models.model import Model, weight_bytes
 from steptime.number_checks import Array, Number, distinct
-from steptime.physics.chip_memory import activations_per_chip, cache_per_sequence, weights_per_chip
+from steptime.physics.chip_memory import activations_per_chip, cache_per_sequence, reserved_per_chip, weights_per_chip
 from steptime.physics.engine import engine_for
 from steptime.physics.layout import Layout, collect_facts, select_layouts, shaped, stacked
 from steptime.physics.layout_rules import reasons
@@ -106,9 +106,9 @@ def held_by(case: PlanProblem, layouts: list[Layout]) -> list[Layout]:
     """
     if not layouts:
         return []
-    room = prefill_room(case)
-    weights = np.broadcast_to(weights_per_chip(case.model, stacked(layouts)), (len(layouts),))
-    return [layout for layout, bytes_ in zip(layouts, weights, strict=True) if bytes_ < room]
+    table = stacked(layouts)
+    has_room = np.broadcast_to(weights_per_chip(case.model, table) < prefill_room(case, table), (len(layouts),))
+    return [layout for layout, is_held in zip(layouts, has_room, strict=True) if is_held]
 
 
 def absent_because(case: PlanProblem, layout: Layout) -> list[str]:
@@ -128,23 +128,24 @@ def absent_because(case: PlanProblem, layout: Layout) -> list[str]:
     broken = reasons(layout, facts)
     if broken:
         return broken
-    weights, room = float(weights_per_chip(case.model, layout)), float(prefill_room(case))
+    weights, room = float(weights_per_chip(case.model, layout)), float(prefill_room(case, layout))
     if weights >= room:
         return [f"its weights take {show(weights, 'B')} of a chip, which has {show(room, 'B')}"]
     untried = not_tried(layout, facts, case.chips)
     return [untried] if untried else []
 
 
-def prefill_room(case: PlanProblem) -> Number:
-    """Return the bytes of a chip that the engine may use.
+def prefill_room(case: PlanProblem, layout: Layout) -> Number:
+    """Return the bytes of a chip for weights, cache and activations.
 
     Args:
         case: Plan problem.
+        layout: Layout; fields may be arrays.
 
     Returns:
         Bytes per chip.
     """
-    return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
+    return case.system.chip.capacity * case.engine.room.memory_share - reserved_per_chip(case.engine, layout)
 
 
 def is_small_chunk(workload: Workload, chunk: int) -> bool:
@@ -490,4 +491,4 @@ def _holds(model: Model, system: System, chips: int) -> bool:
         return False
     table = stacked(layouts)
     bytes_besides_weights = cache_per_sequence(model, context, table) + activations_per_chip(model, STEP_PROMPT_TOKENS, table)
-    return bool(np.any(weights_per_chip(model, table) + bytes_besides_weights <= prefill_room(case)))
+    return bool(np.any(weights_per_chip(model, table) + bytes_besides_weights <= prefill_room(case, table)))

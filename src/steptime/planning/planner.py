@@ -66,7 +66,7 @@ from steptime.planning.plan_search import absent_because, fitting, is_small_chun
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
-from steptime.planning.steady_state import State, decode_pool, fresh_tokens, mean_context
+from steptime.planning.steady_state import State, decode_pool, mean_context
 from steptime.workload.workload import (
     AUTO,
     NONE,

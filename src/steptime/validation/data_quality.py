@@ -31,7 +31,7 @@ from steptime.catalog.acceptance_lengths import acceptance_curve
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
-from steptime.physics.chip_memory import weights_per_chip
+from steptime.physics.chip_memory import reserved_per_chip, weights_per_chip
 from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.physics.layout import Layout
@@ -81,7 +81,7 @@ def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, draf
         Reasons of shape (count,); "" where the weights fit.
     """
     capacity = system.chip.capacity
-    room = float(capacity * engine.room.memory_share - engine.room.reserved_bytes)
+    room = float(capacity * engine.room.memory_share - np.min(reserved_per_chip(engine, layout)))
     weight_bytes = weights_per_chip(model, layout) + (draft_bytes(model, 1.0, layout)[0] if drafts and model.draft else 0.0)
     weight_bytes = np.broadcast_to(weight_bytes, count)
     reasons = np.full(count, "", dtype=object)

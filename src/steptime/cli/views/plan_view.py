@@ -398,7 +398,8 @@ def _cached_sequences(plan: Plan, pool: Pool) -> str:
     sequences = f"KV cache per replica: {in_digits(count)}"
     if is_prefill:
         return f"{sequences} prompts of {context:,.0f} tokens, prefilled or being sent."
-    return f"{sequences} sequences of {context:,.0f} tokens on average. The mean batch is {in_digits(pool.batch)}; the rest is spare for peaks."
+    sequences += f" sequences of {context:,.0f} tokens on average."
+    return f"{sequences} The mean batch is {in_digits(pool.batch)}; the rest is spare for peaks."
 
 
 def _time_tables(plan: Plan, width: int) -> RenderableType:
