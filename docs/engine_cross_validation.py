@@ -45,7 +45,7 @@ TWO_BATCH = {"trtllm": 0.0}
 # Engines with a 16-bit KV cache by default; other engines' runs of 8-bit models set an 8-bit cache.
 SMALL_KV = {"sglang": 0.0}
 # Bytes per slot and entry of the vocabulary in vLLM's sampler: logits of 2 and of 4 bytes, their sort (4 and 8) and sums (4).
-# With 256 slots and a step of 8,192 tokens, Llama-3-8B has 1.16 GB with its activations; measured are 1.35 GB (pull request 10511).
+# With 256 slots and a step of 8,192 tokens, Llama-3-8B has 1.16 GB with its activations; vLLM measures 1.35 GB (PR 10511).
 SAMPLING_BYTES = {"vllm": 22.0, "typical": 22.0}
 # Prefill tokens per step: SGLang's chunk size; 0 for TensorRT-LLM, which runs a whole prompt with the batch.
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
