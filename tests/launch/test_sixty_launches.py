@@ -249,6 +249,9 @@ def read_memory(case: Case, read: Read, role: str) -> Bytes:
         sequences, context = 2 * sequences, work.input_tokens
     kv = told.kv or "bf16"
     activations = row * max(told.tokens, sequences / int(layout.microbatches) if role != "prefill" else 0)
+    # Buffers of collectives, and vLLM's sampler (tests/physics/test_memory.py).
+    activations += min(1.92e9, 0.025 * float(case.system.chip.capacity)) * (layout.chips > 1)
+    activations += 22.0 * sequences * c["vocab_size"] * (read.program == "vllm serve")
     memory = float(case.system.chip.capacity)
     if read.program == "vllm serve":
         room = float(read.one("--gpu-memory-utilization")) * memory - weights - activations

@@ -27,11 +27,8 @@ def made(name: str, size: int, capacity: float, usd_per_hour: float = 2.0, **mor
 
 
 def test_the_lowest_rent_comes_first_whatever_the_memory():
-    """10 GB: four chips of 5.1 GB for 2 USD/h each, two of 8 GB for 3 USD/h, one of 80 GB for 7.
-
-    Where a replica has several chips, buffers of collectives take 1.92 GB of each.
-    """
-    four, two, one = made("four", 8, 5.1e9), made("two", 8, 8e9, 3.0), made("one", 8, 80e9, 7.0)
+    """10 GB: four chips of 3 GB for 2 USD/h each, two of 8 GB for 3 USD/h, one of 80 GB for 7."""
+    four, two, one = made("four", 8, 3e9), made("two", 8, 8e9, 3.0), made("one", 8, 80e9, 7.0)
     assert smallest_system(MODEL, [four, two, one]) == (two, 2)
     assert smallest_system(MODEL, [four, one]) == (one, 1)
     assert smallest_system(MODEL, [four, made("dear", 8, 80e9, 8.5)]) == (four, 4)
@@ -47,16 +44,16 @@ def test_of_equal_rent_fewer_chips_then_less_memory_then_the_faster():
 
 def test_a_system_without_a_rent_comes_only_where_no_other_holds_the_model():
     unrented = replace(made("unrented", 1, 80e9), rent=Rent())
-    rented = made("rented", 8, 5.1e9, 100.0)
+    rented = made("rented", 8, 3e9, 100.0)
     assert smallest_system(MODEL, [unrented, rented]) == (rented, 4)
     assert smallest_system(MODEL, [unrented, made("small", 8, 1e9)]) == (unrented, 1)
-    many = replace(made("many", 8, 5.1e9), rent=Rent())
+    many = replace(made("many", 8, 3e9), rent=Rent())
     assert smallest_system(MODEL, [many, unrented]) == (unrented, 1)
     assert smallest_system(MODEL, [made("small", 8, 1e9)]) is None
 
 
 def test_chips_are_powers_of_two_or_the_usual_deployment():
-    three = made("three", 3, 6.1e9)
+    three = made("three", 3, 4e9)
     assert smallest_system(one_matrix(heads=3), [three]) == (three, 3)
     assert smallest_system(MODEL, [made("three", 3, 1.2e10 / HOLDS)])[1] == 1
 

@@ -27,6 +27,9 @@ from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
 from steptime.units import show
 
+# Share of a chip's memory that buffers of collectives take at most: 0.2 GiB on chips of 24 GB, 1.8 GiB on those of 80 GB.
+# https://github.com/vllm-project/vllm/pull/14447, https://github.com/vllm-project/vllm/pull/10511
+LARGEST_BUFFER_SHARE = 0.025
 # Bytes per activation value: engines keep activations in 16 bits.
 ACTIVATION_BYTES = 2.0
 
@@ -313,17 +316,19 @@ def sampling_per_sequence(model: Model, engine: Engine) -> Number:
     return model.vocabulary * engine.room.sampling_bytes
 
 
-def reserved_per_chip(engine: Engine, layout: Layout) -> Number:
-    """Return the bytes that an engine reserves on a chip, with the buffers of collectives where a replica has several.
+def reserved_per_chip(engine: Engine, system: System, layout: Layout) -> Number:
+    """Return the bytes that an engine reserves on a chip, with the buffers of collectives where a replica has several chips.
 
     Args:
         engine: The engine.
+        system: The system.
         layout: Parallel degrees; fields may be arrays.
 
     Returns:
         Bytes per chip.
     """
-    return engine.room.reserved_bytes + engine.room.collective_bytes * (np.asarray(layout.chips) > 1)
+    buffers = np.minimum(engine.room.collective_bytes, LARGEST_BUFFER_SHARE * system.chip.capacity)
+    return engine.room.reserved_bytes + buffers * (np.asarray(layout.chips) > 1)
 
 
 def memory_per_chip(
@@ -373,7 +378,7 @@ def memory_per_chip(
         cache=sequences * cache_per_sequence(model, context, layout),
         activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout)
         + sequences * sampling_per_sequence(model, runs_on),
-        reserved=reserved_per_chip(runs_on, layout),
+        reserved=reserved_per_chip(runs_on, system, layout),
         capacity=system.chip.capacity * runs_on.room.memory_share,
         chip_capacity=system.chip.capacity,
     )

@@ -145,7 +145,7 @@ def prefill_room(case: PlanProblem, layout: Layout) -> Number:
     Returns:
         Bytes per chip.
     """
-    return case.system.chip.capacity * case.engine.room.memory_share - reserved_per_chip(case.engine, layout)
+    return case.system.chip.capacity * case.engine.room.memory_share - reserved_per_chip(case.engine, case.system, layout)
 
 
 def is_small_chunk(workload: Workload, chunk: int) -> bool:

@@ -29,7 +29,7 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, positive, single, whole_number
 from steptime.pareto import pareto
 from steptime.physics.bias_correction import Anchor, Anchors
-from steptime.physics.chip_memory import sequences_per_group
+from steptime.physics.chip_memory import sampling_per_sequence, sequences_per_group
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.kv_dtype import as_served
@@ -731,6 +731,10 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
     slots, queued = int(seats.max_num_seqs), bool(seats.capped)
     if selection.pools:
         slots, queued = selection.pools[-1].max_num_seqs, selection.pools[-1].queued
+    # The sampler has room for all slots.
+    further = sequences_per_group(slots, candidate.layout) - sequences_per_group(state.max_num_seqs, candidate.layout)
+    activations = state.memory.activations + further * sampling_per_sequence(case.model, case.engine)
+    state = replace(state, memory=replace(state.memory, activations=activations))
     server_tokens = sequences_per_group(state.max_num_seqs, candidate.layout) * mean_context(workload)
     server = Pool(
         role="serve" if prefill is None else "decode",

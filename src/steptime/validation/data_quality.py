@@ -81,7 +81,7 @@ def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, draf
         Reasons of shape (count,); "" where the weights fit.
     """
     capacity = system.chip.capacity
-    room = float(capacity * engine.room.memory_share - np.min(reserved_per_chip(engine, layout)))
+    room = float(capacity * engine.room.memory_share - np.min(reserved_per_chip(engine, system, layout)))
     weight_bytes = weights_per_chip(model, layout) + (draft_bytes(model, 1.0, layout)[0] if drafts and model.draft else 0.0)
     weight_bytes = np.broadcast_to(weight_bytes, count)
     reasons = np.full(count, "", dtype=object)
