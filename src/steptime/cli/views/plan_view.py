@@ -265,8 +265,8 @@ def _evidence(plan: Plan) -> list[str]:
     elif plan.evidence == ANY and plan.tpot_range is not None:
         # Its layout may have more evidence, with larger chunks.
         chunk = plan.pools[-1].chunk
-        what = f"prefill chunks of {chunk:,} tokens" if is_small_chunk(plan.workload, chunk) else "a layout of this kind"
-        lines.append(f"No measured or published run has {what}.")
+        feature = f"prefill chunks of {chunk:,} tokens" if is_small_chunk(plan.workload, chunk) else "a layout of this kind"
+        lines.append(f"No measured or published run has {feature}.")
     if plan.unmeasured is not None:
         cheapest = plan.unmeasured
         if has_rent(plan):
@@ -394,8 +394,8 @@ def _cached_sequences(plan: Plan, pool: Pool) -> str:
     context = float(plan.workload.input_tokens if is_prefill else mean_context(plan.workload))
     # The cache of a prefill pool has the prompts of the pass that runs, and of the one that is sent.
     slots = pool.max_num_seqs * (2 if is_prefill else 1)
-    count = min(slots, pool.kv_tokens_per_rank * int(pool.layout.dp) / context)
-    sequences = f"KV cache per replica: {in_digits(count)}"
+    sequence_count = min(slots, pool.kv_tokens_per_rank * int(pool.layout.dp) / context)
+    sequences = f"KV cache per replica: {in_digits(sequence_count)}"
     if is_prefill:
         return f"{sequences} prompts of {context:,.0f} tokens, prefilled or being sent."
     sequences += f" sequences of {context:,.0f} tokens on average."
