@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,29 +13,41 @@ import steptime as st
 from steptime.cli.views.prices_view import self_hosting_view
 from steptime.errors import InputError, RangeError
 from steptime.planning.fleet import MONTH, size_fleet
-from steptime.pricing.self_hosting import _cheapest_fleet, _plan_sizes, break_even_rate
+from steptime.pricing import self_hosting
+from steptime.pricing.self_hosting import FleetUnit, _plan_sizes, _plans, break_even_rate
 from steptime.units import DAY, MILLION
 from tests.cli.test_commands import run
 
 AMOUNT = some.floats(0.01, 100)
 
 
-@given(AMOUNT, AMOUNT, AMOUNT, some.integers(1, 8), some.integers(0, 3))
-def test_both_cost_the_same_at_the_break_even_rate(price, capacity, host_rent, per_host, spare):
-    rate = break_even_rate(price, capacity, host_rent, per_host=per_host, spare=spare)
+UNITS = some.builds(FleetUnit, capacity=AMOUNT, host_rent=AMOUNT, per_host=some.integers(1, 8), hosts_each=some.just(1))
+
+
+@given(AMOUNT, some.lists(UNITS, min_size=1, max_size=3), some.integers(0, 3))
+def test_own_chips_cost_no_more_from_the_break_even_rate_on(price, units, spare):
+    rate = break_even_rate(price, units, spare=spare)
     if math.isnan(rate):
-        # Even full hosts without spares cost more.
-        assert host_rent / per_host / capacity > price * 0.99 or spare
+        # Even full hosts without spares cost nearly as much, at the largest fleets too.
+        assert min(unit.usd_per_request for unit in units) > price * 0.99 or spare or len(units) > 1
         return
 
     def own(requests: float) -> float:
-        return size_fleet(
-            requests, served=capacity, replica_chips=1, host_chips=per_host, chip_rent=host_rent / per_host, output_tokens=1,
-            spare=spare,
-        ).usd_per_month / MONTH  # fmt: skip
+        return min(
+            size_fleet(
+                requests, served=unit.capacity, replica_chips=1, host_chips=unit.per_host,
+                chip_rent=unit.host_rent / unit.per_host, output_tokens=1, spare=spare,
+            ).usd_per_month
+            for unit in units
+        ) / MONTH  # fmt: skip
 
-    assert own(rate) <= rate * price * (1 + 1e-6)
-    assert all(own(share * rate) > share * rate * price for share in (0.3, 0.7, 0.99))
+    smallest = min(unit.capacity for unit in units)
+    for share in (1.0, 1.01, 1.5, 3.0, 10.0):
+        if share * rate < 1000 * smallest:
+            assert own(share * rate) <= share * rate * price * (1 + 1e-6)
+    # Just below, they cost more, or the next fleet does.
+    below = rate * (1 - 1e-6)
+    assert own(below) > below * price * (1 - 1e-5)
 
 
 def test_a_volume_by_hand():
@@ -56,33 +67,32 @@ def test_a_volume_by_hand():
     assert api.usd_per_request == pytest.approx(market.median_price)
 
 
-@pytest.fixture
-def search():
-    """Plans by chips: 16 do not hold the model, 32 and 64 serve the rate on 64 and 48 chips, for 9 and 7 USD a month."""
+def test_own_chips_have_the_plan_of_the_cheapest_fleet(monkeypatch):
+    """Plans by chips: 8 do not hold the model, and 32 have no fleet within the limits."""
+    plain = st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=250), rate=1.0)
 
     def planned(chips: int) -> Any:
-        asked.append(chips)
-        if chips == 16:
+        if chips == 8:
             raise InputError("does not fit")
-        fleets = {32: SimpleNamespace(chips=64, usd_per_month=9.0), 64: SimpleNamespace(chips=48, usd_per_month=7.0)}
-        return SimpleNamespace(chips=chips, fleet=fleets.get(chips))
+        rents = {16: 9.0, 24: 7.0, 40: 8.0}
+        return replace(plain, chips=chips, fleet=replace(plain.fleet, usd_per_month=rents[chips]) if chips in rents else None)
 
-    asked: list[int] = []
-    return planned, asked
-
-
-def test_own_chips_have_the_plan_of_the_cheapest_fleet(search):
-    planned, asked = search
-    assert _cheapest_fleet(planned, [8, 16, 32, 64, 128]).chips == 64
-    # With 64 chips one plan serves everything.
-    assert asked == [8, 16, 32, 64]
-    assert _cheapest_fleet(planned, [8, 16]).fleet is None
+    monkeypatch.setattr(self_hosting, "map_in_processes", lambda work, items: [work(item) for item in items])
+    assert [each.chips for each in _plans(planned, [8, 16, 24, 32, 40])] == [24, 40, 16, 32]
     with pytest.raises(InputError, match="does not fit"):
-        _cheapest_fleet(planned, [16])
+        _plans(planned, [8])
 
 
-def test_sizes_of_plans_double_from_the_usual_one():
-    assert _plan_sizes(st.load_system("hgx-h200")) == [8, 16, 32, 64]
+def test_the_volume_that_is_asked_does_not_move_the_break_even():
+    one, two = (st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=n, mix="1000:250") for n in (1e8, 5e10))
+    assert one.break_even_tokens_per_day == pytest.approx(two.break_even_tokens_per_day)
+    own = two.provisions[-1].usd_per_month
+    assert (own < two.provisions[-2].usd_per_month) == (two.break_even_tokens_per_day < 5e10)
+    assert one.weights in {"bf16", "fp8"}
+
+
+def test_sizes_of_plans_are_multiples_of_the_usual_one():
+    assert _plan_sizes(st.load_system("hgx-h200")) == [8, 16, 24, 32, 40, 48, 56, 64]
     assert _plan_sizes(st.load_system("gb200-nvl72")) == [72]
 
 

@@ -292,8 +292,8 @@ def _with_most_evidence(
     case: PlanProblem, evidence: str, modes: tuple[str, ...], price: float, sure: float | None, **effects: bool
 ) -> tuple[Plan, str]:
     """Return the cheapest plan of the first level of evidence that has one, and the level; the last level where none has."""
-    # The ideal engine is a bound over all layouts, and the user's own layout needs no evidence.
-    is_ranked = has_range(case.engine) and case.pinned == Pinned()
+    # The ideal engine is a bound over all layouts.
+    is_ranked = has_range(case.engine)
     for kind in EVIDENCE[EVIDENCE.index(evidence if is_ranked else ANY) :]:
         best_plan = _of_evidence(replace(case, evidence=kind), modes, price, sure, **effects)
         if best_plan.feasible:

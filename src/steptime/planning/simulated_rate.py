@@ -583,48 +583,55 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str, least:
     Returns:
         The mean run; None where no rate near that of `run` and above `least` is confirmed.
     """
-    rate, misses, best = run.rate, list[tuple[float, float]](), None
+    rate, misses, best, binding = run.rate, list[tuple[float, float]](), None, run.binding
     for _ in range(CONFIRM_TRIES):
         if rate <= least:
             break
         mean_run, ratio = _confirmation(loops, run, rate, slo, percentile)
         if ratio <= 1:
-            best = replace(mean_run, binding=run.binding)
+            best = mean_run
         else:
             misses.append((rate, ratio))
+            binding = mean_run.binding
         if best is None:
             rate *= _fall(misses)
         elif not misses or misses[-1][0] <= best.rate * CONFIRM_ACCURACY:
             break
         else:
             rate = math.sqrt(best.rate * misses[-1][0])
-    return best
+    return best and replace(best, binding=binding)
 
 
 def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percentile: str) -> tuple[Run, float]:
-    """Return the mean of runs at a rate and its ratio, which is at most 1 if they and a run at a higher rate confirm it."""
+    """Return the mean of runs at a rate and its ratio, which is at most 1 if they and a run at a higher rate confirm it.
+
+    Where they do not, `binding` names why.
+    """
     tpot, ttft = run.mean_tpot, run.mean_ttft
     for _ in range(SETTLING_RUNS):
         # A run that is far from the limits needs no other.
         first = loops[0].run(rate, slo, percentile, tpot, ttft, always_decode=True)
         other_loops = loops[1:] if first.worst <= FAR_BEYOND else ()
         mean = _mean([first, *(loop.run(rate, slo, percentile, tpot, ttft, always_decode=True) for loop in other_loops)])
-        if mean.worst > 1 or mean.growth > MOST_GROWTH:
+        if mean.worst > 1:
             return mean, max(mean.worst, 1 + mean.growth)
+        if mean.growth > MOST_GROWTH:
+            return replace(mean, binding="saturation"), 1 + mean.growth
         # A run that starts with fewer requests than it ends with has not settled: the next one starts with more.
         if mean.mean_ttft <= UNSETTLED * ttft and mean.mean_tpot <= UNSETTLED * tpot:
             break
         tpot, ttft = max(tpot, mean.mean_tpot), max(ttft, mean.mean_ttft)
     else:
-        return mean, UNSETTLED
+        return replace(mean, binding="saturation"), UNSETTLED
     # Near saturation, the number of sequences settles over many lifetimes. Where it falls, it settles below that at the start.
     above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot, ttft)
-    rises = (
-        above.worst / CONFIRM_WORST,
-        above.mean_ttft / (STEEP_TTFT * mean.mean_ttft),
-        1 + above.growth - CHANCE_GROWTH,
+    queue = "prompt queue" if len(mean.busy) == 1 else "prefill rate"
+    ratio, binding = max(
+        (above.worst / CONFIRM_WORST, above.binding),
+        (above.mean_ttft / (STEEP_TTFT * mean.mean_ttft), queue),
+        (1 + above.growth - CHANCE_GROWTH, "saturation"),
     )
-    return mean, max(rises)
+    return replace(mean, binding=binding), ratio
 
 
 def _fall(misses: Sequence[tuple[float, float]]) -> float:

@@ -27,6 +27,7 @@ from steptime.pricing.market import Market, Mix, family_named, offers_of_seller,
 from steptime.pricing.price_estimate import assumed
 from steptime.pricing.price_lookup import find_offers
 from steptime.pricing.serving_costs import SOLD_EVIDENCE, USUAL, plan_chips
+from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import DAY, MILLION, counted, show
 from steptime.workload.workload import limits
@@ -59,6 +60,8 @@ class SelfHosting(Tabular):
     rate: float = field(metadata=unit("requests/s", "requests, spread evenly over the day", key="requests_per_s"))
     mix: Mix = field(metadata=unit("", "request"))
     speed: float = field(metadata=unit("tok/s", "speed of each user"))
+    ttft_limit: float = field(default=math.inf, metadata=unit("s", "limit on the time to first token; null: none"))
+    weights: str = field(default="", metadata=unit("", "weight format, as most hosts serve the model"))
     ttft: float = field(default=math.nan, metadata=unit("s", "time to first token of the plan, at the 90th percentile"))
     feasible: bool = field(metadata=unit("", "whether the system serves the model at that speed"))
     reason: str = field(default="", metadata=unit("", "why it does not"))
@@ -69,11 +72,15 @@ class SelfHosting(Tabular):
     evidence: str = field(default="", metadata=unit("", "evidence for the layout, as in a plan"))
     fleet: Fleet | None = field(default=None, metadata=unit("", "hosts for this volume"))
     break_even_utilisation: float = field(
-        default=math.nan, metadata=unit("", "share of the full load from which own chips cost less than the median API price")
+        default=math.nan, metadata=unit("", "cost of own chips at full load over the median API price")
     )
     break_even_tokens_per_day: float = field(
         default=math.nan,
-        metadata=unit("tokens/day", "volume from which they do; null: at none", key="break_even_tokens_per_day"),
+        metadata=unit(
+            "tokens/day",
+            "volume from which on own chips cost less, with the cheapest of several fleets; null: at none",
+            key="break_even_tokens_per_day",
+        ),
     )
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "limitations"))
 
@@ -157,7 +164,7 @@ def compare_self_hosting(
     )  # fmt: skip
     tokens = request.input_tokens + request.output_tokens
     rate = volume / DAY / tokens
-    deployment = _cheapest_fleet(
+    plans = _plans(
         partial(
             plan, loaded, machine, request.workload(), limits(speed=positive("--speed", speed, "tok/s"), ttft=ttft), modes=mode,
             rate=rate, spare=spare, evidence=evidence, alternatives=False, elasticities=False, front=False, diagnostics=False,
@@ -176,48 +183,54 @@ def compare_self_hosting(
     provisions = [provision(f"API, {offers[first].provider}" + (" (cheapest)" if sellers > 1 else ""), prices[first])]
     if sellers > 1:
         provisions.append(provision("API, median seller", market.median_price))
+    deployment = plans[0]
     common = SelfHosting(
         model=loaded.name, system=machine.name, tokens_per_day=volume, rate=rate, mix=request, speed=speed,
+        ttft_limit=math.inf if ttft is None else ttft, weights=deployment.served.weights,
         feasible=deployment.feasible, reason=deployment.reason, sellers=sellers, provisions=tuple(provisions),
     )  # fmt: skip
-    return (
-        common
-        if deployment.fleet is None
-        else _with_fleet(common, deployment, deployment.fleet, machine, market.median_price, spare)
-    )
+    return common if deployment.fleet is None else _with_fleet(common, plans, deployment.fleet, machine, market.median_price)
 
 
 def _plan_sizes(machine: System) -> list[int]:
-    """Return the usual number of chips of a system and its doubles, up to the chips of a seller's plan."""
+    """Return multiples of the usual number of chips of a system, up to the chips of a seller's plan."""
     usual, largest = plan_chips(machine, USUAL), plan_chips(machine)
-    return [usual * 2**n for n in range(1 + max(0, int(math.log2(largest / usual))))]
+    return [usual * n for n in range(1, max(1, largest // usual) + 1)]
 
 
-def _cheapest_fleet(search: Callable[..., Plan], sizes: Sequence[int]) -> Plan:
-    """Return the plan with the cheapest fleet, over numbers of chips; without a fleet, the last plan."""
-    plans: list[Plan] = []
-    for size in sizes:
-        try:
-            plans.append(search(chips=size))
-        except InputError:
-            # A larger number may hold the model.
-            if size == sizes[-1] and not plans:
-                raise
-            continue
-        fleet = plans[-1].fleet
-        # One plan of this size serves everything.
-        if fleet is not None and fleet.chips <= size:
-            break
-    return min(plans, key=lambda deployment: math.inf if deployment.fleet is None else deployment.fleet.usd_per_month)
+def _plan_of_size(search: Callable[..., Plan], chips: int) -> Plan | InputError:
+    """Return the plan of a number of chips, or why they cannot hold the model."""
+    try:
+        return search(chips=chips)
+    except InputError as problem:
+        return problem
 
 
-def _with_fleet(common: SelfHosting, deployment: Plan, fleet: Fleet, machine: System, price: float, spare: int) -> SelfHosting:
-    """Return a comparison with the plan's fleet."""
-    capacity = common.rate / fleet.utilisation / fleet.replicas
-    host_rent = fleet.usd_per_month / MONTH / fleet.hosts
-    per_host = max(1, (fleet.chips // fleet.hosts) // fleet.replica_chips)
-    hosts_each = max(1, math.ceil(fleet.replica_chips / (fleet.chips // fleet.hosts)))
-    break_even = break_even_rate(price, capacity, host_rent, per_host=per_host, hosts_each=hosts_each, spare=spare)
+def _plans(search: Callable[..., Plan], sizes: Sequence[int]) -> list[Plan]:
+    """Return plans of several numbers of chips, the cheapest fleet first; raise InputError where none holds the model."""
+    results = map_in_processes(partial(_plan_of_size, search), sizes)
+    plans = [result for result in results if isinstance(result, Plan)]
+    if not plans:
+        # The largest number says best what is missing.
+        raise next(result for result in reversed(results) if isinstance(result, InputError))
+    return sorted(plans, key=lambda each: math.inf if each.fleet is None else each.fleet.usd_per_month)
+
+
+def _unit(fleet: Fleet) -> FleetUnit:
+    """Return what a fleet grows by."""
+    host_chips = fleet.chips // fleet.hosts
+    return FleetUnit(
+        capacity=fleet.rate / fleet.utilisation / fleet.replicas,
+        host_rent=fleet.usd_per_month / MONTH / fleet.hosts,
+        per_host=max(1, host_chips // fleet.replica_chips),
+        hosts_each=max(1, math.ceil(fleet.replica_chips / host_chips)),
+    )
+
+
+def _with_fleet(common: SelfHosting, plans: Sequence[Plan], fleet: Fleet, machine: System, price: float) -> SelfHosting:
+    """Return a comparison with the fleet of the first plan, and the volume from which fleets of any plan cost less."""
+    deployment, units = plans[0], [_unit(each.fleet) for each in plans if each.fleet is not None]
+    break_even = break_even_rate(price, units, spare=fleet.spare)
     cost = fleet.usd_per_month / MONTH / common.rate
     tokens = common.mix.input_tokens + common.mix.output_tokens
     own_chips = Provision(
@@ -225,7 +238,7 @@ def _with_fleet(common: SelfHosting, deployment: Plan, fleet: Fleet, machine: Sy
         usd_per_month=fleet.usd_per_month,
     )  # fmt: skip
     low, high = assumed("utilisation")
-    full = host_rent * hosts_each / per_host / capacity
+    full = min(unit.usd_per_request for unit in units)
     return replace(
         common, ttft=deployment.ttft, provisions=(*common.provisions, own_chips), mode=deployment.mode,
         layout=deployment.layout_text,
@@ -239,31 +252,59 @@ def _with_fleet(common: SelfHosting, deployment: Plan, fleet: Fleet, machine: Sy
     )  # fmt: skip
 
 
-def break_even_rate(
-    price: float, capacity: float, host_rent: float, *, per_host: int = 1, hosts_each: int = 1, spare: int = 0
-) -> float:
-    """Return the lowest rate at which a fleet costs no more than the API.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetUnit:
+    """What a fleet grows by: a replica of `capacity` [requests/s], on a part of a host or on `hosts_each` hosts.
+
+    `host_rent` is in USD/s.
+    """
+
+    capacity: float
+    host_rent: float
+    per_host: int = 1
+    hosts_each: int = 1
+
+    @property
+    def usd_per_request(self) -> float:
+        """Cost of a request at full load [USD]."""
+        return self.host_rent * self.hosts_each / self.per_host / self.capacity
+
+
+def break_even_rate(price: float, units: Sequence[FleetUnit], *, spare: int = 0) -> float:
+    """Return the rate from which on the cheapest fleet costs no more than the API.
+
+    The rent of a fleet rises in steps, so that it may cost less at some lower rates too.
 
     Args:
         price: API price of a request [USD].
-        capacity: Requests that one replica serves [requests/s].
-        host_rent: Rent of a host [USD/s].
-        per_host: Replicas that share a host.
-        hosts_each: Hosts of a replica.
+        units: Kinds of fleets.
         spare: Further replicas.
 
     Returns:
-        Rate [requests/s]; NaN where the API is cheaper at any rate.
+        Rate [requests/s]; NaN where fleets of any size cost more than the API at some rate.
 
-    >>> break_even_rate(0.01, capacity=2, host_rent=0.004)
+    >>> break_even_rate(0.01, [FleetUnit(capacity=2, host_rent=0.004)])
     0.4
-    >>> round(break_even_rate(0.01, capacity=2, host_rent=0.012, spare=1), 6)
-    3.6
-    >>> break_even_rate(0.001, capacity=2, host_rent=0.004)
+    >>> round(break_even_rate(0.01, [FleetUnit(capacity=2, host_rent=0.012)], spare=1), 6)
+    4.8
+    >>> break_even_rate(0.001, [FleetUnit(capacity=2, host_rent=0.004)])
     nan
     """
     replicas = np.arange(1, MOST_UNITS + 1)
-    hosts = np.ceil((replicas + spare) / per_host) * hosts_each
-    rates = hosts * host_rent / price
-    enough = np.nonzero(rates <= replicas * capacity)[0]
-    return float(rates[enough[0]]) if len(enough) else math.nan
+    # Beyond the largest fleet of a kind, only the others count; all kinds are compared up to the smallest of these.
+    largest = min(unit.capacity for unit in units) * MOST_UNITS
+    ends = np.unique(np.concatenate([unit.capacity * replicas for unit in units]))
+    ends = ends[ends <= largest]
+
+    def rents(unit: FleetUnit) -> Any:
+        count = np.ceil(ends / unit.capacity - 1e-9) + spare
+        return np.ceil(count / unit.per_host) * unit.hosts_each * unit.host_rent
+
+    # Between two ends, the rent is constant. It is below the price everywhere if it is so at the lower end.
+    paid = np.min([rents(unit) for unit in units], axis=0) / price
+    starts = np.concatenate([[0.0], ends[:-1]])
+    dear = np.nonzero(paid > starts * (1 + 1e-12))[0]
+    last = int(dear[-1])
+    if last == len(ends) - 1:
+        return math.nan
+    return float(min(paid[last], ends[last]))

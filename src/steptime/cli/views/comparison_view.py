@@ -20,6 +20,8 @@ from steptime.units import HOUR, counted, show
 # Columns next to the axis of the chart, at most, of compare and of context.
 MAX_PAIR_WIDTH, MAX_TECHNIQUE_WIDTH = 34, 30
 ON_DEMAND = "ondemand"
+# Pairs up to which the reasons of missing plans stand in the answer.
+FEW_PAIRS = 8
 # Letters from which the name of a combination of techniques stands below the table.
 COMBINED_WIDTH = 24
 # Why a smaller cache is not always faster, or a faster one smaller.
@@ -58,18 +60,21 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
         sentence=_ranking_sentence(ranking), conditions=f"{'; '.join(conditions)}. {_assumed(ranking)}",
         body=[
             *([_ranking_table(placed, ranking, full=full), footnote(_ranking_meaning(placed, full=full))] if placed else []),
+            section("No plan", reasons) if len(ranking.standings) <= FEW_PAIRS else None,
             section("What would change the order of the first two", [f"{words}." for words in ranking.flips]),
         ],
         details=[
             _cost_chart(ranking.priced, ranking, width) if placed else None,
             section("A plan, but no known rent", speeds),
-            section(f"No plan on {counted(len(unable), 'pair')}", reasons),
+            section(f"No plan on {counted(len(unable), 'pair')}", reasons) if len(ranking.standings) > FEW_PAIRS else None,
         ],
         warnings=ranking.notes,
         full_adds=[
             *(["rent and layout of each", "chart of costs"] if placed else []),
             f"{counted(len(unpriced), 'pair')} without a known rent" if unpriced else "",
-            f"{counted(len(unable), 'pair')} that cannot hold the model or meet the limits" if unable else "",
+            f"{counted(len(unable), 'pair')} that cannot hold the model or meet the limits"
+            if unable and len(ranking.standings) > FEW_PAIRS
+            else "",
         ],
     )  # fmt: skip
 

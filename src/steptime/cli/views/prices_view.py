@@ -63,13 +63,11 @@ def market_view(market: Market, *, width: int) -> Answer:
         The answer.
     """
     cached = f", {market.mix.cached_share:.0%} of them cached".replace("%", " %") if market.mix.cached_share else ""
-    has_limit = math.isfinite(market.ttft)
-    limit = f"first token within {show(market.ttft, 's')}" if has_limit else "no limit on the first token (--ttft)"
     date_note = f"; prices and rents of {market.price_time}" if market.price_time else ""
     return Answer(
         sentence=_market_sentence(market),
         conditions=f"A request: {market.mix.input_tokens:,.0f} tokens in{cached}, {market.mix.output_tokens:,.0f} out at "
-        f"{market.speed:g} tok/s per user, {limit}{date_note}. {_assumed(market)}",
+        f"{market.speed:g} tok/s per user, {_limit_words(market.ttft)}{date_note}. {_assumed(market)}",
         body=[_offers(market, market.counted), _costs(market)],
         details=[
             _offers(market, range(len(market.offers))),
@@ -81,6 +79,10 @@ def market_view(market: Market, *, width: int) -> Answer:
         warnings=sorted(market.notes, key=len),
         full_adds=f"all {counted(len(market.offers), 'offer')}, chart, cost of caches",
     )
+
+
+def _limit_words(ttft: float) -> str:
+    return f"first token within {show(ttft, 's')}" if math.isfinite(ttft) else "no limit on the first token (--ttft)"
 
 
 def _assumed(market: Market) -> str:
@@ -296,8 +298,9 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     cached = f" ({100 * mix.cached_share:.0f} % cached)" if mix.cached_share else ""
     volume = f"{show(comparison.tokens_per_day, 'tokens')} a day"
     conditions = (
-        f"A request: {mix.input_tokens:,.0f} tokens in{cached}, {mix.output_tokens:,.0f} out, {comparison.speed:g} tok/s per "
-        f"user; {in_digits(comparison.rate, 3)} requests/s."
+        f"A request: {mix.input_tokens:,.0f} tokens in{cached}, {mix.output_tokens:,.0f} out at {comparison.speed:g} tok/s per "
+        f"user, {_limit_words(comparison.ttft_limit)}; {in_digits(comparison.rate, 3)} requests/s. Own chips: weights in "
+        f"{comparison.weights}, as most hosts serve it."
     )
     grid = table("From", "1k requests", "1M tokens (in + out)", "A month", numbers=(1, 2, 3))
     for provision in comparison.provisions:
@@ -310,7 +313,8 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
         )
     if fleet is None:
         return Answer(
-            sentence=f"{comparison.system} cannot serve {model} at this speed: {comparison.reason}", conditions=conditions,
+            sentence=f"{comparison.system} cannot serve {model} within these limits: {comparison.reason}",
+            conditions=conditions,
             body=[grid], warnings=comparison.notes,
         )  # fmt: skip
     own_chips, api = comparison.provisions[-1], comparison.provisions[-2]
@@ -318,9 +322,11 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     ratio = f"{in_digits(times, 2)}x" if times < MOST_RATIO else f"more than {MOST_RATIO:,}x"
     share, level = comparison.break_even_utilisation, comparison.break_even_tokens_per_day
     even = (
-        f"Own chips cost less from {show(level, 'tokens')} a day, if they are busy {100 * share:.0f} % or more."
+        f"Own chips always cost less from {show(level, 'tokens')} a day on."
         if math.isfinite(level)
         else f"The API is cheaper at any volume: even at full load, own chips cost {in_digits(share, 2)}x as much."
+        if share > 1
+        else "Own chips cost less only where they are nearly full."
     )
     spare = f", {fleet.spare} of them spare" if fleet.spare else ""
     return Answer(
