@@ -213,7 +213,7 @@ def _plans(search: Callable[..., Plan], sizes: Sequence[int]) -> list[Plan]:
     if not plans:
         # The largest number says best what is missing.
         raise next(result for result in reversed(results) if isinstance(result, InputError))
-    return sorted(plans, key=lambda each: math.inf if each.fleet is None else each.fleet.usd_per_month)
+    return sorted(plans, key=lambda option: math.inf if option.fleet is None else option.fleet.usd_per_month)
 
 
 def _unit(fleet: Fleet) -> FleetUnit:
@@ -229,7 +229,7 @@ def _unit(fleet: Fleet) -> FleetUnit:
 
 def _with_fleet(common: SelfHosting, plans: Sequence[Plan], fleet: Fleet, machine: System, price: float) -> SelfHosting:
     """Return a comparison with the fleet of the first plan, and the volume from which fleets of any plan cost less."""
-    deployment, units = plans[0], [_unit(each.fleet) for each in plans if each.fleet is not None]
+    deployment, units = plans[0], [_unit(option.fleet) for option in plans if option.fleet is not None]
     break_even = break_even_rate(price, units, spare=fleet.spare)
     cost = fleet.usd_per_month / MONTH / common.rate
     tokens = common.mix.input_tokens + common.mix.output_tokens
@@ -301,10 +301,10 @@ def break_even_rate(price: float, units: Sequence[FleetUnit], *, spare: int = 0)
         return np.ceil(count / unit.per_host) * unit.hosts_each * unit.host_rent
 
     # Between two ends, the rent is constant. It is below the price everywhere if it is so at the lower end.
-    paid = np.min([rents(unit) for unit in units], axis=0) / price
+    parity_rates = np.min([rents(unit) for unit in units], axis=0) / price
     starts = np.concatenate([[0.0], ends[:-1]])
-    dear = np.nonzero(paid > starts * (1 + 1e-12))[0]
+    dear = np.nonzero(parity_rates > starts * (1 + 1e-12))[0]
     last = int(dear[-1])
     if last == len(ends) - 1:
         return math.nan
-    return float(min(paid[last], ends[last]))
+    return float(min(parity_rates[last], ends[last]))
