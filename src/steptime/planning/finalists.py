@@ -31,7 +31,7 @@ from steptime.planning.simulated_rate import (
     FEW_PIPELINE_TOKENS,
     FEW_REQUESTS,
     LIFETIMES,
-    LONG_PIPELINE_TOKENS,
+    PIPELINE_FACTOR,
     Deployment,
     Loop,
     Run,
@@ -266,11 +266,7 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     run = finalist.run
     in_flight = run.rate * (run.mean_ttft + float(case.workload.output_tokens) * run.mean_tpot)
     factor = CONFIRM_TOKENS / (LIFETIMES * in_flight * float(case.workload.output_tokens))
-    least_factor = CONFIRM_FACTORS[0]
-    if int(finalist.candidate.layout.pp) > 1:
-        shortest = _loop(case, finalist.pools, run.rate, run.mean_ttft, run.mean_tpot, factor=1.0)
-        tokens = shortest.count * float(case.workload.output_tokens)
-        least_factor = float(np.clip(LONG_PIPELINE_TOKENS / tokens, 1.0, least_factor))
+    least_factor = PIPELINE_FACTOR if int(finalist.candidate.layout.pp) > 1 else CONFIRM_FACTORS[0]
     loops = [
         _loop(
             case,

@@ -71,8 +71,8 @@ MOST_RUNS = 12
 # The winner is confirmed with other draws: seeds, output tokens, and the range of factors on the length of a run. Queues
 # of short outputs take the most lifetimes to settle, and theirs are the quickest runs.
 CONFIRM_SEEDS, CONFIRM_TOKENS, CONFIRM_FACTORS = (1000, 2000), 3_000_000, (3.0, 20.0)
-# Output tokens up to which runs of pipelines are longer by the least factor too: they take the most time.
-LONG_PIPELINE_TOKENS = 8_000_000
+# The least factor where a replica is a pipeline.
+PIPELINE_FACTOR = 1.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio, and the mean TTFT may rise by
 # that one: where a queue is so steep, no run shows what another one will.
 CONFIRM_ABOVE, CONFIRM_WORST, STEEP_TTFT = 1.05, 1.5, 2.5
