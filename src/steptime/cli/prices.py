@@ -14,7 +14,6 @@ from steptime.questions.plan_question import read_modes
 from steptime.units import count as read_count
 
 if TYPE_CHECKING:
-    from steptime.hardware.system import System
     from steptime.pricing.price_inversion import PriceReading
 
 SOURCE, INVERSION = "Prices", "Estimates from one price list (--read)"
@@ -114,6 +113,7 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         output.print(proposal, "prices_view.proposal_view")
     elif query.self_host is not None:
         from steptime.pricing.self_hosting import compare_self_hosting
+        from steptime.pricing.serving_costs import plan_chips
 
         machine = read_system(query.self_host, None, query.catalog)
         with patience(f"steptime: planning on {query.self_host} ..."):
@@ -122,7 +122,7 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
                 tokens_per_day=float(read_count(str(query.tokens_per_day), "--tokens-per-day")), speed=query.speed,
                 ttft=query.ttft, evidence=query.evidence, mix=query.mix,
                 mode=read_modes(query.mode), provider=query.provider, spare=query.spare,
-                chips=_chips(query, machine), catalog=query.catalog,
+                chips=None if query.chips is None else plan_chips(machine, query.chips), catalog=query.catalog,
             )  # fmt: skip
         output.print(comparison, "prices_view.self_hosting_view")
         if not comparison.feasible:
@@ -181,13 +181,6 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
     }
     output.check(ctx, needs, [query.list_] if query.list_ else [])
     read_modes(query.mode)
-
-
-def _chips(query: PriceQuery, machine: "System") -> int | None:
-    """Return the chips of the plan of own chips; None: the number with the cheapest fleet."""
-    from steptime.pricing.serving_costs import plan_chips
-
-    return None if query.chips is None else plan_chips(machine, query.chips)
 
 
 def _invert_list(query: PriceQuery, assumptions: Assumptions) -> "PriceReading":

@@ -414,6 +414,21 @@ def sequences_that_fit(
     bytes_per_sequence = cache_per_sequence(model, context, layout) + sampling_per_sequence(
         model, engine_for(resolve_system(system), engine)
     )
+    return sequences_in_room(empty, bytes_per_sequence, layout, is_integer=is_integer)
+
+
+def sequences_in_room(empty: Memory, bytes_per_sequence: Number, layout: Layout, *, is_integer: bool = True) -> Number:
+    """Return the number of sequences of some bytes that fit in one replica.
+
+    Args:
+        empty: Memory of a chip without sequences.
+        bytes_per_sequence: Bytes of a sequence on a chip.
+        layout: Parallel degrees; fields may be arrays.
+        is_integer: Whether to round down to whole sequences per data-parallel rank.
+
+    Returns:
+        Sequences per replica. Below 1 the weights leave no room; infinite for sequences without bytes.
+    """
     room = np.maximum(empty.capacity - empty.used, -1.0)
 
     # Sequences without a cache take no room, so that any number fits, or none if the weights do not fit.

@@ -29,6 +29,7 @@ from steptime.physics.chip_memory import (
     cache_per_sequence,
     memory_per_chip,
     sampling_per_sequence,
+    sequences_in_room,
     sequences_per_group,
     sequences_that_fit,
     weights_per_chip,
@@ -229,9 +230,7 @@ def drafted_sequences(
     empty = drafted_memory(model, system, drafts=drafts, batch=0, **arguments)
     bytes_per_sequence = cache_per_sequence(model, context, layout) + draft_bytes(model, context, layout)[1]
     bytes_per_sequence = bytes_per_sequence + sampling_per_sequence(model, engine)
-    room, endless = np.maximum(empty.capacity - empty.used, -1.0), np.where(empty.used > empty.capacity, -1.0, np.inf)
-    sequences = room / np.where(bytes_per_sequence > 0, bytes_per_sequence, 1.0)
-    return np.where(bytes_per_sequence > 0, np.floor(sequences) if is_integer else sequences, endless) * layout.dp
+    return sequences_in_room(empty, bytes_per_sequence, layout, is_integer=is_integer)
 
 
 def cache_moved(model: Model, context: Number, drafts: int) -> Number:

@@ -354,7 +354,7 @@ def does_not_fit(case: PlanProblem) -> str:
     need, have = weight_bytes(case.model), case.chips * capacity
     total = float(case.chips * case.system.chip.capacity)
     buffers = case.chips * float(reserved_per_chip(case.engine, case.system, Layout(tp=case.chips)))
-    share = f"{case.engine.name} uses {(have + buffers) / total:.0%} of {show(total, 'B')}"
+    share = f"{case.engine.name} uses {float(case.engine.room.memory_share):.0%} of {show(total, 'B')}"
     share += f", {show(buffers, 'B')} of it for buffers" * bool(buffers)
     used = "" if have == total else f" ({share})"
     message = (

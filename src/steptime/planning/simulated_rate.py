@@ -243,8 +243,8 @@ class Loop:
         most_replicas = max(MOST_REPLICAS, int(self._few_sequences(lifetimes) * replicas / in_flight))
         enough = replicas * min(1.0, largest_count / (lifetimes * in_flight))
         server_replicas = min(max(1, math.ceil(enough)), most_replicas)
-        read_share = server_replicas / replicas
-        self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * read_share - 1e-9))
+        whole_share = server_replicas / replicas
+        self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * whole_share - 1e-9))
         self.parts = 1 if reader is None or int(server.layout.pp) > 1 else max(1, server.max_num_seqs // PART_SEQUENCES)
         server_replicas = min(server_replicas, max(1, round(enough * self.parts)))
         self.share = server_replicas / (replicas * self.parts)

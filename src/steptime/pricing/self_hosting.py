@@ -132,8 +132,8 @@ def compare_self_hosting(
         ttft: Limit on the time to first token [s]; None: no limit.
         mix: Request, as "4096:1024:0.5" or a `Mix`.
         mode: Serving modes; the plan uses the cheapest.
-        chips: Chips of the plan; by default the number with the cheapest fleet, among the usual number of the system and its
-            doubles up to 64 or one domain.
+        chips: Chips of the plan; by default the number with the cheapest fleet, among multiples of the usual number of the
+            system up to 64 or one domain.
         provider: Only this seller.
         spare: Further replicas of the fleet.
         evidence: Layouts to prefer, as in `plan`.

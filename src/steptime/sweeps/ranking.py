@@ -297,8 +297,9 @@ def compare(
     plan_options |= {"alternatives": False, "elasticities": False, "diagnostics": False}
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
-    standings = tuple(_placed(map_in_processes(partial(stand, quick=len(pairs) >= MANY_PAIRS), pairs)))
-    if len(pairs) >= MANY_PAIRS:
+    is_quick = len(pairs) >= MANY_PAIRS
+    standings = tuple(_placed(map_in_processes(partial(stand, quick=is_quick), pairs)))
+    if is_quick:
         standings = tuple(_placed(_with_whole_searches(stand, standings, pairs)))
     chips_text = "" if chips is None else str(chips)
     ranking = Ranking(workload=workload, slo=slo, percentile=percentile, chips=chips_text, standings=standings)

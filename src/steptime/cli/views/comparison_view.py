@@ -56,25 +56,24 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
     unable = [standing for standing in ranking.standings if not standing.feasible]
     speeds = [f"{ranking.called(row)}: {show(row.tokens_per_second_per_chip, 'tok/s')} per chip." for row in unpriced]
     reasons = [f"{ranking.called(row)}: {row.reason.rstrip('.')}." for row in unable]
+    is_brief = len(ranking.standings) <= FEW_PAIRS
     return Answer(
         sentence=_ranking_sentence(ranking), conditions=f"{'; '.join(conditions)}. {_assumed(ranking)}",
         body=[
             *([_ranking_table(placed, ranking, full=full), footnote(_ranking_meaning(placed, full=full))] if placed else []),
-            section("No plan", reasons) if len(ranking.standings) <= FEW_PAIRS else None,
+            section("No plan", reasons) if is_brief else None,
             section("What would change the order of the first two", [f"{words}." for words in ranking.flips]),
         ],
         details=[
             _cost_chart(ranking.priced, ranking, width) if placed else None,
             section("A plan, but no known rent", speeds),
-            section(f"No plan on {counted(len(unable), 'pair')}", reasons) if len(ranking.standings) > FEW_PAIRS else None,
+            None if is_brief else section(f"No plan on {counted(len(unable), 'pair')}", reasons),
         ],
         warnings=ranking.notes,
         full_adds=[
             *(["rent and layout of each", "chart of costs"] if placed else []),
             f"{counted(len(unpriced), 'pair')} without a known rent" if unpriced else "",
-            f"{counted(len(unable), 'pair')} that cannot hold the model or meet the limits"
-            if unable and len(ranking.standings) > FEW_PAIRS
-            else "",
+            f"{counted(len(unable), 'pair')} that cannot hold the model or meet the limits" if unable and not is_brief else "",
         ],
     )  # fmt: skip
 
