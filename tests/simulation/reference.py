@@ -142,7 +142,7 @@ class Engine:
         """Run every step that starts before `until`; requests that came by `now` are in the queues."""
         clock = now
         while True:
-            start = max(clock, self.stage_free[0])
+            start = clock
             if len(self.under_way) == self.stages:
                 start = max(start, self.under_way[0][0])
             self._return(min(start, until))

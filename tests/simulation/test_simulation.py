@@ -20,6 +20,7 @@ from steptime.errors import DataFileError, Impossible, InputError, RangeError
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import label_values, load_engine, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
+from steptime.planning.plan_as_traffic import workload_traffic
 from steptime.planning.plan_replay import replay_pools
 from steptime.planning.steady_state import aggregated
 from steptime.simulation import event_loop
@@ -45,6 +46,7 @@ from steptime.validation.ttft_fit import closed_loops
 from steptime.validation.ttft_fit import fit as fit_first_tokens
 from steptime.workload.trace_files import read_trace
 from steptime.workload.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
+from steptime.workload.workload import Workload
 from tests.planning.cases import equal_requests
 from tests.simulation import reference_loop
 
@@ -392,6 +394,21 @@ def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
         assert mixed_seconds(pace.rates, batch, batch * 1150.0, prompts, 1000) == pytest.approx(float(step), rel=0.01)
         assert float(pace.seconds(*sums, prompts)) == pytest.approx(float(step), rel=0.01)
         assert mixed_seconds(apart.rates, batch, batch * 1150.0, prompts, 1000) > 1.005 * float(step)
+
+
+def test_a_slot_more_or_less_changes_no_pipeline_below_them():
+    """Micro-batches are unequal: their times beyond the table must not depend on the place of its last stair."""
+    requests = Workload(input_tokens=8367, output_tokens=1774, output_spread=1.5)
+    traffic = workload_traffic(requests, 3.6, 400, seed=4, exact=True, longest=131_072)
+    runs = [
+        simulate(
+            st.load_model("llama-3.3-70b"), st.load_system("cs-3"), traffic, layout=st.Layout(pp=8, microbatches=8),
+            engine="typical", policy=st.Policy(max_num_seqs=slots, max_num_batched_tokens=1024 + slots, chunk=1024),
+        ).requests
+        for slots in (56, 57, 64)
+    ]  # fmt: skip
+    tpots = [float(np.mean((run["finish"] - run["first"]) / np.maximum(run["outputs"] - 1, 1))) for run in runs]
+    assert max(tpots) < 1.03 * min(tpots)
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(0, 1), (1, 3), (5, 40), (63, 100), (7, 1000), (900, 12)])

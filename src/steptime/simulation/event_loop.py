@@ -1096,10 +1096,10 @@ def mixed_time(
     """
     b, context, rows, chunks = waves * b, waves * context, waves * rows, waves * chunks
     factor, slack = joint_factor(rates.joint, b, rows) if rows > 0 else 1.0, joint_factor(rates.slack, b, rows)
-    # A micro-batch may have more than its share of the sequences.
+    # A micro-batch may have more than its share of the sequences. Step times rise only where all micro-batches get one more.
     last = len(rates.decode) - 1
-    k, groups = min(b, last), rates.groups
-    base = rates.decode[k] + (b - k) * (rates.decode[last] - rates.decode[last - 1])
+    k, groups, stair = min(b, last), rates.groups, min(waves, last)
+    base = rates.decode[k] + (b - k) * (rates.decode[last] - rates.decode[last - stair]) / stair
     if groups == 1:
         seconds = base + rates.context[k] * context + rows_time(rates.rows, b, rows)
         return factor * seconds + max(waves * attention - slack, 0.0) + rates.chunk * chunks
@@ -1484,11 +1484,13 @@ def choose_in_order(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
 
 @compiled
 def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, following: Any) -> None:
-    """Run the micro-batches of a pipeline that enter its first stage before a given time.
+    """Schedule the micro-batches of a pipeline before a given time.
 
-    Each one has the sequences that are not under way, and prompts. It is in one stage at a time, and the clock is that
-    of the first stage. As many are under way as there are stages. The next chunk of a prompt follows the last one
-    without a wait. This is the scheduler of vLLM v1.
+    Each one has the sequences that are not under way, and prompts. It is in one stage at a time. As many are under way as there
+    are stages. The clock is that of the scheduler, which does not wait for the first stage: micro-batches wait in front of it.
+    If sequences of several micro-batches were scheduled together after such a wait, they would stay together, and the others
+    would be empty. The next chunk of a prompt follows the last one without a wait. This is the scheduler of vLLM v1, which
+    fills its queue of batches before it takes results (`step_with_batch_queue`).
 
     Args:
         q: Requests.
@@ -1553,12 +1555,16 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
         latest = leave_pipeline(p, rules, r, load + seconds)
         p.ranks[r, rules.groups + turn, EXIT] = latest
         p.count[r, LIVE] = p.count[r, DECODES]
+        begins = p.seconds[r, CLOCK]
         pass_time(p, r, load + seconds, float(p.count[r, FREE]))
+        p.seconds[r, CLOCK] = begins
 
         # The tokens of the micro-batch are known when it leaves the last stage.
         decode_micro_batch(q, p, rules, r, b, latest, following)
         if ends > 0:
             finish_prompts(q, p, rules, r, ends, latest, following)
+    if until == np.inf:
+        p.seconds[r, CLOCK] = max(p.seconds[r, CLOCK], p.ranks[r, rules.groups, STAGE_FREE])
 
 
 @compiled
