@@ -189,6 +189,13 @@ def test_a_speed_out_of_reach_is_told_with_the_fastest(searched):
     assert "the fastest gives 100 tok/s, with a first token after 3.00 s. Use more" in missed(0.005, 0.1)
 
 
+def test_requests_beyond_the_context_are_named_before_a_limit(searched):
+    long = replace(case().workload, input_tokens=10_000_000)
+    text = unreachable(replace(case(slo=st.Slo(tpot=0.005)), workload=long), BOTH, [])
+    assert text.startswith("requests of 10,0")
+    assert "Besides, no layout on 4 chips reaches 200 tok/s" in text
+
+
 def test_a_first_token_out_of_reach_is_told_with_the_earliest(searched):
     text = missed(0.01, 0.3)
     assert text.startswith("no layout on 4 chips gives a first token within 300 ms; the earliest comes after 100 ms. Use")

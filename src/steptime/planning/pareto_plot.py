@@ -50,7 +50,7 @@ def draw_pareto_front(plan: Plan) -> Any:
         axes = figure.subplots()
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.plot(speeds, heights, color=BLUE, lw=2, marker="o", ms=3.5, label="Pareto front: best layout at each speed")
+        axes.plot(speeds, heights, color=BLUE, lw=2, marker="o", ms=3.5, label="Pareto front: best layout at each mean speed")
         if plan.feasible:
             _mark_plan(axes, plan, with_cost=with_cost)
         if math.isfinite(plan.slo.tpot):

@@ -214,7 +214,25 @@ def _likely(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) ->
 
 
 def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> str:
-    """Return which limit no layout meets, and how near the best layout comes to it.
+    """Return which limit no layout meets, and how close the best layout comes to it.
+
+    Requests beyond the context of the model are named first.
+
+    Args:
+        case: Plan problem.
+        modes: Modes to search.
+        layouts: Layouts to search.
+
+    Returns:
+        The reason and a remedy.
+    """
+    reason = _missed_limit(case, modes, layouts)
+    too_long = trained_context_warning(case.workload.input_tokens + case.workload.output_tokens, case.model.max_context)
+    return f"{too_long}. Besides, {reason}" if too_long else reason
+
+
+def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> str:
+    """Return which limit no layout meets, and how close the best layout comes to it.
 
     Each limit is checked separately, then both together.
 
@@ -246,7 +264,7 @@ def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]
 
     # With a probability, separate limits that are too strict in any case from limits that only the probability makes strict.
     if case.sure is not None:
-        likely = unreachable(replace(case, sure=None), modes, layouts) if not _likely(case, modes, layouts) else ""
+        likely = _missed_limit(replace(case, sure=None), modes, layouts) if not _likely(case, modes, layouts) else ""
         return likely or (
             "no layout meets the limits with this probability, although typical times of some do; relax the limits, use a "
             "lower --sure, or use more chips"

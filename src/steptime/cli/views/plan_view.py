@@ -137,7 +137,7 @@ def _workload(plan: Plan) -> str:
 
 def _answer(plan: Plan) -> Text:
     """Say what the plan serves, on what, and for how much."""
-    idle = f", {plan.idle_chips:,} of them idle" if plan.idle_chips else ""
+    idle = f", {plan.idle_chips:,} of them idle," if plan.idle_chips else ""
     deployment = f"{counted(plan.chips, 'chip')} of {plan.system}{idle}"
     subject = f"Serve {plan.model} ({formats_in_words(plan.served)}) on {deployment}"
     if has_rent(plan):
