@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from steptime.blackboard.decode_latency import balance, drain_seconds, multiplies
 from steptime.describe import make_card
 from steptime.hardware.rental_prices import KINDS, kind_asked, rents_by_kind, with_rent
@@ -19,6 +21,7 @@ from steptime.hardware.what_if import read_figure, settable
 from steptime.number_checks import Number
 from steptime.physics.engine import Engine, constant
 from steptime.physics.engine_parameters import CONSTANTS
+from steptime.physics.uncertainty import constants_covariance, uncertain_constants
 from steptime.result_base import Result, Tabular, columns_by_key, in_words, unit
 from steptime.units import Figure, show
 
@@ -371,9 +374,9 @@ def engine_card(engine: Engine) -> EngineCard:
     constants = {name: float(constant(engine, name)) for name in CONSTANTS}
     # Engines without a fit, such as the ideal one, have none of these keys.
     fit = {key: engine.fit[key] for key in ("runs", "vendors", "interval", "parameter_variance") if key in engine.fit}
-    # The covariance has one row per fitted constant; its diagonal holds the variances.
-    variances = zip(engine.fit.get("names", ()), engine.fit.get("covariance", ()), strict=True)
-    fit |= {"deviation": {name: math.sqrt(row[i]) for i, (name, row) in enumerate(variances)}} if fit else {}
+    # The diagonal of the covariance holds the variances.
+    variances = zip(uncertain_constants(engine), np.diagonal(constants_covariance(engine)).tolist(), strict=True)
+    fit |= {"deviation": {name: math.sqrt(variance) for name, variance in variances}} if fit else {}
     return make_card(EngineCard, engine, constants=constants, fit=fit)
 
 

@@ -272,6 +272,12 @@ def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
 
 def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
     """Raise DataFileError where the tables behind a range are invalid."""
+    deviations = fit.get("prior", {})
+    for name, value in deviations.items() if isinstance(deviations, dict) else [("", deviations)]:
+        if name not in CONSTANTS or name in fit["names"]:
+            raise DataFileError(path, f"fit.prior.{name}: must be a constant that is not in fit.names")
+        if not _is_figure(value) or not value > 0:
+            raise DataFileError(path, f"fit.prior.{name}: must be a deviation of a logarithm above 0, not {short_repr(value)}")
     for key in ("interval", "parameter_variance"):
         tables = fit.get(key, {})
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
@@ -353,11 +359,11 @@ def label_values(names: Iterable[str], values: Iterable[float]) -> dict[str, flo
 
 
 def with_imbalance(engine: Engine, imbalance: float) -> Engine:
-    """Return the engine with another expert imbalance.
+    """Return the engine with a known expert imbalance, in place of the one from `expert_skew`.
 
     Args:
         engine: The engine.
-        imbalance: Rows on the busiest expert-parallel chip divided by the mean; at least 1.
+        imbalance: Rows on the busiest expert-parallel rank divided by the mean; at least 1.
 
     Returns:
         The changed engine.
@@ -365,7 +371,7 @@ def with_imbalance(engine: Engine, imbalance: float) -> Engine:
     Raises:
         RangeError: The imbalance is out of range.
     """
-    if find_problem("expert_imbalance", imbalance):
+    if imbalance == 0 or find_problem("expert_imbalance", imbalance):
         maximum = DESCRIPTIONS["expert_imbalance"]["most"]
         raise RangeError(f"imbalance must be at least 1 and at most {maximum:,.0f}, not {imbalance:g}")
     return with_constants(engine, {"expert_imbalance": imbalance})

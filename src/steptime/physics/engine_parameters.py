@@ -125,11 +125,16 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Load imbalance of routed experts, and padding of their rows."""
+    """Popularity of routed experts, the load imbalance that it causes, and padding of their rows."""
 
+    expert_skew: Number = constant(
+        0.0,
+        "coefficient of variation of the popularity of a layer's experts (log-normal), which unbalances expert-parallel ranks",
+        maximum=10.0,
+    )
     expert_imbalance: Number = constant(
-        1.0,
-        "rows on the busiest expert-parallel chip divided by the mean",
+        0.0,
+        "rows on the busiest expert-parallel rank divided by the mean, where known; 0: computed from expert_skew",
         unit="factor",
         least=1.0,
         maximum=1e4,
@@ -251,13 +256,16 @@ def find_problem(name: str, value: object) -> str:
     description = DESCRIPTIONS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"must be a number, got {short_repr(value)}"
-    if description["least"] <= value <= description["most"]:
+    default = description["default"]
+    if description["least"] <= value <= description["most"] or value == default:
         return ""
     bounds = (
         f"at least {description['least']:g}"
         if math.isinf(description["most"])
         else f"from {description['least']:g} to {description['most']:g}"
     )
+    # The default of a constant that switches something off is outside its range.
+    bounds = bounds if default >= description["least"] else f"{default:g} or {bounds}"
     # The line of a share, factor or flag names the unit already.
     unit_text = f" [{description['unit']}]" if description["unit"].startswith("s per") or description["unit"] == "B" else ""
     return f"must be {bounds} ({description['line']}{unit_text}), got {short_repr(value)}"

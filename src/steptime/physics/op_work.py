@@ -1,7 +1,7 @@
 """Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
 
-Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the imbalance of experts
-with the tiles that pad their rows, and the share of activations that passes through memory. Kernel launches and memory
+Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the skew of experts
+(`expert_imbalance`) with the tiles that pad their rows, and the share of activations that passes through memory. Kernel launches and memory
 traffic of routed experts depend on the format of the weights and on the vendor of the chip (`Chain`).
 """
 
@@ -32,6 +32,7 @@ from steptime.physics.compute_dtype import (
     select_compute_dtype,
 )
 from steptime.physics.engine import Engine
+from steptime.physics.expert_imbalance import busiest_rows
 from steptime.physics.layout import Layout
 
 
@@ -381,10 +382,13 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     # Rows: the experts of one token are distinct, which lowers the variance between chips.
     rows = work.everywhere * op.active / layout.ep
     distinct_factor = (op.experts - op.active) / np.maximum(op.experts - 1, 1)
-    rows = np.maximum(expected_maximum(rows, rows * distinct_factor, layout.ep), least)
-    # Without expert parallelism one chip has all rows, and there is no imbalance.
-    rows = rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0)
-    rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots))
+    chance = expected_maximum(rows, rows * distinct_factor, layout.ep) - rows
+    busiest_rank = busiest_rows(rows, chance, experts.expert_skew, op.experts, layout.ep, layout.redundant_experts)
+    if has_nonzero(experts.expert_imbalance):
+        # A known ratio replaces the popularity; chance is a lower bound for any popularity.
+        known = np.maximum(rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0), rows + chance)
+        busiest_rank = np.where(np.asarray(experts.expert_imbalance) > 0, known, busiest_rank)
+    rows = np.minimum(np.maximum(busiest_rank, least), work.everywhere * np.minimum(op.active, slots))
     if has_nonzero(experts.expert_tile_rows):
         # A kernel computes whole tiles.
         rows = np.hypot(rows, touched * experts.expert_tile_rows)

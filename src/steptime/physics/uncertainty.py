@@ -8,7 +8,8 @@ per token and time to first token.
 
 **Constants.** Let $g = \partial \log f / \partial \log \theta$ be the gradient of a time $f$. Let $\Sigma$ be the
 covariance of the logarithms of the fitted constants $\theta$. Then $\log f$ has the variance $g^T \Sigma g$. The errors of
-left-out runs contain its mean $\bar v$ over the fitted runs already, so that only the excess widens the range:
+left-out runs contain its mean $\bar v$ over the fitted runs already, so that only the excess widens the range. A constant that
+no run determines has a prior deviation instead (`[fit.prior]`), such as the skew of experts:
 
 $$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-} \le t \le f e^{w_+} $$
 
@@ -192,12 +193,46 @@ def has_range(engine: Engine) -> bool:
     return engine.name != IDEAL.name
 
 
+def uncertain_constants(engine: Engine) -> tuple[str, ...]:
+    """Return the names of the constants that widen a range.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        The fitted constants, then those with a prior deviation that no run determines (`[fit.prior]`).
+    """
+    return (*engine.fit.get("names", ()), *engine.fit.get("prior", ()))
+
+
+def constants_covariance(engine: Engine) -> Array:
+    """Return the covariance of the logarithms of `uncertain_constants`.
+
+    Constants with a prior deviation are independent of each other and of the fitted constants.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        Array of shape (constants, constants).
+
+    >>> fit = {"names": ["memory_efficiency"], "covariance": [[0.01]], "prior": {"expert_skew": 0.5}}
+    >>> constants_covariance(Engine(fit=fit)).tolist()
+    [[0.01, 0.0], [0.0, 0.25]]
+    """
+    fitted, assumed = len(engine.fit.get("names", ())), tuple(engine.fit.get("prior", {}).values())
+    covariance = np.zeros((fitted + len(assumed),) * 2)
+    covariance[:fitted, :fitted] = engine.fit.get("covariance", 0.0)
+    covariance[fitted:, fitted:] = np.diag(np.square(assumed))
+    return covariance
+
+
 def _nudged(engine: Engine, dimensions: int) -> Engine:
     """Return the engine as it is and with each constant a little larger, in one axis.
 
     The shape of each constant is (1 + constants, 1, ...).
     """
-    names = engine.fit.get("names", ())
+    names = uncertain_constants(engine)
     table = np.exp(NUDGE * np.vstack([np.zeros(len(names)), np.eye(len(names))]))
     shape = (-1,) + (1,) * dimensions
     return with_constants(engine, {n: (constant(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
@@ -210,7 +245,7 @@ def _gradient(values: Array) -> Array:
 
 
 def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Array:
-    """Return d log(function) / d log(constant) of each fitted constant of the engine.
+    """Return d log(function) / d log(constant) of each of the `uncertain_constants` of an engine.
 
     There is one evaluation: `function` gets an engine whose constants are arrays with a leading axis, and `dimensions` axes
     of length one for the axes of its other input.
@@ -232,7 +267,7 @@ def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimens
 
 def _rows(values: Number, engine: Engine, dimensions: int) -> Array:
     """Return values with one row per nudged engine, even if they use no constant."""
-    count = 1 + len(engine.fit.get("names", ()))
+    count = 1 + len(uncertain_constants(engine))
     shape = np.shape(values)
     inner = shape[1:] if len(shape) > dimensions else shape
     return np.broadcast_to(values, (count, *inner))
@@ -248,7 +283,7 @@ def parameter_variance(gradient: Array, engine: Engine) -> Array:
     Returns:
         Variances of shape (...).
     """
-    covariance = np.asarray(engine.fit.get("covariance", np.zeros((len(gradient), len(gradient)))))
+    covariance = constants_covariance(engine)
     variance: Array = np.maximum(np.einsum("i...,ij,j...->...", gradient, covariance, gradient), 0.0)
     return variance
 

@@ -15,8 +15,8 @@ between dated quotes, and for ranges that the user gives.
 rates of a chip follow one clock, and err together: `chip.peak` is a factor on them.
 
 **Constants** of the engine that were fitted have the (marginal) standard deviation of their logarithm from the covariance of
-the fit. Correlations between them are left out; `variance_shares.correlated` gives their effect. Constants that were fixed
-during the fit are part of the scatter.
+the fit. Correlations between them are left out; `variance_shares.correlated` gives their effect. Constants with a prior deviation
+(`[fit.prior]`) have this deviation. Other constants that were fixed during the fit are part of the scatter.
 
 **Scatter** is the error that remains in runs left out of the fit, in addition to the constants. It is a factor $x$ on the time
 of every step, whose 90 % range is $e^{-s_-}$ to $e^{s_+}$ with
@@ -49,7 +49,7 @@ from steptime.hardware.what_if import in_force, settable
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.physics.engine import Engine, constant, engine_for, with_constants
-from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, SHARE, find_problem
+from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, GROUP_BY_NAME, SHARE, find_problem
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 from steptime.physics.uncertainty import REGIMES, Z90, distances, factors, has_range, latency_regime, log_gradient, widening
@@ -365,7 +365,7 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         *_figures(system, answer, chips),
         *_constants(model, system, engine),
         *scatter,
-        *_imbalance(model, engine, input_values),
+        *_assumed_constants(model, engine),
         *_rent(system, answer),
     ]
     for name, description in lengths.items():
@@ -430,7 +430,7 @@ def _idle(model: Model, system: System, engine: Engine) -> set[str]:
     passes = ({"batch": 1, "context": 2**17}, {"batch": 1024, "context": 1024}, {"prompts": 1, "tokens": 8192})
     moved = np.zeros(len(engine.fit["names"]), dtype=bool)
     for work in passes:
-        moved |= log_gradient(partial(_seconds, model, system, work), engine) != 0
+        moved |= log_gradient(partial(_seconds, model, system, work), engine)[: len(moved)] != 0
     fitted = zip(engine.fit["names"], moved, strict=True)
     return {name for name, has_effect in fitted if not has_effect and name not in together}
 
@@ -507,16 +507,19 @@ def _input_share(pool: Pool) -> float:
     return pool.chunk_share * (mixed_seconds - decode_seconds) / mean
 
 
-def _imbalance(model: Model, engine: Engine, input_values: InputValues) -> Iterator[Unsure]:
-    """Yield the expert imbalance: its excess over 1 is a guess within a factor of two."""
-    name = "expert_imbalance"
-    base = constant(engine, name)
-    if input_values.get("imbalance") is None and np.ndim(base) == 0 and base > 1 and model.routed:
-        yield Unsure(
-            name=name, description="the imbalance of experts", low=1 + (float(base) - 1) / 2, base=float(base),
-            high=1 + (float(base) - 1) * 2, basis="a guess: the excess over 1 within a factor of 2", minimum=1.0,
-            learn=f"{TRAFFIC}: rows of the busiest chip, divided by the mean (--imbalance)", place=put_constant,
-        )  # fmt: skip
+def _assumed_constants(model: Model, engine: Engine) -> Iterator[Unsure]:
+    """Yield the constants with a prior deviation that no run determines, such as the skew of experts."""
+    for name, sigma in engine.fit.get("prior", {}).items():
+        base, description = constant(engine, name), DESCRIPTIONS[name]
+        # Experts matter only to a model with experts, and their skew only where the imbalance is not known.
+        is_idle = GROUP_BY_NAME[name] == "experts" and not (model.routed and np.all(np.asarray(engine.experts.expert_imbalance) == 0))
+        if not is_idle and np.ndim(base) == 0 and base > 0:
+            yield spread(
+                name, float(base), Z90 * sigma, description=f"the {description['line'].partition(' (')[0]}",
+                basis="published values of other models and data", minimum=float(description["least"]),
+                maximum=float(description["most"]), place=put_constant,
+                learn=f"{TRAFFIC}: rows of the busiest rank, divided by the mean (--imbalance)",
+            )  # fmt: skip
 
 
 def _rent(system: System, answer: str) -> Iterator[Unsure]:

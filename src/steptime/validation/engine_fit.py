@@ -336,7 +336,7 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
     wait_mean = np.log([max(float(constant(prior, n)), least) for n, least in LEAST_WAITS.items()])
     fitted, _ = with_waits(fitted, prefill_groups, first, wait_mean, WAIT_DEVIATIONS)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
-    info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
+    info |= {key: prior.fit[key] for key in ("prior", "interval", "parameter_variance") if key in prior.fit}
     if "vendors" in prior.fit:
         info["vendors"] = sorted({*prior.fit["vendors"], *(runs.system.chip.vendor for runs in groups)})
     return replace(fitted, name=name, title=f"{prior.name} fitted to {in_runs(len(rows))}", fit=info)
@@ -368,6 +368,8 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     symmetric = np.array(engine.fit["covariance"])
     lines += ["  [" + ", ".join(f"{x:.3e}" for x in row) + "]," for row in (symmetric + symmetric.T) / 2]
     lines.append("]")
+    if engine.fit.get("prior"):
+        lines += ["", "[fit.prior]", *(f"{name} = {deviation:g}" for name, deviation in engine.fit["prior"].items())]
     if "systems" in engine.fit:
         lines += ["", "[fit.systems]", *(f"{name} = {count}" for name, count in engine.fit["systems"].items())]
 

@@ -1,0 +1,230 @@
+r"""Expert imbalance: rows of the busiest expert-parallel rank over the mean, and what redundant experts change.
+
+**Popularity.** The loads of the $n$ experts of a layer are log-normal with the coefficient of variation $c$ (the engine
+constant `expert_skew`). Token counts of DeepSeek-V3 layers on MMLU Pro fit a log-normal best
+(github.com/deepseek-ai/DeepEP/pull/393).
+
+**Without copies** experts lie in the order of the checkpoint, at random to their popularity. The load of one of $g$ ranks over
+the mean then has the variance of a sample without replacement, $c^2 (g-1)/(n-1)$. `placement_excess` is the expected maximum.
+
+**With copies** an engine replicates the experts with the largest load per copy and packs them evenly (EPLB). What remains is
+the largest load of a copy (`largest_copy`), if it is more than the mean of a rank, and the error of the forecast
+(`forecast_excess`).
+
+**Chance.** The tokens of one batch fluctuate around these loads (`expected_maximum`). Independent deviations add in quadrature.
+
+DeepSeek-R1 on 32 GB200, 4,096 tokens and 8 experts each, rows of the busiest rank over the mean, on average over layers:
+2.56 without copies, 1.109 with 32 copies; on 36 ranks 1.115 with 32 copies (TensorRT-LLM, blog 4, table 1). With the measured
+$c$ of 1.28 these functions give 2.34, 1.11 and 1.11.
+
+Left out: the exchange of rows, which waits for the busiest rank too, and the time to move copies. Ranks with unequal numbers
+of experts are taken as equal.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from steptime.blackboard.expert_activation import expected_maximum
+from steptime.number_checks import Array, Number, has_nonzero, map_unique
+
+# Standard deviation of an expert's load over its forecast. After EPLB the ranks of DeepSeek-R1 deviate by 52.0 of 1,024 rows on
+# 32 ranks and by 53.9 on 36, of which chance is 32. The loads of slots give the rest: 0.100 in both (`forecast_excess`).
+# https://github.com/NVIDIA/TensorRT-LLM/blob/main/docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md
+FORECAST_ERROR: Final = 0.1
+# Mean load of a copy over the largest: greedy replication leaves loads between half of it and all of it.
+COPY_SHARE: Final = 0.75
+# Halvings of an interval of logarithms, to a relative error below 1e-6.
+HALVINGS: Final = 24
+# Copies of one expert that the sum over copies counts.
+MOST_COPIES: Final = 64
+# Smallest coefficient of variation, which avoids a division by 0.
+SMALLEST: Final = 1e-6
+
+
+def busiest_rows(mean: Number, chance: Number, skew: Number, experts: int, ranks: Number, copies: Number) -> Number:
+    r"""Return the expected rows of the busiest expert-parallel rank.
+
+    Without copies they are $m + \sqrt{a^2 + (m e)^2}$, with chance $a$ and `placement_excess` $e$. With copies they are
+    $m p + \sqrt{a^2 + (m f)^2}$, with the `packing` $p$ and `forecast_excess` $f$, and never more than without copies.
+
+    Args:
+        mean: Mean rows of a rank.
+        chance: Expected excess of the busiest rank with equal popularity [rows].
+        skew: Coefficient of variation of the popularity of experts.
+        experts: Routed experts per layer.
+        ranks: Expert-parallel ranks.
+        copies: Redundant experts.
+
+    Returns:
+        Rows. All arguments except `experts` broadcast.
+
+    References:
+        github.com/deepseek-ai/EPLB; placement by chance and by EPLB agree with drawn loads (tests/physics).
+
+    >>> [round(float(busiest_rows(1024, 64.0, 1.28, 256, 32, copies)), -1) for copies in (0, 32)]
+    [2400.0, 1130.0]
+    """
+    if not has_nonzero(skew):
+        return mean + chance
+    placed: Number = mean + np.hypot(chance, mean * placement_excess(skew, experts, ranks))
+    if not has_nonzero(copies):
+        return placed
+    packed = mean * packing(skew, experts, ranks, copies)
+    packed = packed + np.hypot(chance, mean * forecast_excess(skew, experts, ranks, copies))
+    return np.where(np.asarray(copies) > 0, np.minimum(placed, packed), placed)
+
+
+def placement_excess(skew: Number, experts: int, ranks: Number) -> Array:
+    r"""Return the excess of the busiest rank over the mean, with experts placed at random.
+
+    A shifted log-normal has the mean, the variance $v = c^2 \frac{g-1}{n-1}$ and the third moment
+    $c^4 (3 + c^2) \frac{(g-1)(g-2)}{(n-1)(n-2)}$ of a rank's share. With its skewness $\gamma$, $t = 2 \sinh(\frac13
+    \operatorname{asinh}\frac\gamma2)$, $\omega^2 = \log(1 + t^2)$ and Blom's normal score $b$, the expected maximum is
+    $\sqrt v \, (e^{\omega b - 3 \omega^2 / 8} - 1) / t$.
+
+    Args:
+        skew: Coefficient of variation $c$ of the popularity of experts.
+        experts: Routed experts $n$ per layer.
+        ranks: Expert-parallel ranks $g$.
+
+    Returns:
+        Excess over the mean, as a share of the mean.
+
+    >>> [round(float(placement_excess(1.0, 256, ranks)), 2) for ranks in (1, 2, 8, 32, 256)]
+    [0.0, 0.04, 0.26, 0.97, 7.03]
+    """
+    squared, parts = np.square(skew), np.asarray(ranks) - 1.0
+    variance = squared * parts / max(experts - 1, 1)
+    third = np.square(squared) * (3 + squared) * parts * np.maximum(parts - 1, 0) / max((experts - 1) * (experts - 2), 1)
+    skewness = third / np.maximum(variance, SMALLEST**2) ** 1.5
+    tail = np.maximum(2 * np.sinh(np.arcsinh(skewness / 2) / 3), SMALLEST)
+    width = np.sqrt(np.log1p(np.square(tail)))
+    score = expected_maximum(0.0, 1.0, ranks, 0.0)
+    excess = np.sqrt(variance) * np.expm1(width * score - 0.375 * np.square(width)) / tail
+    return np.where(parts > 0, np.maximum(excess, 0.0), 0.0)
+
+
+def packing(skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
+    """Return the load of the fullest rank over the mean after replication and packing.
+
+    A copy cannot be divided: the rank with the largest copy has at least its load.
+
+    Args:
+        skew: Coefficient of variation of the popularity of experts.
+        experts: Routed experts per layer.
+        ranks: Expert-parallel ranks.
+        copies: Redundant experts.
+
+    Returns:
+        A factor of at least 1. Packing of unequal copies leaves up to 0.1 more, where a rank has two or three slots.
+
+    >>> [round(float(packing(1.0, 256, ranks, 32)), 2) for ranks in (32, 144, 288)]
+    [1.0, 1.16, 2.31]
+    """
+    factor: Array = np.maximum(largest_copy(skew, experts, copies) * ranks / experts, 1.0)
+    return factor
+
+
+def forecast_excess(skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
+    r"""Return the excess of the busiest rank from the error of the forecast of loads.
+
+    EPLB balances loads of the past. Each differs from the present one by the deviation $\delta$ (`FORECAST_ERROR`), so that a
+    rank's share has the variance $\delta^2 g q / n$ with the mean square $q$ of loads per copy (`copy_square`).
+
+    Args:
+        skew: Coefficient of variation of the popularity of experts.
+        experts: Routed experts $n$ per layer.
+        ranks: Expert-parallel ranks $g$.
+        copies: Redundant experts.
+
+    Returns:
+        Excess over the mean, as a share of the mean.
+
+    >>> round(float(forecast_excess(1.28, 256, 32, 32)), 3)
+    0.084
+    """
+    variance = FORECAST_ERROR**2 * ranks / experts * copy_square(skew, experts, copies)
+    return np.asarray(expected_maximum(0.0, variance, ranks, 0.0))
+
+
+def largest_copy(skew: Number, experts: int, copies: Number) -> Array:
+    r"""Return the largest load of a copy after replication, over the mean load of an expert.
+
+    Greedy replication gives copies to the experts with the largest load per copy. It ends at the load $t$ with
+    $\sum_{j \ge 1} P(x > j t) = r/n$ for $r$ copies.
+
+    Args:
+        skew: Coefficient of variation of the popularity of experts.
+        experts: Routed experts $n$ per layer.
+        copies: Redundant experts $r$.
+
+    Returns:
+        A load.
+
+    >>> [round(float(largest_copy(1.28, 256, copies)), 2) for copies in (8, 32, 128)]
+    [4.21, 2.3, 1.08]
+    """
+    return _per_skew(_largest_copy, skew, copies, float(experts))
+
+
+def copy_square(skew: Number, experts: int, copies: Number) -> Array:
+    """Return the mean over experts of load times load per copy, in units of the mean load of an expert.
+
+    Args:
+        skew: Coefficient of variation of the popularity of experts.
+        experts: Routed experts per layer.
+        copies: Redundant experts.
+
+    Returns:
+        Mean square; 1 plus the square of the skew without copies.
+
+    >>> [round(float(copy_square(1.0, 256, copies)), 2) for copies in (0, 8, 32)]
+    [2.0, 1.56, 1.2]
+    """
+    return _per_skew(_copy_square, skew, copies, float(experts))
+
+
+def _per_skew(function: object, skew: Number, copies: Number, experts: float) -> Array:
+    """Evaluate a function once for each distinct pair of copies and skew."""
+    skews = np.asarray(skew, dtype=np.float64)
+    if skews.ndim == 0:
+        return map_unique(function, copies, experts, float(skews))  # type: ignore[arg-type]
+    results = np.zeros(np.broadcast_shapes(skews.shape, np.shape(copies)))
+    for value in np.unique(skews):
+        results = np.where(skews == value, map_unique(function, copies, experts, float(value)), results)  # type: ignore[arg-type]
+    return results
+
+
+def _exceeded(load: float, width: float) -> float:
+    """Return the share of experts above a load; the logarithm of loads has the deviation `width` and the mean load is 1."""
+    return 0.5 * math.erfc((math.log(load) / width + width / 2) / math.sqrt(2))
+
+
+@lru_cache(maxsize=4096)
+def _largest_copy(copies: float, experts: float, skew: float) -> float:
+    width = math.sqrt(math.log1p(max(skew, SMALLEST) ** 2))
+    if copies <= 0:
+        return math.inf
+    low, high = -5.0, math.log(experts)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        load = math.exp(middle)
+        needed = experts * sum(_exceeded(count * load, width) for count in range(1, MOST_COPIES))
+        low, high = (middle, high) if needed > copies else (low, middle)
+    return math.exp(high)
+
+
+@lru_cache(maxsize=4096)
+def _copy_square(copies: float, experts: float, skew: float) -> float:
+    """Return E[x w]: loads below the largest copy have one copy, and loads above are divided."""
+    width, largest = math.sqrt(math.log1p(max(skew, SMALLEST) ** 2)), _largest_copy(copies, experts, skew)
+    if math.isinf(largest):
+        return 1 + skew**2
+    # Partial moments of a log-normal: those of order k are a log-normal's share with the logarithm shifted by k variances.
+    undivided = (1 + skew**2) * (1 - _exceeded(largest * math.exp(-2 * width**2), width))
+    return undivided + COPY_SHARE * largest * _exceeded(largest * math.exp(-(width**2)), width)
