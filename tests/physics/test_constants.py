@@ -36,7 +36,7 @@ RANGES = {
         ),
         SECOND,
     ),
-    "experts": {"expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_tile_rows": (0, 1e4)},
+    "experts": {"expert_skew": (0, 10), "expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_tile_rows": (0, 1e4)},
     "scheduler": {
         "step_tokens": (0, 1e7), "prefill_first": (0, 1), "two_batch": (0, 2), "seconds_per_request": (0, 100),
         "first_token_factor": (0.001, 100), "seconds_before_queue": (0, 100), "seconds_before_queue_per_token": SECOND,
@@ -64,15 +64,16 @@ def test_a_constant_is_refused_beyond_its_range(group, name, least, most):
     assert math.isinf(most) or find_problem(name, most * 1.001 + 1e-9)
     assert find_problem(name, math.nan)
     default = getattr(getattr(engine(), group), name)
-    assert least <= default <= most
+    assert least <= default <= most or (name, default) == ("expert_imbalance", 0)  # off: computed from the skew
     assert DESCRIPTIONS[name]["default"] == default
+    assert not find_problem(name, default)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
         ("roofline_norm", 0.5, "must be at least 1 (p of the p-norm"),
-        ("expert_imbalance", 0.5, "must be from 1 to 10000 (rows on the busiest"),
+        ("expert_imbalance", 0.5, "must be 0 or from 1 to 10000 (rows on the busiest"),
         ("seconds_per_step", -1, "must be from 0 to 1 (time of host work per step [s per step]), got -1"),
         ("seconds_per_request", 101, "must be from 0 to 100 (delay of a request before its prefill"),
         ("memory_share", 1.5, "must be from 0.001 to 1 (share of the remaining memory"),
@@ -108,7 +109,7 @@ def test_every_step_reads_the_others():
 UNITS = {
     "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK} | {"activation_traffic", "memory_share"},
     "exponent": {"chip_departure"},
-    "": {"roofline_norm"},
+    "": {"roofline_norm", "expert_skew"},
     "weights/s": {"unpack_rate"},
     "sequences": {"latent_contexts"},
     "factor": {"expert_imbalance", "first_token_factor"},

@@ -176,7 +176,8 @@ def test_constants_of_experts():
     assert demand(experts(), on=engine(expert_evenness=1.0), **given).weights == pytest.approx(64 * 12 / 13 * 1e8)
     assert demand(experts(), on=engine(expert_imbalance=1.5), **given) == plain  # of one chip
     uneven, even = (demand(experts(), Layout(dp=2, ep=2), on=engine(expert_imbalance=x), **given) for x in (1.5, 1.0))
-    assert uneven.flops == pytest.approx(1.5 * even.flops)
+    assert uneven.flops == pytest.approx(1.5 * 384 * 2e8)
+    assert even == demand(experts(), Layout(dp=2, ep=2), **given)  # what chance alone gives, and no less
     assert uneven.weights == even.weights
     tiles = demand(experts(), on=engine(expert_tile_rows=16.0), **given)
     assert tiles.flops == pytest.approx(math.hypot(768, touched * 16) * 2e8)

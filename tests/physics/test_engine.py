@@ -51,7 +51,7 @@ NEUTRAL = {
     1.0: (
         "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
         "attention_efficiency", "attention_memory_efficiency", "latent_efficiency", "network_efficiency",
-        "first_token_factor", "expert_imbalance", "memory_share", "fp4_efficiency", "block_efficiency",
+        "first_token_factor", "memory_share", "fp4_efficiency", "block_efficiency",
     ),
     0.0: (
         "chip_departure", "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
@@ -59,7 +59,7 @@ NEUTRAL = {
         "seconds_per_collective", "seconds_per_step", "seconds_per_request", "seconds_before_queue",
         "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance", "seconds_per_sequence", "seconds_to_start",
         "activation_traffic", "fill_bytes", "expert_tile_rows", "prefill_first", "small_kv", "reserved_bytes",
-        "collective_bytes", "sampling_bytes",
+        "collective_bytes", "sampling_bytes", "expert_imbalance", "expert_skew",
     ),
     math.inf: ("roofline_norm", "expert_evenness", "unpack_rate", "latent_contexts"),
     2.0: ("two_batch",),

@@ -247,7 +247,7 @@ def test_layouts_that_exchange_have_as_many_experts_on_every_chip(deepseek, rack
     found = [m for m in legal(deepseek, rack, 72, engine=load_engine(engine)) if m.dp > 1 and m.ep > 1]
     assert {m.dp * m.group for m in found} >= {24, 36, 40, 64, 72}
     assert all((256 + m.redundant_experts) % m.ep == 0 for m in found)
-    assert all(m.redundant_experts < m.ep for m in found)
+    assert {int(m.redundant_experts // m.ep) for m in found} == {0, 1}
     facts = collect_facts(deepseek, rack, chips=72, engine=load_engine(engine))
     assert np.all(allowed(stacked(found), facts))
 

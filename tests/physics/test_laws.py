@@ -30,7 +30,7 @@ ROUGH = with_constants(Engine(name="rough"), {
     "memory_efficiency": 0.8, "compute_efficiency": 0.7, "expert_efficiency": 0.5, "attention_efficiency": 0.6,
     "attention_memory_efficiency": 0.7, "network_efficiency": 0.6, "seconds_per_layer": 5e-6, "seconds_per_collective": 8e-6,
     "seconds_per_step": 1e-3, "seconds_per_sequence": 1e-6, "roofline_norm": 4.0, "activation_traffic": 1.0,
-    "expert_imbalance": 1.3,
+    "expert_skew": 1.28,
 })  # fmt: skip
 
 

@@ -66,6 +66,7 @@ def test_attention_that_computes_is_slower_by_its_own_efficiency():
         ({}, 10_000, 80.0),  # 10,000 x 8 x 0.2 GFLOP x 10
         ({"expert_efficiency": 0.4}, 10_000, 200.0),
         ({"expert_imbalance": 1.3}, 10_000, 80.0),  # one chip has all experts, and all rows
+        ({"expert_skew": 1.28}, 10_000, 80.0),
     ],
 )
 def test_experts_have_efficiencies_of_their_own(constants, batch, milliseconds):

@@ -10,7 +10,17 @@ from hypothesis import strategies as some
 import steptime as st
 from steptime.errors import DataFileError
 from steptime.physics.engine import Engine, constant, default_engine, load_engine, with_constants
-from steptime.physics.uncertainty import REGIMES, WIDE, factors, log_gradient, measured_on, parameter_variance, step_range
+from steptime.physics.uncertainty import (
+    REGIMES,
+    WIDE,
+    constants_covariance,
+    factors,
+    log_gradient,
+    measured_on,
+    parameter_variance,
+    step_range,
+    uncertain_constants,
+)
 from tests.conftest import machine, one_matrix
 
 SHIPPED = ("vllm", "sglang", "trtllm", "typical")
@@ -37,8 +47,8 @@ def test_gradient_is_the_difference_between_scalar_engines(model, system, phase)
     model, system, engine = st.load_model(model), st.load_system(system), load_engine("vllm")
     given_ = STEPS[phase] | {"layout": st.Layout(tp=8)}
     gradient = log_gradient(lambda e: st.mixed_step(model, system, engine=e, **given_).total, engine)
-    assert gradient.shape == (len(engine.fit["names"]),)
-    for name, value in zip(engine.fit["names"], gradient, strict=True):
+    assert gradient.shape == (len(uncertain_constants(engine)),)
+    for name, value in zip(uncertain_constants(engine), gradient, strict=True):
         up, down = (
             float(
                 st.mixed_step(model, system, engine=with_constants(engine, {name: constant(engine, name) * f}), **given_).total
@@ -56,7 +66,7 @@ def test_gradient_of_many_points_is_that_of_each(deepseek, rack):
         return st.decode_step(deepseek, rack, batch=b, context=c, layout=layout, engine=e).total
 
     together = log_gradient(seconds, engine, dimensions=2)
-    assert together.shape == (len(engine.fit["names"]), 2, 3)
+    assert together.shape == (len(uncertain_constants(engine)), 2, 3)
     one = log_gradient(lambda e: seconds(e, 512, 100), engine)
     assert together[:, 1, 0] == pytest.approx(one, abs=1e-8)
 

@@ -121,10 +121,11 @@ def test_a_layout_unlike_those_measured_makes_the_engine_less_sure():
     found = by_name(rack)
     assert found["scatter"].basis.endswith("outside the measured runs")
     assert found["scatter"].high > 1.6
-    assert found["expert_imbalance"].low == pytest.approx(1.15)
-    assert found["expert_imbalance"].at_high > found["expert_imbalance"].at_low
+    assert found["expert_skew"].low == pytest.approx(1.28 * math.exp(-1.645 * 0.6))
+    assert found["expert_skew"].at_high > found["expert_skew"].at_low
+    assert found["expert_skew"].share > 0
     told = by_name(sensitivity("step", model="deepseek-v3", system="gb200-nvl72", dp=72, ep=72, batch=4096, imbalance=1.1))
-    assert "expert_imbalance" not in told
+    assert "expert_skew" not in told
 
 
 def test_the_ideal_engine_has_no_error_and_a_figure_that_is_set_is_known():

@@ -89,9 +89,7 @@ def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterato
     for tp, pp, cp in product(heads, [p for p in STAGES if p <= min(facts.depth, chips)], CONTEXT_WAYS):
         for dp in groups(largest // (tp * cp * pp), shared=facts.experts > 0, domain=facts.domain_chips):
             for ep in expert_ways(tp * cp * dp, dp, facts.experts):
-                # Redundant experts that give every chip the same number of experts.
-                copies = -facts.experts % ep
-                for parts in microbatches:
+                for copies, parts in product(copy_counts(facts.experts, ep), microbatches):
                     yield tp, pp, dp, ep, cp, pp * parts, copies
 
 
@@ -170,6 +168,30 @@ def expert_ways(stage: int, dp: int, experts: int) -> tuple[int, ...]:
         return (1,)
     largest = max(w for w in divisors(stage) if w <= experts)
     return tuple(sorted({1, largest} if dp == 1 or largest == stage else {1}))
+
+
+def copy_counts(experts: int, ep: int) -> tuple[int, ...]:
+    """Return the numbers of redundant experts to try.
+
+    These are the fewest that give every rank the same number of experts, and one more per rank. Public deployments have one
+    or two copies per rank.
+
+    Args:
+        experts: Routed experts of the model; 0 for a dense model.
+        ep: Expert-parallel degree.
+
+    Returns:
+        Numbers in rising order.
+
+    References:
+        32 copies on 32 ranks (prefill) and on 72 ranks: lmsys.org/blog/2025-05-05-large-scale-ep. 32 copies on 32 and 36
+        ranks: TensorRT-LLM, tech blog 4.
+
+    >>> copy_counts(256, 32), copy_counts(256, 24), copy_counts(256, 1), copy_counts(0, 1)
+    ((0, 32), (8, 32), (0,), (0,))
+    """
+    fewest = -experts % ep
+    return (fewest, fewest + ep) if ep > 1 else (fewest,)
 
 
 # Chips of one replica: eight racks of 72 hold every model of the catalogue.

@@ -103,7 +103,8 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
     for level, part in product(levels, TPOT_LEVELS):
         kinds: dict[object, Candidate] = {}
         for candidate in ranking(replace(case, slo=replace(level, tpot=level.tpot / part)), list(tables)):
-            kinds.setdefault((candidate.same, candidate.prompts), candidate)
+            # Simulation compares numbers of redundant experts of the best design alone (`other_copies`).
+            kinds.setdefault((candidate.design, candidate.prompts), candidate)
             if len(kinds) == (1 if case.rough else ROWS):
                 break
         for candidate in kinds.values():
@@ -196,6 +197,7 @@ def _add_neighbours(
         if leader is None or _is_slow(case, leader.candidate):
             return
         similar = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
+        similar += other_copies(case, leader.candidate)
         # A pool of other readers helps where prompts wait for it.
         reader = leader.candidate.prefill_layout
         if reader is not None and leader.run.binding in ("first token", "prefill rate") and reader.replicas <= MANY_READERS:
@@ -389,5 +391,29 @@ def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate
     pool = prefill_pool(case.model, case.system, case.workload, layout=table, prompts=candidate.prompts, **case.settings)
     rates = np.where(pool.memory.fits & runs(case, table, "prefill"), pool.rate * table.replicas, 0.0)
     fast = [index for index in np.argsort(-rates[:-1]) if rates[index] >= AS_FAST * rates[-1]]
-    readers = [replace(layouts[index], replicas=chips // int(layouts[index].chips)) for index in fast]
+    # Of layouts that differ only in redundant experts, the fastest.
+    designs: dict[Layout, Layout] = {}
+    for index in fast:
+        designs.setdefault(replace(layouts[index], redundant_experts=0), layouts[index])
+    readers = [replace(layout, replicas=chips // int(layout.chips)) for layout in designs.values()]
     yield from (replace(candidate, prefill_layout=layout) for layout in [r for r in readers if r != reader][:READERS])
+
+
+def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
+    """Yield candidates with another number of redundant experts in one pool.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+
+    Yields:
+        Candidates.
+    """
+    for name in ("layout", "prefill_layout"):
+        layout = getattr(candidate, name)
+        if layout is None or int(layout.ep) == 1:
+            continue
+        for other in fitting(case):
+            variant = replace(layout, redundant_experts=other.redundant_experts)
+            if variant == replace(other, replicas=layout.replicas) and variant != layout:
+                yield replace(candidate, **{name: variant})

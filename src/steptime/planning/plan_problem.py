@@ -146,6 +146,12 @@ class Candidate:
         """Key of candidates that differ only in batch, chunk and micro-batches."""
         return (self.mode, _DEGREES(self.layout), self.prefill_layout and _DEGREES(self.prefill_layout))
 
+    @property
+    def design(self) -> tuple[object, ...]:
+        """Key of candidates that differ only in batch, chunk, micro-batches and redundant experts."""
+        pools = (self.layout, self.prefill_layout)
+        return (self.mode, *(pool and _DEGREES(replace(pool, redundant_experts=0)) for pool in pools))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
