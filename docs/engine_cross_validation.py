@@ -107,9 +107,9 @@ FIXED_CONSTANTS: dict[str, Any] = {
 }
 # Deviation of the logarithm of a constant that no run determines. Published skews of experts, each as a log-normal: 0.48 (DeepSeek-R1,
 # a fifth of the experts with 35 % of the tokens) and 1.9 (Qwen3-235B, 65 %), both by comparison of latencies; 1.28 (DeepSeek-R1,
-# counted); 3.5 (Qwen3.6-35B, the busiest of four ranks with 1.35 times the mean, counted with few prompts). They span 90 % of a
-# log-normal with this deviation.
-# https://github.com/ai-dynamo/aiconfigurator: power-law distribution in MoE workload simulation; EXPERT_ROUTING_CAPTURE.md
+# counted). Layers and data differ too: the busiest rank of a layer has 1.5 to 3.5 times the mean. These logarithms deviate by 0.7
+# from each other, and all three are within 90 % of a log-normal around 1.28 with this deviation.
+# https://github.com/ai-dynamo/aiconfigurator: power-law distribution in MoE workload simulation; TensorRT-LLM, ep_load_balancer
 NOT_DETERMINED = {"expert_skew": 0.6}
 USUAL = np.log([PRIORS[n].usual for n in NAMES])
 DEVIATIONS = np.array([PRIORS[n].deviation for n in NAMES])

@@ -9,13 +9,15 @@ the mean then has the variance of a sample without replacement, $c^2 (g-1)/(n-1)
 
 **With copies** an engine replicates the experts with the largest load per copy and packs them evenly (EPLB). What remains is
 the largest load of a copy (`largest_copy`), if it is more than the mean of a rank, and the error of the forecast
-(`forecast_excess`).
+(`load_error`).
+
+**Requests.** Tokens of one request use similar experts, so that a batch of few requests differs from the usual popularity.
 
 **Chance.** The tokens of one batch fluctuate around these loads (`expected_maximum`). Independent deviations add in quadrature.
 
-DeepSeek-R1 on 32 GB200, 4,096 tokens and 8 experts each, rows of the busiest rank over the mean, on average over layers:
-2.56 without copies, 1.109 with 32 copies; on 36 ranks 1.115 with 32 copies (TensorRT-LLM, blog 4, table 1). With the measured
-$c$ of 1.28 these functions give 2.34, 1.11 and 1.11.
+DeepSeek-R1 on 32 GB200, 4,096 requests and 8 experts each, rows of the busiest rank over the mean, on average over layers:
+2.56 without copies, 1.109 with 32 copies; on 36 ranks 1.115 with 32 copies (TensorRT-LLM, tech blog 4, table 1). With the
+measured $c$ of 1.28 these functions give 2.34, 1.11 and 1.11.
 
 Left out: the exchange of rows, which waits for the busiest rank too, and the time to move copies. Ranks with unequal numbers
 of experts are taken as equal.
@@ -32,10 +34,15 @@ import numpy as np
 from steptime.blackboard.expert_activation import expected_maximum
 from steptime.number_checks import Array, Number, has_nonzero, map_unique
 
+# Deviation of an expert's share of the tokens of one request, over the deviation of the shares of experts. SGLang on 32 H100 with
+# 32 copies took 59,337 / 50,302 times as long as with even experts, with micro-batches of 64 prompts of 4,096 tokens.
+# https://lmsys.org/blog/2025-05-05-large-scale-ep (overall throughput). Qwen3.6-35B in steps of a few prompts on four ranks has 1.35
+# rows of the busiest over the mean, and 1.35 here with three. https://github.com/ai-dynamo/aiconfigurator, EXPERT_ROUTING_CAPTURE.md
+REQUEST_SPREAD: Final = 2.1
 # Standard deviation of an expert's load over its forecast. After EPLB the ranks of DeepSeek-R1 deviate by 52.0 of 1,024 rows on
-# 32 ranks and by 53.9 on 36, of which chance is 32. The loads of slots give the rest: 0.100 in both (`forecast_excess`).
+# 32 ranks and by 53.9 on 36, of which chance is 32. By the loads of slots, loads deviate by 0.100 in both, with 4,096 requests.
 # https://github.com/NVIDIA/TensorRT-LLM/blob/main/docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md
-FORECAST_ERROR: Final = 0.1
+FORECAST_ERROR: Final = math.sqrt(0.1**2 - (REQUEST_SPREAD * 1.28) ** 2 / 4096)
 # Mean load of a copy over the largest: greedy replication leaves loads between half of it and all of it.
 COPY_SHARE: Final = 0.75
 # Halvings of an interval of logarithms, to a relative error below 1e-6.
@@ -46,15 +53,19 @@ MOST_COPIES: Final = 64
 SMALLEST: Final = 1e-6
 
 
-def busiest_rows(mean: Number, chance: Number, skew: Number, experts: int, ranks: Number, copies: Number) -> Number:
+def busiest_rows(
+    mean: Number, chance: Number, requests: Number, skew: Number, experts: int, ranks: Number, copies: Number
+) -> Number:
     r"""Return the expected rows of the busiest expert-parallel rank.
 
-    Without copies they are $m + \sqrt{a^2 + (m e)^2}$, with chance $a$ and `placement_excess` $e$. With copies they are
-    $m p + \sqrt{a^2 + (m f)^2}$, with the `packing` $p$ and `forecast_excess` $f$, and never more than without copies.
+    Without copies they are $m + \sqrt{a^2 + m^2 (e^2 + f^2)}$, with chance $a$, `placement_excess` $e$ and `load_error` $f$ of
+    the requests. With copies they are $m p + \sqrt{a^2 + m^2 f^2}$ with the `packing` $p$, and $f$ of requests and forecast.
+    They are never more than without copies.
 
     Args:
-        mean: Mean rows of a rank.
+        mean: Mean rows $m$ of a rank.
         chance: Expected excess of the busiest rank with equal popularity [rows].
+        requests: Requests of the batch.
         skew: Coefficient of variation of the popularity of experts.
         experts: Routed experts per layer.
         ranks: Expert-parallel ranks.
@@ -66,17 +77,19 @@ def busiest_rows(mean: Number, chance: Number, skew: Number, experts: int, ranks
     References:
         github.com/deepseek-ai/EPLB; placement by chance and by EPLB agree with drawn loads (tests/physics).
 
-    >>> [round(float(busiest_rows(1024, 64.0, 1.28, 256, 32, copies)), -1) for copies in (0, 32)]
+    >>> [round(float(busiest_rows(1024, 64.0, 4096, 1.28, 256, 32, copies)), -1) for copies in (0, 32)]
     [2400.0, 1130.0]
     """
     if not has_nonzero(skew):
         return mean + chance
-    placed: Number = mean + np.hypot(chance, mean * placement_excess(skew, experts, ranks))
+    spread = np.square(REQUEST_SPREAD * skew) / np.maximum(requests, 1.0)
+    placed = np.square(placement_excess(skew, experts, ranks)) + np.square(load_error(spread, skew, experts, ranks, 0))
+    unbalanced: Number = mean + np.sqrt(np.square(chance) + np.square(mean) * placed)
     if not has_nonzero(copies):
-        return placed
-    packed = mean * packing(skew, experts, ranks, copies)
-    packed = packed + np.hypot(chance, mean * forecast_excess(skew, experts, ranks, copies))
-    return np.where(np.asarray(copies) > 0, np.minimum(placed, packed), placed)
+        return unbalanced
+    forecast = load_error(spread + FORECAST_ERROR**2, skew, experts, ranks, copies)
+    balanced = mean * packing(skew, experts, ranks, copies) + np.hypot(chance, mean * forecast)
+    return np.where(np.asarray(copies) > 0, np.minimum(unbalanced, balanced), unbalanced)
 
 
 def placement_excess(skew: Number, experts: int, ranks: Number) -> Array:
@@ -130,13 +143,14 @@ def packing(skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
     return factor
 
 
-def forecast_excess(skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
-    r"""Return the excess of the busiest rank from the error of the forecast of loads.
+def load_error(variance: Number, skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
+    r"""Return the excess of the busiest rank from loads that deviate from the usual or forecast ones.
 
-    EPLB balances loads of the past. Each differs from the present one by the deviation $\delta$ (`FORECAST_ERROR`), so that a
-    rank's share has the variance $\delta^2 g q / n$ with the mean square $q$ of loads per copy (`copy_square`).
+    If each expert's load deviates by the share $\delta$ of it, a rank's share has the variance $\delta^2 g q / n$ with the mean
+    square $q$ of loads per copy (`copy_square`).
 
     Args:
+        variance: Variance $\delta^2$ of an expert's load over the expected one.
         skew: Coefficient of variation of the popularity of experts.
         experts: Routed experts $n$ per layer.
         ranks: Expert-parallel ranks $g$.
@@ -145,11 +159,11 @@ def forecast_excess(skew: Number, experts: int, ranks: Number, copies: Number) -
     Returns:
         Excess over the mean, as a share of the mean.
 
-    >>> round(float(forecast_excess(1.28, 256, 32, 32)), 3)
+    >>> round(float(load_error(0.01, 1.28, 256, 32, 32)), 3)
     0.084
     """
-    variance = FORECAST_ERROR**2 * ranks / experts * copy_square(skew, experts, copies)
-    return np.asarray(expected_maximum(0.0, variance, ranks, 0.0))
+    square = copy_square(skew, experts, copies) if has_nonzero(copies) else 1 + np.square(skew)
+    return np.asarray(expected_maximum(0.0, 1.0, ranks, 0.0) * np.sqrt(variance * ranks / experts * square))
 
 
 def largest_copy(skew: Number, experts: int, copies: Number) -> Array:

@@ -157,6 +157,7 @@ class Work:
 
     sequences, prompts: Sequences in decode, and prompts in prefill.
     decode, prefill, everywhere: Rows; `everywhere` is the sum over all data-parallel ranks.
+    requests: Requests with equal numbers of rows whose experts fluctuate as much as those of all data-parallel ranks.
     context, tokens, prefix: Tokens in the KV cache of a sequence, new tokens of a prompt, and its cached
     tokens.
     """
@@ -166,6 +167,7 @@ class Work:
     prompts: Number
     prefill: Number
     everywhere: Number
+    requests: Number
     context: Number
     tokens: Number
     prefix: Number
@@ -189,16 +191,38 @@ def build_work(inputs: Mapping[str, Any], layout: Layout) -> Work:
     m, dp = layout.microbatches, layout.dp
     sequences = busiest(inputs["batch"], dp * m)
     group_prompts = busiest(inputs["prompts"], dp) / m
+    rows = inputs["batch"] * inputs["query"] + inputs["prompts"] * inputs["tokens"]
+    squares = inputs["batch"] * np.square(inputs["query"]) + inputs["prompts"] * np.square(inputs["tokens"] * 1.0)
     return Work(
         sequences=sequences,
         decode=sequences * inputs["query"],
         prompts=group_prompts,
         prefill=group_prompts * inputs["tokens"],
-        everywhere=(inputs["batch"] * inputs["query"] + inputs["prompts"] * inputs["tokens"]) / m,
+        everywhere=rows / m,
+        requests=effective_requests(rows, squares) / m,
         context=inputs["context"] * 1.0,
         tokens=inputs["tokens"] * 1.0,
         prefix=inputs["prefix"] * 1.0,
     )
+
+
+def effective_requests(rows: Number, squares: Number) -> Number:
+    r"""Return the number of equal requests with the same fluctuation as unequal ones: $(\sum w)^2 / \sum w^2$.
+
+    Args:
+        rows: Sum of the rows $w$ of the requests.
+        squares: Sum of their squares.
+
+    Returns:
+        Requests; 0 without rows.
+
+    References:
+        Kish, Survey Sampling, 1965: effective sample size.
+
+    >>> float(effective_requests(3.0, 3.0)), float(effective_requests(102.0, 10_002.0)), float(effective_requests(0.0, 0.0))
+    (3.0, 1.0401919616076785, 0.0)
+    """
+    return np.square(rows) / np.maximum(squares, FEWEST)
 
 
 def busiest(count: Number, groups: Number) -> Number:
@@ -383,7 +407,9 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     rows = work.everywhere * op.active / layout.ep
     distinct_factor = (op.experts - op.active) / np.maximum(op.experts - 1, 1)
     chance = expected_maximum(rows, rows * distinct_factor, layout.ep) - rows
-    busiest_rank = busiest_rows(rows, chance, experts.expert_skew, op.experts, layout.ep, layout.redundant_experts)
+    busiest_rank = busiest_rows(
+        rows, chance, work.requests, experts.expert_skew, op.experts, layout.ep, layout.redundant_experts
+    )
     if has_nonzero(experts.expert_imbalance):
         # A known ratio replaces the popularity; chance is a lower bound for any popularity.
         known = np.maximum(rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0), rows + chance)
