@@ -45,10 +45,12 @@ from steptime.validation.validate_api import Calibrated, Validation
 from steptime.validation.training_validation import TrainingValidation
 from steptime.models.model_loading import load_model
 from steptime.errors import InputError
+from steptime.blackboard.expert_activation import expected_maximum
 from steptime.physics.bias_correction import Anchors
-from steptime.physics.engine_parameters import DESCRIPTIONS, GROUPS
+from steptime.physics.engine_parameters import DESCRIPTIONS, GROUPS, Experts
 from steptime.physics.engine import Engine, constant, load_engine
 from steptime.physics.engine_rules import ENGINE_RULES
+from steptime.physics.expert_imbalance import busiest_rows
 from steptime.models.model import (
     Model,
     active_parameters,
@@ -363,6 +365,38 @@ def keys_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def imbalance_rows() -> list[str]:
+    """Return rows of the table of expert imbalance: DeepSeek-V3 with the skew of vLLM."""
+    skew, rows = float(load_engine("vllm").experts.expert_skew), []
+    for ranks, copies in ((8, 0), (8, 8), (32, 0), (32, 32), (64, 0), (64, 64), (144, 32), (144, 176)):
+        ratios = []
+        for tokens, requests in ((256.0 * ranks, 256.0 * ranks), (8192.0 * ranks, 1.0 * ranks)):
+            mean = tokens * 8 / ranks
+            chance = float(expected_maximum(mean, mean * 248 / 255, ranks)) - mean
+            ratios.append(float(busiest_rows(mean, chance, requests, skew, 256, ranks, copies)) / mean)
+        rows.append(f"| {ranks} | {copies} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+    return rows
+
+
+def experts_note() -> list[str]:
+    """Return the section on the imbalance of expert-parallel ranks."""
+    return [
+        "",
+        "The busiest expert-parallel rank has more rows than the mean (`physics/expert_imbalance.py`). How many depends on",
+        "the skew of the popularity of experts, experts per rank, tokens and requests of the batch, and copies of busy",
+        "experts. The skew of 1.28 was counted in 58 layers of DeepSeek-R1 (TensorRT-LLM, tech blog 4). Models, layers and",
+        "data differ, so that its logarithm has a prior deviation of 0.6 (`[fit.prior]` of an engine file), which widens",
+        "ranges. DeepSeek-V3 with vLLM, 256 sequences per rank in decode, one prompt of 8,192 tokens per rank in prefill:",
+        "",
+        "| ranks | redundant experts | busiest over mean, decode | prefill |",
+        "|---:|---:|---:|---:|",
+        *imbalance_rows(),
+        "",
+        "`--imbalance` replaces the ratio by one that you counted. An engine file with `expert_imbalance` and without",
+        "`expert_skew` has this ratio at any width. The exchange of rows between ranks is computed as if it were even.",
+    ]
+
+
 def engines_page() -> str:
     """Return the page of engines: every constant by group with its meaning, unit, range, reader and shipped values."""
     shipped = [load_engine(name) for name in files("engines")]
@@ -387,6 +421,7 @@ def engines_page() -> str:
             values = [_value(engine, field_.name) for engine in shipped]
             cells = [f"`{field_.name}`", told["line"], told["unit"], ends, f"{told['default']:g}", told["read_by"], *values]
             lines.append("| " + " | ".join(cells) + " |")
+        lines += experts_note() if kind is Experts else []
     return "\n".join([*lines, *rules_table()]) + "\n"
 
 

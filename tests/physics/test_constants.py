@@ -36,7 +36,9 @@ RANGES = {
         ),
         SECOND,
     ),
-    "experts": {"expert_skew": (0, 10), "expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_tile_rows": (0, 1e4)},
+    "experts": {
+        "expert_skew": (0, 10), "expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_tile_rows": (0, 1e4),
+    },
     "scheduler": {
         "step_tokens": (0, 1e7), "prefill_first": (0, 1), "two_batch": (0, 2), "seconds_per_request": (0, 100),
         "first_token_factor": (0.001, 100), "seconds_before_queue": (0, 100), "seconds_before_queue_per_token": SECOND,

@@ -13,7 +13,6 @@ from steptime.physics.engine import Engine, constant, default_engine, load_engin
 from steptime.physics.uncertainty import (
     REGIMES,
     WIDE,
-    constants_covariance,
     factors,
     log_gradient,
     measured_on,

@@ -10,7 +10,7 @@ from tests.planning.cases import equal_requests
 
 
 def test_copies_of_experts_are_those_that_make_them_even():
-    """4 x 72 = 256 + 32: no engine exchanges tokens over chips of which some hold fewer experts; no more copies are tried."""
+    """4 x 72 = 256 + 32: no engine exchanges tokens over chips with unequal numbers; one more copy per chip is tried."""
     model, system = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72")
     asked, engine = equal_requests(input_tokens=100, output_tokens=100), load_engine("vllm")
     case = PlanProblem(model=model, system=system, workload=asked, slo=st.Slo(), chips=72, engine=engine)
@@ -20,5 +20,6 @@ def test_copies_of_experts_are_those_that_make_them_even():
     assert absent_because(case, st.Layout(dp=72, ep=72)) == [
         "256 experts do not divide evenly over ep=72 chips, as vllm needs; try redundant_experts=32"
     ]
-    more = absent_because(case, st.Layout(dp=64, ep=64, redundant_experts=64))
-    assert more == ["redundant_experts=64 is not tried here; the search tries 0"]
+    assert absent_because(case, st.Layout(dp=64, ep=64, redundant_experts=64)) == []
+    more = absent_because(case, st.Layout(dp=64, ep=64, redundant_experts=128))
+    assert more == ["redundant_experts=128 is not tried here; the search tries 0, 64"]

@@ -26,6 +26,7 @@ of experts are taken as equal.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -34,14 +35,14 @@ import numpy as np
 from steptime.blackboard.expert_activation import expected_maximum
 from steptime.number_checks import Array, Number, has_nonzero, map_unique
 
-# Deviation of an expert's share of the tokens of one request, over the deviation of the shares of experts. SGLang on 32 H100 with
-# 32 copies took 59,337 / 50,302 times as long as with even experts, with micro-batches of 64 prompts of 4,096 tokens.
-# https://lmsys.org/blog/2025-05-05-large-scale-ep (overall throughput). Qwen3.6-35B in steps of a few prompts on four ranks has 1.35
-# rows of the busiest over the mean, and 1.35 here with three. https://github.com/ai-dynamo/aiconfigurator, EXPERT_ROUTING_CAPTURE.md
+# Deviation of an expert's share of the tokens of one request, over the deviation of the shares of experts. SGLang on 32 H100
+# with 32 copies took 59,337 / 50,302 times as long as with even experts, with micro-batches of 64 prompts of 4,096 tokens.
+# https://lmsys.org/blog/2025-05-05-large-scale-ep (overall throughput). Qwen3.6-35B in steps of a few prompts on four ranks has
+# 1.35 rows of the busiest over the mean, and 1.35 here with three (github.com/ai-dynamo/aiconfigurator, routing capture).
 REQUEST_SPREAD: Final = 2.1
 # Standard deviation of an expert's load over its forecast. After EPLB the ranks of DeepSeek-R1 deviate by 52.0 of 1,024 rows on
-# 32 ranks and by 53.9 on 36, of which chance is 32. By the loads of slots, loads deviate by 0.100 in both, with 4,096 requests.
-# https://github.com/NVIDIA/TensorRT-LLM/blob/main/docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md
+# 32 ranks and by 53.9 on 36, of which chance is 32. With the loads of its slots, an expert deviates by 0.100 in both, at 4,096
+# requests. https://nvidia.github.io/TensorRT-LLM/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.html, table 1
 FORECAST_ERROR: Final = math.sqrt(0.1**2 - (REQUEST_SPREAD * 1.28) ** 2 / 4096)
 # Mean load of a copy over the largest: greedy replication leaves loads between half of it and all of it.
 COPY_SHARE: Final = 0.75
@@ -203,14 +204,14 @@ def copy_square(skew: Number, experts: int, copies: Number) -> Array:
     return _per_skew(_copy_square, skew, copies, float(experts))
 
 
-def _per_skew(function: object, skew: Number, copies: Number, experts: float) -> Array:
+def _per_skew(function: Callable[..., float], skew: Number, copies: Number, experts: float) -> Array:
     """Evaluate a function once for each distinct pair of copies and skew."""
     skews = np.asarray(skew, dtype=np.float64)
     if skews.ndim == 0:
-        return map_unique(function, copies, experts, float(skews))  # type: ignore[arg-type]
+        return map_unique(function, copies, experts, float(skews))
     results = np.zeros(np.broadcast_shapes(skews.shape, np.shape(copies)))
     for value in np.unique(skews):
-        results = np.where(skews == value, map_unique(function, copies, experts, float(value)), results)  # type: ignore[arg-type]
+        results = np.where(skews == value, map_unique(function, copies, experts, float(value)), results)
     return results
 
 

@@ -1,8 +1,8 @@
 """Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
 
 Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the skew of experts
-(`expert_imbalance`) with the tiles that pad their rows, and the share of activations that passes through memory. Kernel launches and memory
-traffic of routed experts depend on the format of the weights and on the vendor of the chip (`Chain`).
+(`expert_imbalance`) with the tiles that pad their rows, and the share of activations that passes through memory. Kernel
+launches and memory traffic of routed experts depend on the format of the weights and on the vendor of the chip (`Chain`).
 """
 
 from __future__ import annotations
@@ -411,9 +411,9 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         rows, chance, work.requests, experts.expert_skew, op.experts, layout.ep, layout.redundant_experts
     )
     if has_nonzero(experts.expert_imbalance):
-        # A known ratio replaces the popularity; chance is a lower bound for any popularity.
-        known = np.maximum(rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0), rows + chance)
-        busiest_rank = np.where(np.asarray(experts.expert_imbalance) > 0, known, busiest_rank)
+        # A ratio that was counted replaces the popularity; chance is a lower bound for any popularity.
+        counted_rows = np.maximum(rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0), rows + chance)
+        busiest_rank = np.where(np.asarray(experts.expert_imbalance) > 0, counted_rows, busiest_rank)
     rows = np.minimum(np.maximum(busiest_rank, least), work.everywhere * np.minimum(op.active, slots))
     if has_nonzero(experts.expert_tile_rows):
         # A kernel computes whole tiles.

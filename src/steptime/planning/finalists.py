@@ -413,7 +413,7 @@ def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]
         layout = getattr(candidate, name)
         if layout is None or int(layout.ep) == 1:
             continue
-        for other in fitting(case):
-            variant = replace(layout, redundant_experts=other.redundant_experts)
-            if variant == replace(other, replicas=layout.replicas) and variant != layout:
+        for proposal in fitting(case):
+            variant = replace(layout, redundant_experts=proposal.redundant_experts)
+            if variant == replace(proposal, replicas=layout.replicas) and variant != layout:
                 yield replace(candidate, **{name: variant})

@@ -86,7 +86,7 @@ class Subject(ModelOnSystem):
     imbalance: Any = number(
         None,
         "expert imbalance: rows on the busiest expert-parallel rank, divided by the mean",
-        default_words="the engine's",
+        default_words="computed from the engine's expert_skew",
         minimum=1.0,
         group=SUBJECT_GROUP,
     )

@@ -15,8 +15,8 @@ between dated quotes, and for ranges that the user gives.
 rates of a chip follow one clock, and err together: `chip.peak` is a factor on them.
 
 **Constants** of the engine that were fitted have the (marginal) standard deviation of their logarithm from the covariance of
-the fit. Correlations between them are left out; `variance_shares.correlated` gives their effect. Constants with a prior deviation
-(`[fit.prior]`) have this deviation. Other constants that were fixed during the fit are part of the scatter.
+the fit. Correlations between them are left out; `variance_shares.correlated` gives their effect. Constants with a prior
+deviation (`[fit.prior]`) have this deviation. Other constants that were fixed during the fit are part of the scatter.
 
 **Scatter** is the error that remains in runs left out of the fit, in addition to the constants. It is a factor $x$ on the time
 of every step, whose 90 % range is $e^{-s_-}$ to $e^{s_+}$ with
@@ -512,7 +512,8 @@ def _assumed_constants(model: Model, engine: Engine) -> Iterator[Unsure]:
     for name, sigma in engine.fit.get("prior", {}).items():
         base, description = constant(engine, name), DESCRIPTIONS[name]
         # Experts matter only to a model with experts, and their skew only where the imbalance is not known.
-        is_idle = GROUP_BY_NAME[name] == "experts" and not (model.routed and np.all(np.asarray(engine.experts.expert_imbalance) == 0))
+        is_known = np.any(np.asarray(engine.experts.expert_imbalance) > 0)
+        is_idle = GROUP_BY_NAME[name] == "experts" and (not model.routed or is_known)
         if not is_idle and np.ndim(base) == 0 and base > 0:
             yield spread(
                 name, float(base), Z90 * sigma, description=f"the {description['line'].partition(' (')[0]}",
