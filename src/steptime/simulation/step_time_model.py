@@ -36,8 +36,6 @@ LEFT_OUT = unit("", "", left_out=True)
 # Largest tabulated number of rows; beyond it the last slope continues.
 MAX_ROWS = 1 << 17
 SAMPLES = 200
-# Tokens of a prompt with next to no attention.
-SHORT_PROMPT = 32
 # Coefficients of prefill work.
 PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows", "slack")
 # Terms on which the data-parallel ranks work together.
@@ -408,14 +406,14 @@ def _joint_factors(
     batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (max_batch, budget))
     batch, groups, context = np.minimum(batch, max_batch)[:, None], settings["layout"].dp, sum(contexts) / 2
     tokens_per_rank = np.maximum(tokens / groups, 1.0)
-    # Short prompts have next to no attention, which collectives would hide.
+    # Collectives would hide attention of prompts.
     overlaps = systems[0] is not systems[1]
-    parts = np.maximum(tokens_per_rank // SHORT_PROMPT, 1.0) if overlaps else 1.0
+    model_of_rows = _without_prompt_attention(model) if overlaps else model
 
     def without_attention(system: System) -> Any:
-        decode_step = drafted_step(model, system, batch=batch, context=context, **settings)
-        sizes = {"batch": batch, "context": context, "prompts": groups * parts, "tokens": tokens_per_rank / parts}
-        step = drafted_step(model, system, **sizes, **settings)
+        decode_step = drafted_step(model_of_rows, system, batch=batch, context=context, **settings)
+        sizes = {"batch": batch, "context": context, "prompts": groups, "tokens": tokens_per_rank}
+        step = drafted_step(model_of_rows, system, **sizes, **settings)
         attention = step.terms.get("attention", 0.0) - decode_step.terms.get("attention", 0.0)
         # Terms that collectives hide are zero, also those of decode in a mixed step.
         return step.total - (np.maximum(attention, 0.0) if overlaps else attention)
@@ -424,6 +422,15 @@ def _joint_factors(
     operators = without_attention(systems[1]) if overlaps else total
     summed = pace.seconds(batch, batch * context, np.round(groups * tokens_per_rank).astype(np.int64))
     return total / summed, np.maximum(total - operators, 0.0)
+
+
+def _without_prompt_attention(model: Model) -> Model:
+    """Return a model in which pairs of query and key of prompts take no time."""
+    layers = tuple(
+        (replace(layer, attention=tuple(replace(mixer, flops_per_pair_prefill=0.0) for mixer in layer.attention)), count)
+        for layer, count in model.layers
+    )
+    return replace(model, layers=layers)
 
 
 def _pipeline_latency_share(model: Model, system: System, settings: Any, tokens: int) -> float:
