@@ -17,7 +17,7 @@ def test_the_answer_comes_first_then_a_table_and_bars(columns):
     found = run(ASKED + " --full", columns=columns)
     assert found.returncode == 0
     lines = found.stdout.splitlines()
-    assert lines[0].startswith("USD per million tokens, step deepseek-v3 gb200-nvl72: $0.4")
+    assert lines[0].startswith("USD per million tokens, step deepseek-v3 gb200-nvl72: $0.5")
     assert "(scatter)" in " ".join(lines[:4])
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
@@ -26,11 +26,12 @@ def test_the_answer_comes_first_then_a_table_and_bars(columns):
         "assumed,",
         "▒ input at its low end █ at its high end │ current answer",
         "1. scatter,",
+        "2. expert_skew,",
     ):
         assert words in text
-    assert re.search(r"2\. rent, \d+(\.\d)?%: a quote, then --rent", text)
+    assert re.search(r"3\. rent, \d+(\.\d)?%: a quote, then --rent", text)
     assert "─" in found.stdout
-    assert found.stdout.count("│") == 6  # five bars, and what the mark means
+    assert found.stdout.count("│") == 7  # six bars, and what the mark means
 
 
 def test_indices_have_their_confidence():
@@ -38,7 +39,7 @@ def test_indices_have_their_confidence():
     found = run(f"{ASKED} --sobol --samples 1024 --seed 1", columns=120)
     text = " ".join(found.stdout.split())
     assert found.returncode == 0
-    assert re.search(r"\$0\.4\d\d \(90 %: \$[\d.]+ to \$[\d.]+\)", text)
+    assert re.search(r"\$0\.5\d\d \(90 %: \$[\d.]+ to \$[\d.]+\)", text)
     assert "First Total" in text
     assert "bootstrap of 1,024 samples" in text
 
@@ -48,7 +49,7 @@ def test_json_csv_and_the_picture_hold_the_same(tmp_path):
     found = run(f"{ASKED} --json --csv {tmp_path / 'a.csv'} --plot {tmp_path / 'a.svg'}")
     data = json.loads(found.stdout)
     assert data["schema"] == "steptime.sensitivity/2"
-    assert data["order"] == ["scatter", "rent", "batch", "context"]
+    assert data["order"] == ["scatter", "expert_skew", "rent", "batch"]
     rows = (tmp_path / "a.csv").read_text().splitlines()
     assert len(rows) == 1 + len(data["swings"])
     assert str(data["swings"][0]["at_high"]) in rows[1]

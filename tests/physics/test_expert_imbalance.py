@@ -213,6 +213,12 @@ def test_arrays_of_skews_ranks_and_copies_are_those_of_each():
         )
 
 
+def test_many_skews_are_interpolated():
+    skews = np.random.default_rng(0).uniform(0.2, 4.0, 500)
+    found = largest_copy(skews, 256, 32)
+    assert found[:20] == pytest.approx([float(largest_copy(float(skew), 256, 32)) for skew in skews[:20]], rel=1e-4)
+
+
 @pytest.mark.parametrize(("experts", "ep", "copies"), [(256, 32, (0, 32)), (256, 28, (24, 52)), (256, 1, (0,)), (0, 1, (0,))])
 def test_copies_that_a_search_tries(experts, ep, copies):
     assert copy_counts(experts, ep) == copies

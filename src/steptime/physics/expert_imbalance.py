@@ -48,6 +48,8 @@ FORECAST_ERROR: Final = math.sqrt(0.1**2 - (REQUEST_SPREAD * 1.28) ** 2 / 4096)
 COPY_SHARE: Final = 0.75
 # Halvings of an interval of logarithms, to a relative error below 1e-6.
 HALVINGS: Final = 24
+# Skews for which loads of copies are computed, where there are more: samples of an uncertain skew.
+GRID: Final = 128
 # Copies of one expert that the sum over copies counts.
 MOST_COPIES: Final = 64
 # Smallest coefficient of variation, which avoids a division by 0.
@@ -205,13 +207,17 @@ def copy_square(skew: Number, experts: int, copies: Number) -> Array:
 
 
 def _per_skew(function: Callable[..., float], skew: Number, copies: Number, experts: float) -> Array:
-    """Evaluate a function once for each distinct pair of copies and skew."""
+    """Evaluate a function for pairs of skew and copies; of many skews, `GRID` values are interpolated."""
     skews = np.asarray(skew, dtype=np.float64)
     if skews.ndim == 0:
         return map_unique(function, copies, experts, float(skews))
-    results = np.zeros(np.broadcast_shapes(skews.shape, np.shape(copies)))
-    for value in np.unique(skews):
-        results = np.where(skews == value, map_unique(function, copies, experts, float(value)), results)
+    unique = np.unique(skews)
+    values = unique if unique.size <= GRID else np.linspace(unique[0], unique[-1], GRID)
+    skews, counts = np.broadcast_arrays(skews, copies)
+    results = np.zeros(skews.shape)
+    for count in np.unique(counts):
+        places = counts == count
+        results[places] = np.interp(skews[places], values, [function(float(count), experts, float(value)) for value in values])
     return results
 
 
@@ -229,7 +235,12 @@ def _largest_copy(copies: float, experts: float, skew: float) -> float:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         load = math.exp(middle)
-        needed = experts * sum(_exceeded(count * load, width) for count in range(1, MOST_COPIES))
+        needed = 0.0
+        for count in range(1, MOST_COPIES):
+            further = experts * _exceeded(count * load, width)
+            needed += further
+            if needed > copies or further < SMALLEST * copies:
+                break
         low, high = (middle, high) if needed > copies else (low, middle)
     return math.exp(high)
 
