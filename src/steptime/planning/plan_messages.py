@@ -102,7 +102,7 @@ def why(case: PlanProblem, deployment: Plan) -> str:
 
     # More than 10 % of output for 10 % of a figure: faster steps alone cannot explain it.
     explained = "save 9.1%" if rented else "serve 10.0% more"
-    reason = f". Faster steps alone would {explained}; another batch, layout or utilization then meets the limits too"
+    reason = f". Faster steps {explained}; other batches or layouts then meet the limits too"
     return text + f" {better} would help most: {gain}{reason * (saving > 1 - 1 / NUDGE + 5e-4)}."
 
 
