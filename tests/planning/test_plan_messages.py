@@ -87,7 +87,7 @@ def test_why_names_the_figure_that_would_help_most(elasticities, better, cheaper
     text = why(PROBLEM, made(elasticities=elasticities))
     assert f" {better} would help most: {cheaper}" in text
     assert f" {better} would help most: {served} requests per second" in why(FREE, made(elasticities=elasticities))
-    assert text.endswith(("meets the limits too.", cheaper))
+    assert text.endswith(("meet the limits too.", cheaper))
 
 
 def test_why_says_where_no_figure_helps():
