@@ -84,7 +84,7 @@ def test_a_request_yields_no_more_tokens_than_it_owes():
 
 def test_plans_tell_what_they_draft_and_what_that_does_at_each_batch():
     found = closed_plan(MODEL, NODES, WORK, engine="ideal", drafts=2, acceptance=2.5, alternatives=False)
-    assert found.speculation == Speculation(drafts=2, acceptance=2.5, source="given")
+    assert found.speculation == Speculation(drafts=2, acceptance=2.5, source="given", method="mtp")
     assert found.speculation.text == "2 speculative tokens per step, acceptance length 2.5 (given)"
     assert found.pools[-1].batch in [row.batch for row in found.drafted]
     for row in found.drafted:

@@ -1,4 +1,4 @@
-"""Measured acceptance lengths by number of speculative tokens, with sources."""
+"""Measured acceptance lengths by number of speculative tokens, and public EAGLE-3 heads, with sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import Reader
-from steptime.catalog.schema import AcceptanceEntry, CurveEntry, validated
+from steptime.catalog.schema import AcceptanceEntry, CurveEntry, HeadEntry, LengthsEntry, validated
 from steptime.errors import DataFileError
 from steptime.units import Figure
 
@@ -36,6 +36,126 @@ class Curve:
     def tokens(self) -> tuple[float, ...]:
         """Tokens per step with 1, 2, ... speculative tokens."""
         return tuple(figure.value for figure in self.figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Acceptance of one drafter with one number of speculative tokens, one figure per task.
+
+    method: eagle3 or draft_model. kind: length (tokens per step, with the one of the model) or rate (probability per
+    token). temperature: None if not published. tree: whether the drafts form a tree in place of a chain.
+    """
+
+    models: tuple[str, ...]
+    method: str
+    drafter: str
+    drafts: int
+    temperature: float | None
+    kind: str
+    tree: bool
+    tasks: tuple[str, ...]
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A public EAGLE-3 head: shape of its layer, draft vocabulary, and id of its weights.
+
+    A shape of 0 means that of the model's layers. place: "" if no public head with this shape is known. source: where the
+    shape or the id comes from.
+    """
+
+    models: tuple[str, ...]
+    place: str
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    source: str
+
+
+def measured_lengths(catalog: str | os.PathLike[str] | None = None) -> Iterator[Lengths]:
+    """Yield the acceptance of EAGLE-3 heads and draft models in the catalogue, the user's files first.
+
+    Args:
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Yields:
+        One entry per drafter and number of speculative tokens.
+
+    Raises:
+        DataFileError: A file does not fit the schema, or a figure is impossible.
+    """
+    for path in files("acceptance", catalog).values():
+        entry = validated(AcceptanceEntry, path)
+        reader = Reader(path, entry.sources)
+        for number, lengths in enumerate(entry.lengths):
+            yield _lengths(reader, f"lengths.{number}", lengths)
+
+
+def _lengths(reader: Reader, place: str, entry: LengthsEntry) -> Lengths:
+    if len(entry.tasks) != len(entry.values):
+        problem = f"{place}: must have one value per task, got {len(entry.tasks)} tasks and {len(entry.values)} values"
+        raise DataFileError(reader.path, problem, reader.line(place))
+    low, high = (0.0, 1.0) if entry.kind == "rate" else (1.0, entry.drafts + 1.0)
+    for count, figure in enumerate(entry.values, start=1):
+        value = reader.number(f"{place}.values.{count}", figure, "")
+        if not low <= value <= high:
+            problem = f"{place}: a {entry.kind} with {entry.drafts} drafts is from {low:g} to {high:g}, got {value:g}"
+            raise DataFileError(reader.path, problem, reader.line(place))
+    return Lengths(
+        models=tuple(entry.models),
+        method=entry.method,
+        drafter=entry.drafter,
+        drafts=entry.drafts,
+        temperature=entry.temperature,
+        kind=entry.kind,
+        tree=entry.tree,
+        tasks=tuple(entry.tasks),
+        figures=tuple(reader.figures[f"{place}.values.{count}"] for count in range(1, len(entry.values) + 1)),
+    )
+
+
+def eagle3_head(model: str, catalog: str | os.PathLike[str] | None = None) -> Head | None:
+    """Return the first EAGLE-3 head of a model in the catalogue, the user's files first.
+
+    Args:
+        model: Name of the model in the catalogue.
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Returns:
+        The head; None if the catalogue has none.
+
+    Raises:
+        DataFileError: A file does not fit the schema.
+    """
+    for path in files("acceptance", catalog).values():
+        entry = validated(AcceptanceEntry, path)
+        for number, head in enumerate(entry.heads):
+            if model in head.models:
+                return _head(Reader(path, entry.sources), f"heads.{number}", head)
+    return None
+
+
+def _head(reader: Reader, place: str, entry: HeadEntry) -> Head:
+    source = reader.sources.get(entry.source)
+    if source is None:
+        raise DataFileError(reader.path, f"{place}: source {entry.source!r} is not in [sources]", reader.line(place))
+    shape = (entry.intermediate, entry.heads, entry.kv_heads, entry.head_dim)
+    if any(shape) != all(shape):
+        problem = f"{place}: needs all of intermediate, heads, kv_heads and head_dim, or none, got {shape}"
+        raise DataFileError(reader.path, problem, reader.line(place))
+    return Head(
+        models=tuple(entry.models),
+        place=entry.place,
+        intermediate=entry.intermediate,
+        heads=entry.heads,
+        kv_heads=entry.kv_heads,
+        head_dim=entry.head_dim,
+        vocabulary=entry.vocabulary,
+        source=f"{source.note} ({source.url})",
+    )
 
 
 def curves(catalog: str | os.PathLike[str] | None = None) -> Iterator[Curve]:

@@ -79,7 +79,7 @@ KINDS: Final = {
     "a system": ("domains",),
     "a chip": ("peak", "memory"),
     "a list of rents": ("quotes",),
-    "a list of acceptances": ("curves",),
+    "a list of acceptances": ("curves", "lengths", "heads"),
     "a scaling law": ("form", "counts"),
     "a list of training tokens": ("trained",),
     "an engine": ("constants", "fit"),

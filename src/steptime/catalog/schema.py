@@ -354,10 +354,47 @@ class CurveEntry(Table):
     tokens: Annotated[Sequence[Entry], Bounds(1, 64)]
 
 
-class AcceptanceEntry(_Thing):
-    """A list of measured acceptance lengths of speculative tokens."""
+class LengthsEntry(Table):
+    """Acceptance lengths of one drafter with one number of speculative tokens, by task.
 
-    curves: Sequence[CurveEntry]
+    models: names of the catalogue, or "typical" for models outside it. kind: length (tokens per step) or rate (probability
+    per token). drafts: speculative tokens per step. temperature: None if not published. tree: whether these form a tree,
+    which no chain of them equals.
+    """
+
+    models: Annotated[Sequence[str], Bounds(1)]
+    method: Literal["eagle3", "draft_model"]
+    drafter: Annotated[str, Bounds(1, 200)]
+    drafts: Annotated[int, Bounds(1, 64)]
+    temperature: float | None = None
+    kind: Literal["length", "rate"] = "length"
+    tree: bool = False
+    tasks: Annotated[Sequence[str], Bounds(1, 32)]
+    values: Annotated[Sequence[Entry], Bounds(1, 32)]
+
+
+class HeadEntry(Table):
+    """A public EAGLE-3 head, with the shape of its layer; shape 0: as the layers of the model.
+
+    place: Hugging Face id of the weights; "" if no public head has this shape.
+    """
+
+    models: Annotated[Sequence[str], Bounds(1)]
+    place: Annotated[str, Bounds(0, 200)] = ""
+    intermediate: Annotated[int, Bounds(0, 1 << 20)] = 0
+    heads: Annotated[int, Bounds(0, 4096)] = 0
+    kv_heads: Annotated[int, Bounds(0, 4096)] = 0
+    head_dim: Annotated[int, Bounds(0, 4096)] = 0
+    vocabulary: Annotated[int, Bounds(1, 1 << 22)] = 32_000
+    source: str
+
+
+class AcceptanceEntry(_Thing):
+    """A list of measured acceptance lengths of speculative tokens, and of drafters."""
+
+    curves: Sequence[CurveEntry] = ()
+    lengths: Sequence[LengthsEntry] = ()
+    heads: Sequence[HeadEntry] = ()
 
 
 class SpanEntry(Table):

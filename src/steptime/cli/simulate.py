@@ -238,6 +238,7 @@ def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
         *notes(shared), *own_runs(engine.anchor), rate_view(highest, console.width),
         sep="\n",
     )  # fmt: skip
+    _print_drafting(prepared)
 
 
 def _run(prepared: Setup, output: SimulateOutput) -> None:
@@ -260,7 +261,8 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
     _write(run, output)
     if output.json:
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
-        print_json(run.to_dict(range=ranges, summary=SIMULATE.read_result(run)))
+        extra = {"speculation": prepared.speculation} if prepared.speculation.drafts else {}
+        print_json(run.to_dict(range=ranges, summary=SIMULATE.read_result(run), **extra))
     else:
         from steptime.cli.views.simulation_view import range_view, simulation_title, simulation_view
         from steptime.cli.views.widgets import more_line
@@ -268,6 +270,7 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
         console = make_console()
         title = simulation_title(model.name, system.chip.name, run, arguments["layout"], engine.name)
         console.print(simulation_view(title, run, console.width, full=output.full))
+        _print_drafting(prepared)
         if slower:
             console.print(range_view(run, slower, [flag.words for flag, applies in flags if applies]))
         if not output.full:
@@ -276,6 +279,17 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
     # The exit code is 1 if limits are missed, the queue grows without end or no request is served.
     missed = run.limits is not None and run.limits.verdict == MISSED
     raise typer.Exit(1 if missed or run.answers.verdict == OVERLOADED else 0)
+
+
+def _print_drafting(prepared: Setup) -> None:
+    """Print what drafts and on what its acceptance length rests; nothing without drafts."""
+    if prepared.speculation.drafts:
+        from steptime.cli.views.widgets import notes
+        from steptime.models.draft_models import drafter_words
+
+        console, words = make_console(), drafter_words(prepared.model)
+        console.print(f"Speculative decoding: {prepared.speculation.text}.", markup=False)
+        console.print(*notes((words,) if words else ()), sep="\n")
 
 
 def _with_progress(total: int, quiet: bool, work: "Callable[..., Simulation]") -> "Simulation":

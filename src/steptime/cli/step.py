@@ -6,7 +6,7 @@ import typer
 
 from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, option
 from steptime.cli.output import make_console, print_json, say, write_csv
-from steptime.questions.step_question import STEP, StepInputs, bind_pass, pass_sizes, solve, with_layout
+from steptime.questions.step_question import STEP, StepInputs, bind_pass, pass_sizes, pass_speculation, solve, with_layout
 
 
 @grouped
@@ -24,13 +24,15 @@ def step(
     """
     needs = {
         "--phase prefill or mixed": (inputs.phase != "decode", "tokens prompts prefix image audio"),
-        "--phase decode or mixed": (inputs.phase != "prefill", "batch context query"),
+        "--phase decode or mixed": (inputs.phase != "prefill", "batch context query acceptance"),
+        "--drafts": (inputs.drafts > 0, "draft_model acceptance"),
     }
     output.check(ctx, needs, changes.files(vars(inputs)))
     values = changes.values(ctx, StepInputs)
     # Errors in the inputs are reported before the search for a layout.
-    _, _, _, _, single = bind_pass(values)
+    _, model, _, _, single = bind_pass(values)
     pass_sizes(inputs, single)
+    pass_speculation(inputs, model)
     summary = solve(values)
     if summary.layout.chips > single.chips:
         from steptime.physics.layout import show_layout
@@ -69,4 +71,5 @@ def _explained(values: dict[str, Any]) -> tuple[Any, list[Any]]:
     from steptime.planning.step_explanation import explain_step
 
     inputs, model, system, engine, layout = bind_pass(with_layout(STEP, values))
-    return system, explain_step(model, system, sizes=pass_sizes(inputs, layout), layout=layout, engine=engine)
+    sizes = pass_sizes(inputs, layout)
+    return system, explain_step(model, system, sizes=sizes, layout=layout, engine=engine, drafts=inputs.drafts)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from steptime.errors import InputError, UnknownName, expect, short_repr
 from steptime.hardware.number_formats import FORMATS, number_format
-from steptime.models.model import Attention, Layer, Model, Op, in_format
+from steptime.models.model import Attention, Layer, Model, Op, changed_drafter, in_format, with_kv
 from steptime.models.model_loading import KV_FORMATS, ModelLike, resolve_model
 from steptime.number_checks import MOST_TOKENS
 from steptime.units import count as read_count
@@ -664,7 +664,11 @@ def _with_kv_format(model: Model, change: Change) -> Model:
         return replace(model, layers=tuple(layers), notes=notes)
     draft = tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in model.draft)
 
-    return replace(model, layers=tuple(layers), draft=draft, kv_format=new_format.name, kv_told=True, notes=notes)
+    drafter = changed_drafter(model, lambda small: with_kv(small, new_format))
+
+    return replace(
+        model, layers=tuple(layers), draft=draft, drafter=drafter, kv_format=new_format.name, kv_told=True, notes=notes
+    )
 
 
 def _mixers(layer: Layer, scope: str, *, stored: bool) -> tuple[Attention, ...]:

@@ -11,7 +11,7 @@ query at context $L$ costs `flops_per_pair` for each cached token that it reads,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -198,6 +198,8 @@ class Model(Result):
     towers: tuple[Tower, ...] = field(default=(), metadata={"left_out": True})
     # Images and recordings in every prompt.
     media: Media | None = field(default=None, metadata={"left_out": True})
+    # The separate drafter of speculative tokens; None: the multi-token-prediction layers, if any.
+    drafter: Drafter | None = field(default=None, metadata={"left_out": True})
 
     def __hash__(self) -> int:
         """Hash the fields that differ between most models.
@@ -215,6 +217,11 @@ class Model(Result):
     def routed(self) -> bool:
         """Whether a layer has routed experts."""
         return any(layer.routed for layer, _ in self.layers)
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether something drafts speculative tokens: a separate drafter, or multi-token-prediction layers."""
+        return self.drafter is not None or bool(self.draft)
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the name, and rows for parameters, weights, cache and context.
@@ -234,6 +241,35 @@ class Model(Result):
             "KV cache": cache + (f", and {show(state, 'B')} of state" if state else ""),
             "context": f"{self.max_context:,.0f} tokens" if math.isfinite(self.max_context) else "no published limit",
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """A separate drafter of speculative tokens: an EAGLE-3 head or a small model.
+
+    method: eagle3 or draft_model. model: what one draft pass runs; operators with `stored=False` use weights of the large
+    model. entry: operators that run once per step before the first pass (the fusion of features of EAGLE-3). place:
+    Hugging Face id or folder of the weights; "" if no public one is known. source: where the shapes come from.
+    """
+
+    method: Literal["eagle3", "draft_model"]
+    model: Model
+    entry: tuple[Op, ...] = ()
+    place: str = ""
+    source: str = ""
+
+
+def changed_drafter(model: Model, change: Callable[[Model], Model]) -> Drafter | None:
+    """Return the drafter of a model after a change of what one draft pass runs.
+
+    Args:
+        model: The model.
+        change: Function of a model that returns the changed model.
+
+    Returns:
+        The drafter; None without one.
+    """
+    return None if model.drafter is None else replace(model.drafter, model=change(model.drafter.model))
 
 
 def cache_entries(attention: Attention, context: Number) -> Number:
@@ -538,7 +574,8 @@ def with_kv(model: Model, format: Format) -> Model:
     def changed(layers: Kinds) -> Kinds:
         return tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in layers)
 
-    return replace(model, layers=changed(model.layers), draft=changed(model.draft), kv_format=format.name)
+    drafter = changed_drafter(model, lambda small: with_kv(small, format))
+    return replace(model, layers=changed(model.layers), draft=changed(model.draft), kv_format=format.name, drafter=drafter)
 
 
 # Terms whose weights checkpoints store in narrow formats.

@@ -238,6 +238,7 @@ class Facts:
     """The facts of a model, a system, a deployment and an engine that rules check.
 
     heads, kv_heads, depth, experts: Numbers of the model (0 experts: no routed experts).
+    draft_heads: Heads of its separate drafter (0: no drafter).
     cached: Whether any layer has a KV cache.
     hybrid: Whether layers have caches of several kinds: recurrent states, or windows next to whole contexts.
     kv_kinds: KV heads of each kind of attention (1: a latent).
@@ -258,6 +259,7 @@ class Facts:
     model: str = ""
     system: str = ""
     heads: int = 0
+    draft_heads: int = 0
     kv_heads: int = 1
     kv_kinds: tuple[int, ...] = ()
     state_heads: tuple[int, ...] = ()
@@ -377,6 +379,7 @@ def _shape(model: Model) -> dict[str, Any]:
     return {
         "model": model.name,
         "heads": model.heads,
+        "draft_heads": model.drafter.model.heads if model.drafter is not None else 0,
         "kv_heads": max((a.kv_shards for a in mixers), default=1),
         "kv_kinds": tuple(sorted({a.kv_shards for a in mixers if a.state_bytes == 0})),
         "state_heads": tuple(sorted({a.heads for a in mixers if a.state_bytes > 0})),

@@ -41,6 +41,15 @@ RULES: Final[tuple[Rule, ...]] = (
         reason=_heads,
     ),
     Rule(
+        name="draft heads",
+        scope=MODEL,
+        holds=lambda f, x: f.draft_heads % axis(x.group) == 0,
+        reason=lambda f, x: (
+            f"tp={x.group} does not divide the {f.draft_heads} heads of the drafter of {f.model}, which runs with the same "
+            f"tensor-parallel size; try {near(f.draft_heads, x.group, f.chips)}"
+        ),
+    ),
+    Rule(
         name="stages",
         scope=MODEL,
         holds=lambda f, x: axis(x.pp) <= f.depth,

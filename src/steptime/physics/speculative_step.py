@@ -10,6 +10,15 @@ Prompts pass the draft layers once, because these have a separate KV cache. If a
 all of them, and each pass runs one module. With pipeline stages the draft layers are in the last stage, which drafts for
 one micro-batch after another. The model assumes that this is the stage with the most layers. The host works once per step,
 not once per pass.
+
+**Separate drafters** (`Model.drafter`): an EAGLE-3 head or a small model takes the place of these layers, with its own
+weights and KV cache on the same chips. It has the tensor-parallel size of the model, the default of vLLM and the only one
+of its draft models (vllm 0.33, v1/spec_decode/draft_model.py, `_raise_if_draft_tp_mismatch`), and no expert parallelism
+unless it has experts. An EAGLE-3 head fuses features of the model once per step, in the first pass.
+
+Not included: engines run the first draft pass on all $N + 1$ verified rows of a sequence, of which one counts here. This
+adds $N$ rows of the drafter to $N + 1$ rows of the model: where arithmetic binds, less than the drafter's share of the
+model's parameters (2 % for an EAGLE-3 head of a 70B model).
 """
 
 from __future__ import annotations
@@ -42,15 +51,19 @@ TERM = "drafts"
 
 
 @lru_cache(maxsize=256)
-def drafter(model: Model) -> Model:
-    """Return one draft module of a model, as a model with the same embedding and head.
+def drafter(model: Model, *, is_first: bool = False) -> Model:
+    """Return what one draft pass runs: the separate drafter, or a draft module with the same embedding and head.
 
     Args:
         model: The model.
+        is_first: Whether the pass is the first of a step, which also fuses features of the model (EAGLE-3).
 
     Returns:
         A small model.
     """
+    if model.drafter is not None:
+        small = model.drafter.model
+        return replace(small, stem=(*model.drafter.entry, *small.stem)) if is_first and model.drafter.entry else small
     modules = math.gcd(*(count for _, count in model.draft))
     layers = tuple((layer, count // modules) for layer, count in model.draft)
     return replace(model, name=f"{model.name}, draft layers", layers=layers, draft=(), media=None)
@@ -58,7 +71,9 @@ def drafter(model: Model) -> Model:
 
 @lru_cache(maxsize=256)
 def _stored(model: Model) -> Model:
-    """Return the layers of all draft modules, without embedding and head."""
+    """Return the layers of all draft modules, without embedding and head; or the whole separate drafter."""
+    if model.drafter is not None:
+        return drafter(model, is_first=True)
     return replace(model, layers=model.draft, stem=(), draft=())
 
 
@@ -80,7 +95,7 @@ def drafted_step(
 ) -> Step:
     """Return the time of a step that verifies and drafts `drafts` tokens per sequence.
 
-    A model without draft layers verifies tokens from another source, which take no time to draft.
+    A model without draft layers and without drafter verifies tokens from another source, which take no time to draft.
 
     Args:
         model: The model.
@@ -133,28 +148,32 @@ def draft_passes(
     Returns:
         Pairs of a number of passes and the step of one pass.
     """
-    if not drafts or not model.draft:
+    if not drafts or not model.can_draft:
         return []
-    small = drafter(model)
+    small, entering = drafter(model), drafter(model, is_first=True)
 
     # The last stage drafts for one micro-batch after another, in turns.
     inner = np.maximum(1, np.asarray(layout.microbatches) // layout.pp)
     turns = np.ceil(np.asarray(layout.microbatches) / inner)
     one_stage = replace(layout, pp=1, microbatches=inner)
+    # The rules of layouts hold for the model, and its heads divide those of a separate drafter (rule "draft heads").
+    legal = legal or model.drafter is not None
+    if model.drafter is not None and not small.routed:
+        one_stage = replace(one_stage, ep=1, redundant_experts=0)
     # The host works once per step, which the pass of the model contains already.
     overheads = replace(engine.overheads, seconds_per_step=0.0)
     bare = replace(engine, overheads=overheads)
     decodes, reads = bool(np.any(np.asarray(sizes["batch"]) > 0)), bool(np.any(np.asarray(sizes["prompts"]) > 0))
 
-    # The first draft pass also runs the prompts; the other passes have decode rows only.
-    first = [(1, sizes)] if reads else []
-    further = [(drafts - len(first), {name: sizes[name] for name in ("batch", "context")})] if decodes else []
+    # The first draft pass also runs the prompts and fuses features; the other passes have decode rows only.
+    first = [(1, sizes, entering)] if reads or entering is not small else []
+    further = [(drafts - len(first), {name: sizes[name] for name in ("batch", "context")}, small)] if decodes else []
     weighted_passes = []
-    for repeats, pass_sizes in first + further:
+    for repeats, pass_sizes, runs in first + further:
         if not repeats:
             continue
         arguments = {name: size / turns if name in ("batch", "prompts") else size for name, size in pass_sizes.items()}
-        step = mixed_step(small, system, **arguments, layout=one_stage, engine=bare, parts=parts, legal=legal)
+        step = mixed_step(runs, system, **arguments, layout=one_stage, engine=bare, parts=parts, legal=legal)
         weighted_passes.append((float(repeats), scale_step(step, turns)))
     return weighted_passes
 
@@ -192,7 +211,7 @@ def drafted_memory(
     step_rows = sequences / layout.microbatches * (drafts + 1) if step_tokens is None else step_tokens
     arguments: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": step_rows, "legal": legal}
     memory = memory_per_chip(model, system, batch=batch, context=context, **arguments)
-    if not drafts or not model.draft:
+    if not drafts or not model.can_draft:
         return memory
     weights, draft_bytes_per_sequence = draft_bytes(model, context, layout)
     return replace(memory, weights=memory.weights + weights, cache=memory.cache + sequences * draft_bytes_per_sequence)
@@ -225,7 +244,7 @@ def drafted_sequences(
         Sequences per replica; below 1 the weights leave no room.
     """
     arguments: dict[str, Any] = {"context": context, "layout": layout, "engine": engine, "step_tokens": step_tokens}
-    if not drafts or not model.draft:
+    if not drafts or not model.can_draft:
         return sequences_that_fit(model, system, **arguments, is_integer=is_integer)
     empty = drafted_memory(model, system, drafts=drafts, batch=0, **arguments)
     bytes_per_sequence = cache_per_sequence(model, context, layout) + draft_bytes(model, context, layout)[1]
@@ -245,7 +264,7 @@ def cache_moved(model: Model, context: Number, drafts: int) -> Number:
         Bytes per prompt.
     """
     model_cache = cache_bytes(model, context)
-    return model_cache + cache_bytes(_stored(model), context) if drafts and model.draft else model_cache
+    return model_cache + cache_bytes(_stored(model), context) if drafts and model.can_draft else model_cache
 
 
 def draft_bytes(model: Model, context: Number, layout: Layout) -> tuple[Number, Number]:

@@ -49,6 +49,7 @@ from steptime.number_checks import Array, Number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
 from steptime.physics.layout import NAMES, Layout
+from steptime.physics.speculative_step import drafted_step
 from steptime.physics.step import Step, first_step, mixed_step
 
 # Largest replica in the fitted runs, in chips.
@@ -416,6 +417,7 @@ def step_range(
     *,
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
+    drafts: int = 0,
     **inputs: Any,
 ) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step.
@@ -428,12 +430,13 @@ def step_range(
         system: A system, or its name.
         engine: An engine, or its name; by default the engine of the system.
         anchor: Correction from your own runs.
+        drafts: Speculative tokens that the step verifies and drafts, in place of `query`.
         inputs: The other arguments of `mixed_step`, which may be arrays.
 
     Returns:
         Two times in seconds; None for the ideal engine.
     """
-    return step_and_range(model, system, engine=engine, anchor=anchor, **inputs)[1]
+    return step_and_range(model, system, engine=engine, anchor=anchor, drafts=drafts, **inputs)[1]
 
 
 def step_and_range(
@@ -442,6 +445,7 @@ def step_and_range(
     *,
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
+    drafts: int = 0,
     **inputs: Any,
 ) -> tuple[Step, tuple[Number, Number] | None]:
     """Return a step and its 90 % range, from one evaluation.
@@ -451,27 +455,34 @@ def step_and_range(
         system: A system, or its name.
         engine: An engine, or its name; by default the engine of the system.
         anchor: Correction from your own runs.
+        drafts: Speculative tokens that the step verifies and drafts, in place of `query`.
         inputs: The other arguments of `mixed_step`, which may be arrays.
 
     Returns:
-        The step of `mixed_step` and the range of `step_range`.
+        The step of `mixed_step`, or of `drafted_step`, and the range of `step_range`.
     """
     loaded_model, loaded_system = resolve_model(model), resolve_system(system)
     engine = anchored(engine_for(loaded_system, engine), anchor, model=loaded_model.name, system=loaded_system.name)
+    layout = inputs.get("layout") or Layout()
+
+    def evaluate(runs_on: Engine) -> Step:
+        if not drafts:
+            return mixed_step(loaded_model, loaded_system, engine=runs_on, **inputs)
+        return drafted_step(loaded_model, loaded_system, drafts=drafts, engine=runs_on, **{**inputs, "layout": layout})
+
     if not has_range(engine):
-        return mixed_step(loaded_model, loaded_system, engine=engine, **inputs), None
+        return evaluate(engine), None
 
     # One evaluation of the nudged engine gives the step (first row) and its gradient (other rows).
-    layout = inputs.get("layout") or Layout()
     dimensions = max(np.ndim(value) for value in (*inputs.values(), *(getattr(layout, name) for name in NAMES)))
     if not is_scalar(loaded_system):
-        dimensions = np.ndim(mixed_step(loaded_model, loaded_system, engine=engine, **inputs).total)
-    every = mixed_step(loaded_model, loaded_system, engine=_nudged(engine, dimensions), **inputs)
+        dimensions = np.ndim(evaluate(engine).total)
+    every = evaluate(_nudged(engine, dimensions))
     table = _rows(every.total, engine, dimensions)
     step, seconds = first_step(every, dimensions), table[0]
     variance = parameter_variance(_gradient(table), engine)
     reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
-    wider = widening(distances(engine, loaded_system, layout))
+    wider = widening(distances(engine, loaded_system, layout, drafts=bool(drafts)))
     low, high = factors(
         engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=loaded_system, wider=wider
     )

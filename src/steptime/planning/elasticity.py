@@ -12,7 +12,7 @@ import numpy as np
 
 from steptime.hardware.system import System
 from steptime.hardware.what_if import scale, settable
-from steptime.models.model import Layer, Model
+from steptime.models.model import Layer, Model, changed_drafter
 from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, evaluate_state, moving
 from steptime.planning.plan_search import chunk_sizes, readable
 from steptime.planning.refinement import best, decode_rate, evaluate_occupancy, planned_prefill, prefill_rate, served_by
@@ -46,7 +46,8 @@ def scaled_cache(model: Model, factor: float) -> Model:
         return replace(layer, attention=tuple(replace(a, kv_bytes=a.kv_bytes * factor) for a in layer.attention))
 
     layers, draft = (tuple((changed(layer), n) for layer, n in part) for part in (model.layers, model.draft))
-    return replace(model, layers=layers, draft=draft)
+    drafter = changed_drafter(model, lambda small: scaled_cache(small, factor))
+    return replace(model, layers=layers, draft=draft, drafter=drafter)
 
 
 MACHINE = {

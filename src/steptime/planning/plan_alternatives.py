@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from steptime.catalog.acceptance_lengths import OWN_LAYERS
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.models.model import weight_bytes, with_formats
@@ -26,7 +27,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate,
 from steptime.planning.plan_result import Alternative, Plan
 from steptime.planning.plan_search import AS_CHEAP, held_by, lawful, ranked, search
 from steptime.planning.refinement import Peak, best, served_by
-from steptime.workload.workload import NONE, Speculation, known_draftings
+from steptime.workload.workload import DRAFTED_BY, NONE, Speculation, known_draftings
 
 # Factor on each axis within which layouts count as near the chosen one.
 NEAR: Final = 4
@@ -234,10 +235,11 @@ def _drafted(case: PlanProblem, candidate: Candidate) -> Choice:
         float(evaluate_state(changed_case, candidate, candidate.batch, max(candidate.chunk, 1)).rate) for changed_case in tries
     ]
     best_trial = tries[rates.index(max(rates))]
-    tokens = best_trial.speculation.drafts
+    tokens, method = best_trial.speculation.drafts, best_trial.speculation.method
+    drafter = DRAFTED_BY.get(method, DRAFTED_BY[OWN_LAYERS])
     return Choice(
         option=f"{DRAFTS} {tokens}",
-        words=f"{tokens} speculative token{'s' * (tokens > 1)} per step from the model's own MTP layers",
+        words=f"{tokens} speculative token{'s' * (tokens > 1)} per step from {drafter}",
         case=best_trial,
     )
 

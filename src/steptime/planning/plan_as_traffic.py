@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, expect
 from steptime.hardware.system import System
+from steptime.models.draft_models import EAGLE3, with_draft_model
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.physics.engine import Engine, engine_for
@@ -24,6 +25,8 @@ from steptime.units import show
 from steptime.workload.traffic import Lengths, Traffic, open_loop, scaled
 from steptime.workload.workload import NONE, Speculation, Workload
 
+# Names of drafters by method; a draft model has its own name, and the model's layers need none.
+DRAFTERS: Final = {"": "", "mtp": "", EAGLE3: EAGLE3}
 # Relative difference up to which two step times count as equal.
 SAME = 1e-6
 # Routing of a replayed plan. Routers of engines choose by load: vllm-router and SGLang's gateway (their default `cache_aware`
@@ -236,6 +239,10 @@ def load_plan_inputs(
         raise RangeError(f"plan: must be feasible, got one without a layout ({plan.reason}); relax its limits")
     machine = _load("system", plan.system, system, resolve_system)
     described = _load("model", plan.model, model, resolve_model)
+    # A plan names what drafts; a draft model without a public id must be given with the model.
+    name = DRAFTERS.get(plan.speculation.method, plan.speculation.draft_model)
+    if model is None and name:
+        described = with_draft_model(described, name)
     runs_on = _load("engine", plan.engine, engine, lambda name: engine_for(machine, name))
     runs_on = runs_on if engine is not None or plan.anchor is None else replace(runs_on, anchor=plan.anchor)
     described = as_served(described, machine, runs_on)

@@ -13,7 +13,7 @@ from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, laten
 from steptime.planning.plan_problem import Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import first_token_of, matched_rate
-from steptime.planning.slo_probability import extrapolation_flags
+from steptime.planning.slo_probability import decode_widening, extrapolation_flags
 from steptime.planning.steady_state import State
 
 Range = tuple[float, float]
@@ -30,7 +30,8 @@ def candidate_ranges(
     The candidate keeps its batch and the utilization of its prefill queue. The errors of the two pools of a
     disaggregated plan are equal: the cost is highest where both are slowest. Decode pools use the regime
     "decode", prefill pools "mixed". Ranges widen with the distance of the candidate from measured runs
-    (`distance`). Cost and throughput of a searched layout have the optimism of a choice as well (`chosen_range`).
+    (`distance`), and with the range of an acceptance length that is a prior. Cost and throughput of a searched layout
+    have the optimism of a choice as well (`chosen_range`).
 
     Args:
         case: Plan problem.
@@ -58,10 +59,13 @@ def candidate_ranges(
     decoding = latency_regime(state.input_share)
     waiting = decoding if prefill is None else REGIMES[1]
     flags = extrapolation_flags(case, candidate.layout, candidate.prefill_layout)
-    arguments: dict[str, Any] = {"system": case.system, "wider": widening(flags)}
+    # An acceptance length that is a prior is another independent error of the time per token.
+    wider = decode_widening(flags, case.speculation)
+    arguments: dict[str, Any] = {"system": case.system, "wider": wider}
     slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, **arguments)
     late = factors(case.engine, "ttft", waiting, variance=ttft_variance, **arguments | {"wider": widening(flags, "ttft")})
-    prefill_factors = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **arguments) if reading else slow
+    prefill_arguments = arguments | {"wider": widening(flags)}
+    prefill_factors = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **prefill_arguments) if reading else slow
     slowed = (_slowed_rate(case, candidate, state, prefill, slow[side], prefill_factors[side]) for side in (0, 1))
     fast, least = (float(rate * case.workload.output_tokens) for rate in slowed)
     if not case.pinned.sizes:
@@ -104,9 +108,9 @@ def list_distances(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     Returns:
         One phrase per way.
     """
-    return tuple(
-        flag.words for flag, applies in extrapolation_flags(case, candidate.layout, candidate.prefill_layout) if applies
-    )
+    prior = ("an acceptance length of other models",) if case.speculation.acceptance_range is not None else ()
+    flags = extrapolation_flags(case, candidate.layout, candidate.prefill_layout)
+    return (*(flag.words for flag, applies in flags if applies), *(prior if has_range(case.engine) else ()))
 
 
 def _slowed_rate(

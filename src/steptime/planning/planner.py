@@ -69,6 +69,7 @@ from steptime.planning.slo_probability import check_percentile, check_sure, perc
 from steptime.planning.steady_state import State, decode_pool, mean_context
 from steptime.workload.workload import (
     AUTO,
+    MOST_DRAFTS,
     NONE,
     Slo,
     Workload,
@@ -150,9 +151,10 @@ def plan(
         quick: Simulate few layouts, in a quarter of the time. Costs are mostly within 6 % of those of the whole search.
         sure: Probability of meeting each limit, 0.5 to 0.99; by default limits hold on average, which a
             machine may miss half the time.
-        drafts: Speculative tokens per step from the model's own layers, or "auto" for the best number; by
-            default none, as in engines.
-        acceptance: Mean acceptance length [tokens per step], 1 to drafts + 1; by default a measured value.
+        drafts: Speculative tokens per step from the model's drafter or its own layers, or "auto" for the best
+            number; by default none, as in engines.
+        acceptance: Mean acceptance length [tokens per step], 1 to drafts + 1; by default a measured
+            value, or the prior of the drafter.
         anchor: Your own runs (`st.load_anchor`) of this model, system and engine, which correct the times.
         percentile: Percentile of requests that meets the limits: "mean", "p50", "p90", "p95" or "p99".
         evidence: "measured" prefers kinds of layouts that were measured, then published ones; "published" prefers
@@ -347,9 +349,13 @@ def _choose_speculation(
 ) -> PlanProblem:
     """Return the problem with the requested or the best number of speculative tokens."""
     if drafts is None:
+        if case.model.drafter is not None:
+            raise RangeError(
+                f"draft_model: needs a number of drafts, got none; give 1 to {MOST_DRAFTS} or auto (--drafts auto)"
+            )
         return case
     if drafts == AUTO:
-        # Check first that the model has layers that can draft.
+        # Check first that something can draft for the model.
         choose_speculation(case.model, 1, 1.0)
         return replace(case, speculation=best_drafting(case, tuple(modes), layouts))
     return replace(case, speculation=choose_speculation(case.model, int(drafts), acceptance))

@@ -10,12 +10,14 @@ import math
 from statistics import NormalDist
 from typing import Final
 
+import numpy as np
+
 from steptime.errors import RangeError, UnknownName
 from steptime.number_checks import Array, Number, single
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import Distance, distances, factors, has_range, latency_regime, widening
 from steptime.planning.plan_problem import PlanProblem
-from steptime.workload.workload import Slo, Workload
+from steptime.workload.workload import Slo, Speculation, Workload
 
 NORMAL: Final = NormalDist()
 # Standard deviations at the end of a 90 % range.
@@ -173,6 +175,23 @@ def extrapolation_flags(case: PlanProblem, layout: Layout, reader: Layout | None
     return distances(case.engine, case.system, layout, reader, drafts=bool(case.speculation.drafts))
 
 
+def decode_widening(flags: tuple[tuple[Distance, Array], ...], speculation: Speculation) -> tuple[Number, Number]:
+    """Return the logarithms by which the range of a time per token widens.
+
+    An acceptance length that is a prior is an error of its own, independent of the distance from measured runs.
+
+    Args:
+        flags: Differences from measured runs, and whether they apply.
+        speculation: Speculative tokens.
+
+    Returns:
+        Logarithms below and above.
+    """
+    low, high = widening(flags)
+    fewer, additional = speculation.log_range
+    return np.hypot(low, fewer), np.hypot(high, additional)
+
+
 def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:
     """Return the targets of TPOT and TTFT for the probability `case.sure`.
 
@@ -193,7 +212,7 @@ def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, 
     flags = extrapolation_flags(case, layout, reader)
     regime = latency_regime(prompts)
     waiting = regime if reader is None else "mixed"
-    slow = factors(case.engine, "tpot", regime, system=case.system, wider=widening(flags))[1]
+    slow = factors(case.engine, "tpot", regime, system=case.system, wider=decode_widening(flags, case.speculation))[1]
     late = factors(case.engine, "ttft", waiting, system=case.system, wider=widening(flags, "ttft"))[1]
     share = deviations(case.sure)
     return case.slo.tpot * case.aim[0] / slow**share, case.slo.ttft * case.aim[1] / late**share

@@ -23,6 +23,7 @@ from steptime.questions.subject import (
     DESIGN,
     DESIGN_ANSWERS,
     REQUESTS_GROUP,
+    DraftModel,
     PricedSubject,
     PromptMedia,
     design_answers,
@@ -150,7 +151,7 @@ def pinned_size(words: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
+class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, LatencyLimits):
     """Inputs of `plan`: model, machine, requests, limits and deployment."""
 
     chips: Any = count(
@@ -171,12 +172,12 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
         default_words="the predicted times meet the limits: about 0.5",
     )  # fmt: skip
     drafts: Any = text(
-        None, "speculative tokens per step from the model's MTP layers, 0 to 8, or auto for the best number",
+        None, "speculative tokens per step, 0 to 8, or auto for the best number",
         group=DEPLOYMENT_GROUP, metavar="N", default_words="none",
     )  # fmt: skip
     acceptance: Any = number(
         None, "acceptance length: output tokens per step with speculative decoding, from 1 to drafts + 1",
-        group=DEPLOYMENT_GROUP, default_words="measured",
+        group=DEPLOYMENT_GROUP, default_words="measured, or the prior of what drafts",
     )  # fmt: skip
     tp: Any = pinned_size("tensor-parallel size")
     pp: Any = pinned_size("pipeline stages")

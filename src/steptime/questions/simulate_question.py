@@ -18,6 +18,7 @@ from steptime.questions.plan_question import LatencyLimits
 from steptime.questions.subject import (
     DESIGN,
     LAYOUT_GROUP,
+    DraftModel,
     ParallelSizes,
     PricedSubject,
     PromptMedia,
@@ -25,7 +26,7 @@ from steptime.questions.subject import (
     with_prompt_media,
 )
 from steptime.units import parse
-from steptime.workload.workload import LARGEST_SPREAD
+from steptime.workload.workload import LARGEST_SPREAD, MOST_DRAFTS, NONE, Speculation, choose_speculation
 
 if TYPE_CHECKING:
     from steptime.simulation.prefix_cache import Cache
@@ -142,7 +143,10 @@ class SchedulerInputs:
     patience: Any = number(0.0, "maximum wait in seconds of a static batch for more requests", unit="s", group=POLICY)
     drafted: Any = count(0, "speculative (draft) tokens per step", minimum=0, group=POLICY)
     acceptance: Any = number(
-        None, "acceptance length: output tokens per step, from 1 to drafted + 1 (a count, not a share)", group=POLICY
+        None,
+        "acceptance length: output tokens per step, from 1 to drafted + 1 (a count, not a share)",
+        group=POLICY,
+        default_words="measured, or the prior of what drafts",
     )
     route: str = text(
         "round-robin", "routing of requests to replicas: round-robin, least-loaded or prefix-aware",
@@ -235,7 +239,7 @@ class PoolInputs(ParallelSizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
+class SimulateInputs(PricedSubject, DraftModel, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
     """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
 
 
@@ -269,6 +273,7 @@ class Setup:
     traffic: Traffic | None
     gained_tokens: int
     arguments: Mapping[str, Any]
+    speculation: Speculation = NONE
 
 
 def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
@@ -288,6 +293,9 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
         raise RangeError(NUMBA_MISSING)
     inputs = bind(SimulateInputs, values, "simulate")
     model, system, engine = read_subject(values)
+    speculation = _speculation(inputs, model)
+    if speculation.drafts:
+        inputs = replace(inputs, acceptance=speculation.acceptance)
     model, gained = with_prompt_media(model, inputs, inputs.input)
 
     # A search draws its own traffic at each rate; a trace has its own lengths in any case.
@@ -320,7 +328,19 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     if inputs.fast_replicas:
         slots = policy.max_num_seqs if inputs.fast_sequences is None else inputs.fast_sequences
         arguments |= {"fast": replace(policy, max_num_seqs=slots), "fast_replicas": inputs.fast_replicas}
-    return Setup(inputs=inputs, model=model, system=system, traffic=traffic, gained_tokens=gained, arguments=arguments)
+    return Setup(
+        inputs=inputs, model=model, system=system, traffic=traffic, gained_tokens=gained, arguments=arguments,
+        speculation=speculation,
+    )  # fmt: skip
+
+
+def _speculation(inputs: SimulateInputs, model: Model) -> Speculation:
+    """Return the speculative tokens of a run with their source; none where the drafts come from outside the model."""
+    if not inputs.drafted and inputs.draft_model is not None:
+        raise RangeError("draft_model: needs a number of drafted tokens, got none; give drafted too (--drafted 3)")
+    if not inputs.drafted or not model.can_draft or inputs.drafted > MOST_DRAFTS:
+        return NONE
+    return choose_speculation(model, int(inputs.drafted), inputs.acceptance)
 
 
 def solve(values: Mapping[str, Any]) -> Any:

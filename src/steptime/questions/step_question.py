@@ -14,22 +14,25 @@ from steptime.errors import InputError, LayoutError, RangeError, short_repr
 from steptime.hardware.number_formats import missing_units
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million
 from steptime.hardware.system import System
+from steptime.models.draft_models import drafter_words
 from steptime.models.model import Model, stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
-from steptime.physics.chip_memory import Memory, memory_per_chip
+from steptime.physics.chip_memory import Memory
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
+from steptime.physics.speculative_step import drafted_memory, drafted_step
 from steptime.physics.step import Step, mixed_step
 from steptime.physics.uncertainty import distances, has_range, step_and_range, step_range
-from steptime.questions.declaration import WITHIN, Answer, Question, bind, count, inputs_from, text
+from steptime.questions.declaration import WITHIN, Answer, Question, bind, count, inputs_from, number, text
 from steptime.questions.subject import (
     DESIGN,
     DESIGN_ANSWERS,
     FORMATS,
     SIZES,
+    DraftModel,
     ParallelSizes,
     PricedSubject,
     PromptMedia,
@@ -39,6 +42,8 @@ from steptime.questions.subject import (
     with_prompt_media,
 )
 from steptime.result_base import broadcast, json_key, unit
+from steptime.units import show
+from steptime.workload.workload import MOST_DRAFTS, NONE, Speculation, choose_speculation
 
 if TYPE_CHECKING:
     from steptime.questions.image_cost import ImageCost
@@ -52,7 +57,7 @@ _size = partial(count, unit="tokens", broadcasts=True, maximum=MOST_TOKENS, grou
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepInputs(PricedSubject, ParallelSizes, PromptMedia):
+class StepInputs(PricedSubject, DraftModel, ParallelSizes, PromptMedia):
     """Inputs of `step`: model, machine, layout, and the sizes of one forward pass."""
 
     phase: str = text("decode", "phase of the pass: decode, prefill or mixed", choices=PHASES, group=PASS_GROUP)
@@ -68,11 +73,23 @@ class StepInputs(PricedSubject, ParallelSizes, PromptMedia):
     )
     tokens: Any = _size(8192, "prompt tokens to prefill, per prompt")
     prefix: Any = _size(0, "cached tokens (prefix-cache hit) before the prompt tokens of each prompt", minimum=0)
+    drafts: Any = count(
+        0, "speculative tokens that the step verifies and drafts, in place of query", unit="tokens", minimum=0,
+        maximum=MOST_DRAFTS, group=PASS_GROUP,
+    )  # fmt: skip
+    acceptance: Any = number(
+        None, "acceptance length: output tokens per step with drafts, from 1 to drafts + 1", unit="tokens", group=PASS_GROUP,
+        default_words="measured, or the prior of what drafts",
+    )  # fmt: skip
     microbatches: Any = parallel_size("number of micro-batches in flight", default_words="one per stage")
 
 
 # Inputs without a meaning in a phase.
-IDLE = {"decode": ("prompts", "tokens", "prefix", "image", "audio"), "prefill": ("batch", "context", "query"), "mixed": ()}
+IDLE = {
+    "decode": ("prompts", "tokens", "prefix", "image", "audio"),
+    "prefill": ("batch", "context", "query", "acceptance"),
+    "mixed": (),
+}
 # Sizes of a pass without decode and without prefill.
 NO_PASS = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
 Range = tuple[Number, Number]
@@ -111,16 +128,17 @@ class StepSummary(Step):
     weights: str = field(default="", metadata=unit("", "number format of the weights, and of the routed experts if it differs"))
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "notes on the answer"))
     images: ImageCost | None = field(default=None, metadata=unit("", "images and recordings of each prompt; null: none"))
+    speculation: Speculation = field(default=NONE, metadata=unit("", "speculative tokens and acceptance length"))
 
     @property
     def tokens_per_second_per_user(self) -> Number:
         """Output speed of each sequence [tok/s]."""
-        return self.query * (self.batch > 0) / self.total
+        return _step_yield(self.query, self.speculation) * (self.batch > 0) / self.total
 
     @property
     def output_tokens_per_second_per_chip(self) -> Number:
         """Decode throughput per chip of the replica [tok/s]."""
-        return self.batch * self.query / self.layout.chips / self.total
+        return self.batch * _step_yield(self.query, self.speculation) / self.layout.chips / self.total
 
     @property
     def prompt_tokens_per_second_per_chip(self) -> Number:
@@ -137,10 +155,13 @@ class StepSummary(Step):
         values = {name: getattr(self, name) for name in ("tokens_per_second_per_user", *names)}
         if self.range is None:
             return {name: (value, None) for name, value in values.items() if value > 0}
-        # The slow end of the step gives the low end of a rate.
-        low, high = self.range
+        # The slow end of the step gives the low end of a rate; prompts yield no accepted tokens.
+        plain, decoding = self.range, _with_prior(self.total, self.range, self.speculation)
+        ends = {name: plain if name.startswith("prompt") else decoding for name in values}
         return {
-            name: (value, (value * self.total / high, value * self.total / low)) for name, value in values.items() if value > 0
+            name: (value, (value * self.total / ends[name][1], value * self.total / ends[name][0]))
+            for name, value in values.items()
+            if value > 0
         }
 
     def columns(self) -> dict[str, Any]:
@@ -163,6 +184,46 @@ class StepSummary(Step):
         return row
 
 
+def _step_yield(query: Number, speculation: Speculation) -> Number:
+    """Return the tokens of a sequence per step: accepted ones with drafts, else all query tokens."""
+    return speculation.acceptance if speculation.drafts else query
+
+
+def _with_prior(total: Number, ends: Range, speculation: Speculation) -> Range:
+    """Return the range of a time per accepted token, as a range of the step: both errors in quadrature."""
+    if speculation.acceptance_range is None:
+        return ends
+    fewer, additional = speculation.log_range
+    below, above = np.log(total / ends[0]), np.log(ends[1] / total)
+    return total * np.exp(-np.hypot(below, fewer)), total * np.exp(np.hypot(above, additional))
+
+
+def pass_speculation(inputs: StepInputs, model: Model) -> Speculation:
+    """Return the speculative tokens of a pass.
+
+    Args:
+        inputs: Checked inputs of the question.
+        model: The model with its drafter.
+
+    Returns:
+        Drafts and acceptance length; none without drafts.
+
+    Raises:
+        RangeError: A drafter or an acceptance length without drafts, or drafts together with query tokens.
+        InputError: Nothing can draft for the model.
+    """
+    if not inputs.drafts:
+        dependent = [name for name in ("draft_model", "acceptance") if getattr(inputs, name) is not None]
+        if dependent:
+            raise RangeError(f"{dependent[0]}: needs a number of drafts, got none; give drafts too (--drafts 3)")
+        return NONE
+    if np.any(np.asarray(inputs.query) != 1):
+        raise RangeError(
+            f"query: is drafts + 1 with {inputs.drafts} drafts, got {short_repr(inputs.query)}; leave one of the two out"
+        )
+    return choose_speculation(model, inputs.drafts, inputs.acceptance)
+
+
 def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
     """Return the sizes of a pass as arguments of `mixed_step`.
 
@@ -179,11 +240,10 @@ def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
     """
     sizes: dict[str, Any] = dict(NO_PASS)
     if inputs.phase != "prefill":
-        sizes |= {"batch": inputs.batch, "context": inputs.context, "query": inputs.query}
-        if np.any(np.asarray(inputs.query) > np.asarray(inputs.context)):
-            raise RangeError(
-                f"query: must be at most the context of {short_repr(inputs.context)}, got {short_repr(inputs.query)}"
-            )
+        query = inputs.drafts + 1 if inputs.drafts else inputs.query
+        sizes |= {"batch": inputs.batch, "context": inputs.context, "query": query}
+        if np.any(np.asarray(query) > np.asarray(inputs.context)):
+            raise RangeError(f"query: must be at most the context of {short_repr(inputs.context)}, got {short_repr(query)}")
 
         # As many micro-batches as stages is the default, which a smaller batch leaves partly empty.
         parts, fewest = int(np.max(layout.microbatches)), int(np.min(inputs.batch))
@@ -197,7 +257,9 @@ def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
     return sizes
 
 
-def pass_memory(model: Model, system: System, sizes: Mapping[str, Any], *, layout: Layout, engine: Engine) -> Memory:
+def pass_memory(
+    model: Model, system: System, sizes: Mapping[str, Any], *, layout: Layout, engine: Engine, drafts: int = 0
+) -> Memory:
     """Return the memory of a chip during a pass: weights, KV cache and activations.
 
     Args:
@@ -206,6 +268,7 @@ def pass_memory(model: Model, system: System, sizes: Mapping[str, Any], *, layou
         sizes: Sizes of the pass, from `pass_sizes`.
         layout: Layout of the replica.
         engine: The serving engine.
+        drafts: Speculative tokens per sequence and step; above 0 the drafter takes memory too.
 
     Returns:
         Used memory by part, and capacity [B].
@@ -214,8 +277,8 @@ def pass_memory(model: Model, system: System, sizes: Mapping[str, Any], *, layou
     sequences = sizes["batch"] + sizes["prompts"]
     cached = sizes["batch"] * sizes["context"] + sizes["prompts"] * (sizes["tokens"] + sizes["prefix"])
     rows = sizes["batch"] * sizes["query"] + sizes["prompts"] * sizes["tokens"]
-    return memory_per_chip(
-        model, system, batch=sequences, context=cached / sequences, layout=layout, engine=engine,
+    return drafted_memory(
+        model, system, drafts=drafts, batch=sequences, context=cached / sequences, layout=layout, engine=engine,
         step_tokens=rows / np.asarray(layout.dp) / np.asarray(layout.microbatches),
     )  # fmt: skip
 
@@ -227,6 +290,7 @@ def step_summary(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
+    speculation: Speculation = NONE,
     **sizes: Number,
 ) -> StepSummary:
     """Return one pass with its range, ideal time, memory and notes.
@@ -237,6 +301,7 @@ def step_summary(
         layout: Layout of the replica; one chip by default.
         engine: Name or engine; the system's by default.
         anchor: The user's own runs, which correct the times.
+        speculation: Speculative tokens, which the step verifies and drafts.
         **sizes: Sizes of the pass, as arguments of `mixed_step`.
 
     Returns:
@@ -246,16 +311,24 @@ def step_summary(
     layout = layout or Layout()
     engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     work: dict[str, Any] = {**NO_PASS, **sizes}
-    step, limits = step_and_range(model, system, **work, layout=layout, engine=engine)
+    drafts = speculation.drafts
+    timed = _without_query(work) if drafts else work
+    step, limits = step_and_range(model, system, **timed, layout=layout, engine=engine, drafts=drafts)
 
     notes = []
+    if drafts and np.any(work["batch"] > 0):
+        plain = _evaluate(model, system, {**work, "query": 1}, engine, 0, layout=layout).total
+        gained = float(np.mean(speculation.acceptance * plain / step.total))
+        notes.append(f"without drafts a step takes {show(float(np.mean(plain)), 's')}: speed-up {gained:.2f}x")
+    if drafts and (words := drafter_words(model)):
+        notes.append(words)
     reach = np.max(np.maximum(work["context"], work["tokens"] + work["prefix"]))
     if reach > model.max_context:
         notes.append(f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model")
     if without_units := missing_units(stored_formats(model), system.chip.peak, system.name):
         notes.append(without_units)
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
-    flags = () if limits is None else distances(engine, system, layout)
+    flags = () if limits is None else distances(engine, system, layout, drafts=bool(drafts))
     if differences := [flag.words for flag, applies in flags if np.any(applies)]:
         notes.append(f"wider range, because the measured runs differ from this step: {', '.join(differences)}")
     images = None
@@ -276,14 +349,27 @@ def step_summary(
         phase="mixed" if decodes and prefills else "decode" if decodes else "prefill",
         **work,
         range=limits,
-        ideal=None if limits is None else mixed_step(model, system, **work, layout=layout, engine=IDEAL),
+        ideal=None if limits is None else _evaluate(model, system, work, IDEAL, drafts, layout=layout),
         anchor=engine.anchor,
-        unanchored=mixed_step(model, system, **work, layout=layout, engine=bare(engine)) if engine.anchor else None,
-        memory=pass_memory(model, system, work, layout=layout, engine=engine),
+        unanchored=_evaluate(model, system, work, bare(engine), drafts, layout=layout) if engine.anchor else None,
+        memory=pass_memory(model, system, work, layout=layout, engine=engine, drafts=drafts),
         weights=", experts in ".join(dict.fromkeys(filter(None, stored_formats(model)))),
         notes=(*notes, *model.notes),
         images=images,
+        speculation=speculation,
     )
+
+
+def _evaluate(model: Model, system: System, sizes: Mapping[str, Any], engine: Engine, drafts: int, *, layout: Layout) -> Step:
+    """Return the step of a pass, which verifies and makes `drafts` speculative tokens."""
+    if not drafts:
+        return mixed_step(model, system, **sizes, layout=layout, engine=engine)
+    return drafted_step(model, system, **_without_query(sizes), drafts=drafts, layout=layout, engine=engine)
+
+
+def _without_query(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of a pass without query tokens, which drafts give."""
+    return {name: size for name, size in sizes.items() if name != "query"}
 
 
 def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Engine, Layout]:
@@ -326,7 +412,8 @@ def solve(values: Mapping[str, Any]) -> StepSummary:
         The step with range, memory and notes.
     """
     inputs, model, system, engine, layout = bind_pass(with_layout(STEP, values))
-    return step_summary(model, system, layout=layout, engine=engine, **pass_sizes(inputs, layout))
+    speculation = pass_speculation(inputs, model)
+    return step_summary(model, system, layout=layout, engine=engine, speculation=speculation, **pass_sizes(inputs, layout))
 
 
 ANSWERS = {
@@ -358,27 +445,31 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
     """
     answer_names = answer_names or frozenset(ANSWERS)
     inputs, model, system, engine, layout = bind_pass(values)
-    sizes = pass_sizes(inputs, layout)
-    step = mixed_step(model, system, **sizes, layout=layout, engine=engine)
-    tokens = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * sizes["query"]
+    speculation, sizes = pass_speculation(inputs, model), pass_sizes(inputs, layout)
+    drafts, gained = speculation.drafts, _step_yield(sizes["query"], speculation)
+    step = _evaluate(model, system, sizes, engine, drafts, layout=layout)
+    tokens = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * gained
 
     # Rates and costs count all chips of the replica.
     rent_rate = deployment_rent(layout.chips, system.rent.typical)
     answers = {
         TIME: step.total,
-        "tokens_per_second_per_user": np.nan if inputs.phase == "prefill" else sizes["query"] / step.total,
+        "tokens_per_second_per_user": np.nan if inputs.phase == "prefill" else gained / step.total,
         "tokens_per_second_per_chip": tokens / layout.chips / step.total,
         COST: usd_per_million(rent_rate, tokens / step.total),
     }
 
     # Ranges and memory cost more than the step itself, so that they are computed only if a caller wants them.
     if answer_names & RANGES:
-        ends = step_range(model, system, **sizes, layout=layout, engine=engine) if has_range(engine) else None
-        for side, end in zip(("low", "high"), ends or (np.nan, np.nan), strict=True):
-            answers[f"{TIME}_{side}"] = end
+        timed = _without_query(sizes) if drafts else sizes
+        ends = step_range(model, system, **timed, layout=layout, engine=engine, drafts=drafts) if has_range(engine) else None
+        paid_ends = None if ends is None else _with_prior(step.total, ends, speculation)
+        for number_of_end, side in enumerate(("low", "high")):
+            answers[f"{TIME}_{side}"] = np.nan if ends is None else ends[number_of_end]
+            end = np.nan if paid_ends is None else paid_ends[number_of_end]
             answers[f"{COST}_{side}"] = usd_per_million(rent_rate, tokens / end)
     if answer_names & {"memory_share", "fits"}:
-        memory = pass_memory(model, system, sizes, layout=layout, engine=engine)
+        memory = pass_memory(model, system, sizes, layout=layout, engine=engine, drafts=drafts)
         answers |= {"memory_share": memory.used / memory.capacity, "fits": memory.fits}
     if "bound" in answer_names:
         answers["bound"] = step.bound

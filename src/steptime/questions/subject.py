@@ -16,6 +16,7 @@ from steptime.hardware.number_formats import with_software
 from steptime.hardware.rental_prices import with_rent
 from steptime.hardware.system import System
 from steptime.hardware.what_if import scale, settable, vary
+from steptime.models.draft_models import with_draft_model
 from steptime.models.model import Model, active_parameters, kv_bytes_per_token, total_parameters
 from steptime.models.model_loading import load_model, resolve_model
 from steptime.models.model_variants import KEYS, variant
@@ -108,6 +109,20 @@ class PricedSubject(Subject):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftModel:
+    """What drafts the speculative tokens of a model."""
+
+    draft_model: str | None = text(
+        None,
+        "what drafts speculative tokens: mtp (the model's MTP layers), eagle3 (a head), or a small model with the same "
+        "vocabulary (catalogue name, Hugging Face id or path)",
+        group=SUBJECT_GROUP,
+        metavar="NAME",
+        default_words="mtp where the model has such layers",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParallelSizes:
     """Parallel sizes of one replica."""
 
@@ -197,6 +212,11 @@ def _model(name: str, weights: str, experts: str, kv: str, catalog: str | None) 
 
 
 @lru_cache(maxsize=256)
+def _with_drafter(model: Model, name: str, catalog: str | None) -> Model:
+    return with_draft_model(model, name, catalog)
+
+
+@lru_cache(maxsize=256)
 def _system(name: str, catalog: str | None) -> System:
     return load_system(name, catalog)
 
@@ -226,6 +246,7 @@ def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
         Model, system and engine.
 
     Raises:
+        InputError: If what drafts does not suit the model.
         RangeError: If a format, an architecture field or another input does not suit the model or the engine.
     """
     catalog = values.get("catalog")
@@ -243,6 +264,8 @@ def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
             raise RangeError(
                 f"{overrides[0]}: needs a model name, got a loaded model; give it to load_model, or change the config"
             )
+    if values.get("draft_model") is not None:
+        model = _with_drafter(model, values["draft_model"], catalog)
     system = read_machine(values)
     if values.get("software") is not None:
         if values.get("engine") == "ideal":

@@ -538,11 +538,20 @@ def _rent(system: System, answer: str) -> Iterator[Unsure]:
 
 
 def _acceptance(input_values: Mapping[str, Any], model: Model) -> Iterator[Unsure]:
-    """Yield the acceptance length, uniform between the values measured for all models."""
+    """Yield the acceptance length, uniform between the values measured for all models, or in the range of a prior."""
     drafts = input_values.get("drafts") or 0
     if not drafts or input_values.get("acceptance") is not None:
         return
-    base = choose_speculation(model, int(drafts)).acceptance
+    speculation = choose_speculation(model, int(drafts))
+    base = speculation.acceptance
+    if speculation.method != OWN_LAYERS:
+        if speculation.acceptance_range is not None:
+            low, high = speculation.acceptance_range
+            yield Unsure(
+                name="acceptance", description="the acceptance length", unit="", low=low, base=base, high=high, minimum=1.0,
+                maximum=drafts + 1.0, basis=speculation.source, even=True, place=put, learn=f"{TRAFFIC} (--acceptance)",
+            )  # fmt: skip
+        return
 
     # The curve "typical" stands for models without a measured curve, and is no measurement of one model.
     every = [

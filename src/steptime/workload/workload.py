@@ -8,12 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from steptime.catalog.acceptance_lengths import Curve, acceptance_curve
+from steptime.catalog.acceptance_lengths import OWN_LAYERS, Curve, acceptance_curve
 from steptime.errors import InputError, RangeError
+from steptime.models.draft_models import RULE
 from steptime.models.model import Model
 from steptime.number_checks import MOST_TOKENS, Number, between, check_shapes, limit, positive, share, single, whole_number
 from steptime.result_base import unit
 from steptime.units import DAY
+from steptime.workload.draft_acceptance import estimate_acceptance
 
 # Longest plausible TPOT [s]; a larger value was probably meant as a speed.
 LONGEST_TPOT: Final = 10.0
@@ -119,6 +121,14 @@ class Speculation:
         default=1.0, metadata=unit("tokens", "mean acceptance length per step, including the token that is always accepted")
     )
     source: str = field(default="", metadata=unit("", "grade and source of the acceptance length; empty: no drafts"))
+    method: str = field(default="", metadata=unit("", "what drafts: mtp, eagle3 or draft_model; empty: no drafts"))
+    draft_model: str = field(
+        default="", metadata=unit("", "id or folder of a separate drafter; empty: MTP layers, or no public weights known")
+    )
+    acceptance_range: tuple[float, float] | None = field(
+        default=None,
+        metadata=unit("tokens", "range of the acceptance length where it is a prior of the method; null: measured or given"),
+    )
 
     def __post_init__(self) -> None:
         single(drafts=self.drafts, acceptance=self.acceptance)
@@ -133,9 +143,23 @@ class Speculation:
     def text(self) -> str:
         """Speculative tokens and acceptance length in words."""
         count_text = "1 speculative token" if self.drafts == 1 else f"{self.drafts} speculative tokens"
-        return f"{count_text} per step, acceptance length {self.acceptance:.3g} ({self.source})" if self.drafts else "none"
+        drafter = ""
+        if self.method not in ("", OWN_LAYERS):
+            drafter = f" from {DRAFTED_BY[self.method]}" + (f" ({self.draft_model})" if self.draft_model else "")
+        length = f"acceptance length {self.acceptance:.3g} ({self.source})"
+        return f"{count_text} per step{drafter}, {length}" if self.drafts else "none"
+
+    @property
+    def log_range(self) -> tuple[float, float]:
+        """Logarithms by which the time per token may be lower and higher, because the acceptance is a prior; 0 if not."""
+        if self.acceptance_range is None:
+            return 0.0, 0.0
+        low, high = self.acceptance_range
+        return math.log(max(high / self.acceptance, 1.0)), math.log(max(self.acceptance / low, 1.0))
 
 
+# What drafts, in words, by method.
+DRAFTED_BY: Final = {OWN_LAYERS: "the model's own MTP layers", "eagle3": "an EAGLE-3 head", "draft_model": "a draft model"}
 NONE: Final = Speculation()
 """No speculative tokens, the default of engines."""
 
@@ -198,29 +222,32 @@ def check_asked(drafts: int | str | None, acceptance: float | None) -> None:
 
 
 def choose_speculation(model: Model, drafts: int, acceptance: float | None = None) -> Speculation:
-    """Return the speculation of a model's own layers.
+    """Return the speculation of a model's drafter, or of its own layers.
 
     Args:
         model: Model.
         drafts: Speculative tokens per step.
-        acceptance: Acceptance length; by default the measured value of such a model.
+        acceptance: Acceptance length; by default the measured value of such a model, or the prior of its drafter.
 
     Returns:
         The speculation with its source.
 
     Raises:
-        InputError: The model has no layers that can draft.
+        InputError: The model has nothing that can draft.
         RangeError: No acceptance was measured for this number of tokens.
     """
     if drafts == 0:
         return Speculation(acceptance=1.0 if acceptance is None else acceptance)
-    if not model.draft:
+    if not model.can_draft:
         raise InputError(
-            f"drafts: {model.name} has no layers that draft tokens (multi-token prediction), and separate draft models are not "
-            "supported; plan without --drafts, or use a model with such layers, such as deepseek-v3 or glm-5.2"
+            f"drafts: {model.name} has no layers that draft tokens (multi-token prediction); give what drafts, eagle3 or a "
+            "small model with the same vocabulary (--draft-model), or plan without --drafts"
         )
+    method, place = drafted_with(model)
     if acceptance is not None:
-        return Speculation(drafts=drafts, acceptance=acceptance, source="given")
+        return Speculation(drafts=drafts, acceptance=acceptance, source="given", method=method, draft_model=place)
+    if model.drafter is not None:
+        return _estimated(model, drafts)
     curve = acceptance_curve(model.name)
     if drafts > len(curve.figures):
         raise RangeError(
@@ -230,6 +257,20 @@ def choose_speculation(model: Model, drafts: int, acceptance: float | None = Non
     return _measured(curve, drafts)
 
 
+def drafted_with(model: Model) -> tuple[str, str]:
+    """Return the method that drafts for a model, and the id or folder of a separate drafter.
+
+    Args:
+        model: Model.
+
+    Returns:
+        mtp, eagle3 or draft_model, and the place; empty texts where nothing drafts.
+    """
+    if model.drafter is not None:
+        return model.drafter.method, model.drafter.place
+    return (OWN_LAYERS if model.draft else ""), ""
+
+
 def known_draftings(model: Model) -> tuple[Speculation, ...]:
     """List every number of speculative tokens with a known acceptance.
 
@@ -237,20 +278,36 @@ def known_draftings(model: Model) -> tuple[Speculation, ...]:
         model: Model.
 
     Returns:
-        Speculations, starting with no tokens; only that one where the model has no draft layers.
+        Speculations, starting with no tokens; only that one where nothing drafts.
     """
-    if not model.draft:
+    if not model.can_draft:
         return (Speculation(),)
+    if model.drafter is not None:
+        return (Speculation(), *(_estimated(model, drafts) for drafts in range(1, MOST_DRAFTS + 1)))
     curve = acceptance_curve(model.name)
     return (Speculation(), *(_measured(curve, drafts) for drafts in range(1, min(MOST_DRAFTS, len(curve.figures)) + 1)))
 
 
+def _estimated(model: Model, drafts: int) -> Speculation:
+    """Return the speculation of a separate drafter."""
+    estimate = estimate_acceptance(model, drafts)
+    method, place = drafted_with(model)
+    return Speculation(
+        drafts=drafts,
+        acceptance=estimate.length,
+        source=estimate.source,
+        method=method,
+        draft_model=place,
+        acceptance_range=None if estimate.is_measured else (estimate.low, estimate.high),
+    )
+
+
 def _measured(curve: Curve, drafts: int) -> Speculation:
-    return Speculation(drafts=drafts, acceptance=curve.tokens[drafts - 1], source=_words(curve, drafts))
+    return Speculation(drafts=drafts, acceptance=curve.tokens[drafts - 1], source=_words(curve, drafts), method=OWN_LAYERS)
 
 
 def drafting_warnings(model: Model, speculation: Speculation) -> tuple[str, ...]:
-    """Return a warning where the acceptance length is a guess.
+    """Return warnings where the acceptance length is a guess or a prior, or a head has a shape by rule.
 
     Args:
         model: Model.
@@ -259,8 +316,20 @@ def drafting_warnings(model: Model, speculation: Speculation) -> tuple[str, ...]
     Returns:
         Warnings; empty where the value was measured or given.
     """
-    if not speculation.drafts or not speculation.source.startswith("guess"):
+    if not speculation.drafts:
         return ()
+    warnings: tuple[str, ...] = ()
+    if speculation.method == "eagle3" and model.drafter is not None and model.drafter.source.startswith(RULE):
+        warnings = (f"the shape of the EAGLE-3 head of {model.name} is {RULE}",)
+    if speculation.acceptance_range is not None:
+        low, high = speculation.acceptance_range
+        return (
+            *warnings,
+            f"no acceptance length of {model.name} with this drafter was published: {speculation.acceptance:.3g} tokens per "
+            f"step are the median of others, and the ranges include {low:.3g} to {high:.3g}; give yours as --acceptance",
+        )
+    if not speculation.source.startswith("guess"):
+        return warnings
     return (
         f"no acceptance length of {model.name} was published: {speculation.acceptance:.3g} tokens per step are a guess from "
         "other models, and the ranges do not include its error; give yours as --acceptance",

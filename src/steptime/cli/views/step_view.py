@@ -21,7 +21,7 @@ TERM_COLOURS = {
     "projections": "blue", "attention": "magenta", "feed-forward": "cyan", "experts": "green", "shared experts": "bright_green",
     "head": "bright_blue", "embedding": "bright_blue", "norms": "white", "all-reduce": "yellow",
     "context exchange": "bright_yellow", "dispatch": "yellow", "combine": "bright_yellow", "pipeline": "red",
-    "launch and host": "red",
+    "launch and host": "red", "drafts": "bright_magenta",
 }  # fmt: skip
 # Terms whose key is not the name that readers see: "engine overhead" is a resource, which includes this term.
 TERM_NAMES = {"overhead": "launch and host"}
@@ -70,6 +70,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     ]
     return Group(
         _answer(card, misfit),
+        *([Text(f"Speculative decoding: {card.speculation.text}.")] if card.speculation.drafts else []),
         *notes(card.notes),
         *own_runs(card.anchor),
         facts(figures),
