@@ -22,7 +22,16 @@ from typing import Any, Final
 
 from steptime.launch import sglang, trtllm, vllm
 from steptime.launch.host_placement import Replica, in_words, place_replicas, racks
-from steptime.launch.serve_args import AMD, NAMES, NVIDIA, VARIABLE, ServeArgs, serve_args_for_pool
+from steptime.launch.serve_args import (
+    AMD,
+    DRAFTER_NAME,
+    DRAFTER_VARIABLE,
+    NAMES,
+    NVIDIA,
+    VARIABLE,
+    ServeArgs,
+    serve_args_for_pool,
+)
 from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, select_texts, spoken, wrapped
 from steptime.planning.plan_result import Plan
 from steptime.units import counted
@@ -239,6 +248,7 @@ def _script(command: Command, addresses: tuple[str, ...]) -> str:
     """Return an executable script of one command."""
     # A missing checkpoint ends the script with a message before the engine starts.
     needs_checkpoint = any(word.endswith(VARIABLE) for word in command.words)
+    needs_drafter = DRAFTER_NAME in command.variables or any(DRAFTER_VARIABLE in word for word in command.words)
     lines = [
         "#!/bin/sh",
         *comments(command.notes),
@@ -246,7 +256,10 @@ def _script(command: Command, addresses: tuple[str, ...]) -> str:
         'cd "$(dirname "$0")"',
         ". ./addresses.sh",
         *addresses,
-        *select_texts((needs_checkpoint, ': "${CHECKPOINT:?must be the id or the folder of the weights}"')),
+        *select_texts(
+            (needs_checkpoint, ': "${CHECKPOINT:?must be the id or the folder of the weights}"'),
+            (needs_drafter, f': "${{{DRAFTER_NAME}:?must be the id or the folder of the weights that draft}}"'),
+        ),
         *(f"export {name}={value}" for name, value in command.environment.items()),
         *files_written(command),
         *wrapped((f"exec {command.words[0]}", *command.words[1:])),

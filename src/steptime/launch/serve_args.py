@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from steptime.catalog.acceptance_lengths import OWN_LAYERS
 from steptime.launch.host_placement import Replica
 from steptime.launch.shell_script import Command, select_texts
+from steptime.models.draft_models import EAGLE3
 from steptime.physics.engine import load_engine
 from steptime.physics.engine_rules import deepep_counts
 from steptime.physics.layout import ENGINE, Layout, exchanges_experts, facts_of_engine
@@ -32,6 +34,9 @@ QUEUE_DEPTH: Final = 1024
 GGUF: Final = "the checkpoint is a GGUF file, which not every engine reads; vLLM needs one file, and --tokenizer of its model"
 # Variable of the checkpoint, quoted so that a folder with a blank stays one word.
 VARIABLE: Final = '"$CHECKPOINT"'
+# Variable of a drafter without a public id, and its use in a shell word.
+DRAFTER_NAME: Final = "DRAFT_MODEL"
+DRAFTER_VARIABLE: Final = f'"${DRAFTER_NAME}"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,9 @@ class ServeArgs:
         static_share: Share of a chip's memory for weights and KV cache.
         cache_share: Share of the memory that weights and activations leave free for the KV cache.
         cached: Whether prompts share prefixes.
-        drafts: Speculative tokens per step from the model's MTP layers.
+        drafts: Speculative tokens per step.
+        method: What drafts: mtp (the model's MTP layers), eagle3 or draft_model.
+        drafter: Id or folder of a separate drafter; "" if none is known.
         sends_from_stages: Whether the prefill pool of the deployment has pipeline stages.
     """
 
@@ -66,12 +73,19 @@ class ServeArgs:
     cache_share: float
     cached: bool
     drafts: int
+    method: str = OWN_LAYERS
+    drafter: str = ""
     sends_from_stages: bool = False
 
     @property
     def parts(self) -> int:
         """Micro-batches of the pipeline stages."""
         return int(self.layout.pp)
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether something with its own weights drafts, an EAGLE-3 head or a draft model."""
+        return self.drafts > 0 and self.method != OWN_LAYERS
 
     @property
     def exchanges(self) -> bool:
@@ -128,6 +142,8 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
         cache_share=round(float(memory.cache_room) / free, 4) if math.isfinite(free) else 0.0,
         cached=float(plan.workload.cached_share) > 0,
         drafts=plan.speculation.drafts,
+        method=plan.speculation.method or OWN_LAYERS,
+        drafter=plan.speculation.draft_model,
         sends_from_stages=any(entry.role == "prefill" and int(entry.layout.pp) > 1 for entry in plan.pools),
     )
 
@@ -213,6 +229,24 @@ def checkpoint(served: Served, *, quantises: bool) -> tuple[str, list[str]]:
         f"CHECKPOINT: id or folder of this model in {needed}; {place} is stored in {stored}, and this engine",
         "does not convert such weights to another format when it loads them",
     ]
+
+
+def drafter_place(args: ServeArgs) -> tuple[str, list[str]]:
+    """Return the id or folder of a separate drafter, not quoted, and notes on it.
+
+    Args:
+        args: Requirements of the pool.
+
+    Returns:
+        The place; "" with a note that names the missing file, where none is known or its name is not safe in a command.
+    """
+    if not args.has_drafter:
+        return "", []
+    if args.drafter and args.drafter.isprintable():
+        return args.drafter, []
+    what = f"an EAGLE-3 head of {args.served.checkpoint or 'this model'}" if args.method == EAGLE3 else "the draft model"
+    why = "whose name has characters that are not safe in a command" if args.drafter else "of which no public id is known"
+    return "", [f"{DRAFTER_NAME}: id or folder of the weights (config.json and safetensors) of {what}, {why}"]
 
 
 def _formats_text(weights: str, experts: str) -> str:

@@ -7,11 +7,13 @@ without activations; its default is less than the plan's share of the memory.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
 from steptime.launch.host_placement import Replica
 from steptime.launch.serve_args import (
     AMD,
+    DRAFTER_VARIABLE,
     LOW_LATENCY_TOKENS,
     NVIDIA,
     RACK,
@@ -19,6 +21,7 @@ from steptime.launch.serve_args import (
     cache_flag,
     checkpoint,
     deepep_refusal,
+    drafter_place,
     queues,
     routed,
     unsaid,
@@ -40,6 +43,8 @@ DISPATCHED = 128
 ONLINE = {"fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4_online"}
 # Expert formats of FlashInfer's kernels after its exchange.
 ROUTED = ("bf16", "fp8", "mxfp8", "nvfp4")
+# SGLang's algorithms by what drafts, https://docs.sglang.io/docs/advanced_features/speculative_decoding
+ALGORITHMS = {"mtp": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE"}
 # SGLang's names of KV cache formats.
 CACHE = {"bf16": "bf16", "fp8": "fp8_e4m3", "fp8_ds_mla": "fp8_e4m3", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 
@@ -68,6 +73,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
 
     # SGLang counts the sequences that decode in a mixed pass in its chunk, and has no mixed passes with drafts.
     mixes = args.role == "serve" and not args.drafts
+    head, head_notes = drafter_place(args)
     # A chunk must fill whole pages of the latent-attention kernels. The window of drafts has the verified token too.
     chunk = -(-(args.tokens if mixes else args.prompt_tokens) // PAGE) * PAGE
     words = select_texts(
@@ -84,7 +90,9 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (chunk > MOST_PREFILL, f"--max-prefill-tokens {chunk}"),
         (True, f"--context-length {args.length}"),
         (args.memory_share, f"--mem-fraction-static {args.static_share:g}"),
-        (args.drafts, f"--speculative-algorithm EAGLE --speculative-num-steps {args.drafts}", "--speculative-eagle-topk 1"),
+        (args.drafts, f"--speculative-algorithm {ALGORITHMS[args.method]}"),
+        (args.has_drafter, f"--speculative-draft-model-path {shlex.quote(head) if head else DRAFTER_VARIABLE}"),
+        (args.drafts, f"--speculative-num-steps {args.drafts}", "--speculative-eagle-topk 1"),
         (args.drafts, f"--speculative-num-draft-tokens {args.drafts + 1}"),
         (mixes, "--enable-mixed-chunk"),
         (args.role != "serve", f"--disaggregation-mode {args.role}", "--disaggregation-transfer-backend nixl"),
@@ -95,7 +103,10 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     )
     scopes = f"counts for all {args.parts} micro-batches, --chunked-prefill-size for one"
     unmixed = "SGLang runs no prefill together with decode where it drafts: expect slower tokens while prompts prefill"
+    alone = "SGLang runs a draft model only without data-parallel attention: the engine will not start with this layout"
     limits = select_texts(
+        (True, *head_notes),
+        (groups > 1 and args.drafts and args.method == "draft_model", alone),
         (args.role == "serve" and not mixes, unmixed),
         (groups > 1, "--max-running-requests and --chunked-prefill-size count for all data-parallel ranks together"),
         (args.parts > 1, f"--max-running-requests {scopes}"),

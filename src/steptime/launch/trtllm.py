@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.launch.host_placement import Replica
-from steptime.launch.serve_args import NVIDIA, ServeArgs, checkpoint, unsaid
+from steptime.launch.serve_args import DRAFTER_NAME, NVIDIA, ServeArgs, checkpoint, drafter_place, unsaid
 from steptime.launch.shell_script import Command, json_file, select_texts
+from steptime.models.draft_models import EAGLE3
 from steptime.planning.plan_result import Plan
 
 VENDORS = (NVIDIA,)
@@ -65,7 +66,10 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (spans_hosts, f"HOSTS: addresses of the hosts, each followed by :{replica.chips}, separated by commas"),
         (True, *unsaid(args, "trtllm")),
     )
-    return Command(words=tuple(words), notes=(*missing, *notes), files={name: json_file(options(args))})
+    head, head_notes = drafter_place(args)
+    variables = (DRAFTER_NAME,) if args.has_drafter and not head else ()
+    files = {name: json_file(options(args))}
+    return Command(words=tuple(words), notes=(*missing, *head_notes, *notes), files=files, variables=variables)
 
 
 def _own_chips(args: ServeArgs, replica: Replica) -> list[str]:
@@ -103,11 +107,26 @@ def options(args: ServeArgs) -> dict[str, Any]:
         "enable_attention_dp": bool(args.layout.dp > 1),
         "kv_cache_config": {"dtype": CACHE.get(args.served.kv, "auto")} | room | reuse,
         "moe_config": balancer if redundant else {},
-        "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": args.drafts} if args.drafts else {},
+        "speculative_config": _speculative_config(args),
         "cache_transceiver_config": {"backend": "DEFAULT"} if args.role != "serve" else {},
-        "disable_overlap_scheduler": args.role == "prefill",
+        # NVIDIA's manual runs a draft model without the overlap scheduler.
+        "disable_overlap_scheduler": args.role == "prefill" or (args.has_drafter and args.method != EAGLE3),
     }
     return {name: value for name, value in settings.items() if value}
+
+
+def _speculative_config(args: ServeArgs) -> dict[str, Any]:
+    """Return the speculative decoding of an options file.
+
+    Names: https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html ("Eagle" runs EAGLE-3 heads).
+    """
+    if not args.drafts:
+        return {}
+    if not args.has_drafter:
+        return {"decoding_type": "MTP", "num_nextn_predict_layers": args.drafts}
+    kind = "Eagle" if args.method == EAGLE3 else "DraftTarget"
+    place = drafter_place(args)[0] or f"@{DRAFTER_NAME}@"
+    return {"decoding_type": kind, "max_draft_len": args.drafts, "speculative_model_dir": place}
 
 
 def router(plan: Plan, ports: Mapping[Replica, int], port: int) -> Command:

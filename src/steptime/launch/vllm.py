@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from steptime.launch.host_placement import Replica
 from steptime.launch.serve_args import (
     AMD,
+    DRAFTER_NAME,
+    DRAFTER_VARIABLE,
     LOW_LATENCY_TOKENS,
     NVIDIA,
     RACK,
@@ -18,6 +22,7 @@ from steptime.launch.serve_args import (
     cache_flag,
     checkpoint,
     deepep_refusal,
+    drafter_place,
     queues,
     routed,
     unsaid,
@@ -83,7 +88,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (True, f"--max-model-len {args.length}"),
         (args.memory_share, f"--gpu-memory-utilization {args.memory_share:g}"),
         (args.cached, "--enable-prefix-caching"),
-        (args.drafts, f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{args.drafts}}}'"""),
+        (args.drafts, f"--speculative-config {_speculative_config(args)}"),
         (separate, f"""--kv-transfer-config '{{"kv_connector":"{_connector(args)}","kv_role":"{role}"}}'"""),
         (rank == 0, f"--port {port}"),
     )
@@ -98,7 +103,25 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     )
     no_cache = f"vLLM has no KV cache in {served.kv}: expect a cache of another size"
     unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *unsaid(args, "vllm")))
+    notes = [*drafter_place(args)[1], *notes]
     return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
+
+
+def _speculative_config(args: ServeArgs) -> str:
+    """Return the quoted JSON of `--speculative-config`.
+
+    A drafter has the tensor-parallel size of the model (vllm 0.33, v1/spec_decode/draft_model.py).
+    """
+    config: dict[str, Any] = {"method": args.method}
+    if args.has_drafter:
+        config |= {"model": drafter_place(args)[0] or f"${DRAFTER_NAME}"}
+    config |= {"num_speculative_tokens": args.drafts}
+    if args.has_drafter and int(args.layout.group) > 1:
+        config |= {"draft_tensor_parallel_size": int(args.layout.group)}
+    text = shlex.quote(json.dumps(config, separators=(",", ":")))
+    # The shell fills in a missing place: the quotes end before the variable and begin again after it.
+    missing = args.has_drafter and not drafter_place(args)[0]
+    return text.replace(f"${DRAFTER_NAME}", f"'{DRAFTER_VARIABLE}'") if missing else text
 
 
 def _connector(args: ServeArgs) -> str:
