@@ -192,6 +192,7 @@ def vllm(sources: Sources) -> dict[str, Any]:
             "--eplb-config": options(known["EPLBConfig"], names),
             "--kv-transfer-config": options(known["KVTransferConfig"], names),
             "--quantization-config": options(known["QuantizationConfigArgs"], names),
+            "--speculative-config": options(known["SpeculativeConfig"], names),
         },
         "environment": environment(sources),
     }
@@ -265,7 +266,9 @@ def tensorrt_llm(sources: Sources) -> dict[str, Any]:
     return {"programs": programs, "objects": objects}
 
 
-TRTLLM_MODELS = {"BaseLlmArgs", "TorchLlmArgs", "MoeLoadBalancerConfig", "CacheTransceiverConfig"}
+TRTLLM_MODELS = {"BaseLlmArgs", "TorchLlmArgs", "MoeLoadBalancerConfig", "CacheTransceiverConfig", "DecodingBaseConfig"} | {
+    f"{name}DecodingConfig" for name in ("Eagle", "DraftTarget", "MTP")
+}
 
 
 def ai_dynamo(sources: Sources) -> dict[str, Any]:

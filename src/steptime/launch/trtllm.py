@@ -118,13 +118,14 @@ def options(args: ServeArgs) -> dict[str, Any]:
 def _speculative_config(args: ServeArgs) -> dict[str, Any]:
     """Return the speculative decoding of an options file.
 
-    Names: https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html ("Eagle" runs EAGLE-3 heads).
+    "Eagle" runs EAGLE-3 heads. Names are those of `llm_args.py`; the manual at
+    https://nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html still writes "DraftTarget".
     """
     if not args.drafts:
         return {}
     if not args.has_drafter:
         return {"decoding_type": "MTP", "num_nextn_predict_layers": args.drafts}
-    kind = "Eagle" if args.method == EAGLE3 else "DraftTarget"
+    kind = "Eagle" if args.method == EAGLE3 else "Draft_Target"
     place = drafter_place(args)[0] or f"@{DRAFTER_NAME}@"
     return {"decoding_type": kind, "max_draft_len": args.drafts, "speculative_model_dir": place}
 
