@@ -25,6 +25,8 @@ class KVTransferConfig:
     kv_role: Literal["kv_producer"] | None = None
 class QuantizationConfigArgs:
     moe: str | None = None
+class SpeculativeConfig:
+    method: str | None = None
 """,
     "vllm/engine/arg_utils.py": """
 def add(group, kwargs):

@@ -19,6 +19,7 @@ from steptime.launch.launch_commands import ENGINES, launch_commands, launch_fil
 from steptime.launch.shell_script import Command, comments, escape_markdown, spoken
 from steptime.launch.training_commands import STACKS, training_commands, training_lines
 from steptime.training.training_job import TrainingJob, TrainingLayout
+from steptime.workload.workload import Speculation
 from tests.conftest import each
 from tests.launch.conftest import pool
 
@@ -230,3 +231,39 @@ def test_comments_hostile_note_is_one_printable_line(note):
     (line,) = comments((note,))
     assert line.startswith("# ")
     assert line.isprintable()
+
+
+# --- drafters -------------------------------------------------------------------------------------------------------------
+
+
+@each("engine, place, method", list(product(ENGINES, PLACES, ["eagle3", "draft_model"])))
+def test_launch_commands_hostile_drafter_runs_nothing(build, shell, engine, place, method):
+    """It arrives as one text, or the variable takes its place."""
+    drafting = Speculation(drafts=3, acceptance=2.2, source="given", method=method, draft_model=place)
+    lines = launch_commands(replace(build(*PAIR), speculation=drafting), engine)
+    assert all("\n" not in line for line in lines)
+    names = {"CHECKPOINT": "w", "NODE_ADDRESS": "a", "PREFILL_0_ADDRESS": "p", "DECODE_0_ADDRESS": "d", "DRAFT_MODEL": "my head"}
+    said, work = shell("\n".join(lines), **names)
+    expected = place if place.isprintable() else "my head"
+    words = said.split("\n")
+    if engine == "vllm":
+        found = [json.loads(word)["model"] for word in words if word.startswith('{"method"')]
+    elif engine == "sglang":
+        found = [words[n + 1] for n, word in enumerate(words) if word == "--speculative-draft-model-path"]
+    else:
+        texts = [(work / f"{role}.yaml").read_text() for role in ("prefill", "decode")]
+        found = [yaml.safe_load(text)["speculative_config"]["speculative_model_dir"] for text in texts]
+    assert found == [expected] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("place", PLACES)
+def test_launch_files_hostile_drafter_runs_nothing(build, shell, engine, place):
+    drafting = Speculation(drafts=3, acceptance=2.2, source="given", method="eagle3", draft_model=place)
+    files = launch_files(replace(build(*PAIR, vendor="NVIDIA"), speculation=drafting), engine)
+    _, work = shell("")
+    for name, text in files.items():
+        (work / name).write_text(text)
+    for name in (name for name in files if name.endswith(".sh") and name != "addresses.sh"):
+        shell(f"sh ./{name}", DRAFT_MODEL="my head")
+    assert yaml.safe_load(files["dynamo.yaml"])
