@@ -59,3 +59,73 @@ def test_what_makes_no_sense_gets_one_message(words, message):
     refused = run(f"{ASKED} {words}")
     assert refused.returncode == 2
     assert message in " ".join(refused.stderr.split())
+
+
+# --- EAGLE-3 heads and draft models ---------------------------------------------------------------------------------------
+
+STEP = "step llama-3.3-70b hgx-h100 --tp 8 --batch 8 --context 2000"
+PLAN = "plan llama-3.3-70b hgx-h100 --input 1000 --output 300 --mode aggregated --chips 8 --tp 4"
+SIMULATED = "simulate llama-3.3-70b hgx-h100 --tp 8 --rate 2 --requests 100 --input 1000 --output 100"
+
+
+def answer(words):
+    return json.loads(run(f"{words} --json").stdout)
+
+
+def test_a_step_has_its_drafting_and_yields_its_length():
+    told, plain = answer(f"{STEP} --drafts 3 --draft-model eagle3"), answer(STEP)
+    drafting = told["speculation"]
+    assert (drafting["drafts"], drafting["method"], drafting["acceptance_range_tokens"]) == (3, "eagle3", None)
+    assert drafting["draft_model"] == "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3"
+    assert told["query_tokens"] == 4
+    assert told["tokens_per_s_per_user"] == pytest.approx(drafting["acceptance_tokens"] / told["total_s"])
+    assert 1.5 < told["tokens_per_s_per_user"] / plain["tokens_per_s_per_user"] < drafting["acceptance_tokens"]
+    assert told["memory"]["weights_bytes"] > plain["memory"]["weights_bytes"]
+    given = answer(f"{STEP} --drafts 3 --draft-model eagle3 --acceptance 2")
+    assert given["total_s"] == told["total_s"]
+    assert given["speculation"]["acceptance_tokens"] == 2
+
+
+def test_a_prior_widens_the_range_of_a_plan():
+    drafted = f"{PLAN} --drafts 3 --draft-model llama-3.2-1b"
+    prior = answer(drafted)
+    given = answer(f"{drafted} --acceptance {prior['speculation']['acceptance_tokens']}")
+    low, high = prior["speculation"]["acceptance_range_tokens"]
+    assert low < prior["speculation"]["acceptance_tokens"] < high
+    assert prior["usd_per_million_output_tokens"] == pytest.approx(given["usd_per_million_output_tokens"])
+    (narrow_low, narrow_high), (wide_low, wide_high) = (p["usd_per_million_output_tokens_range"] for p in (given, prior))
+    assert wide_low < narrow_low < narrow_high < wide_high
+    assert given["speculation"]["acceptance_range_tokens"] is None
+
+
+def test_a_simulation_drafts():
+    pytest.importorskip("numba")
+    told, plain = answer(f"{SIMULATED} --drafted 3 --draft-model eagle3"), answer(SIMULATED)
+    assert told["speculation"]["method"] == "eagle3"
+    assert "speculation" not in plain
+
+
+def test_launch_lines_of_a_plan_name_the_head():
+    lines = run(f"{PLAN} --drafts 2 --draft-model eagle3 --launch vllm").stdout
+    assert '"model":"RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3","num_speculative_tokens":2' in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (f"{STEP} --drafts 3", "has no layers that draft tokens"),
+        (f"{STEP} --drafts 3 --draft-model qwen3-0.6b", "must have the vocabulary of"),
+        (f"{STEP} --drafts 3 --draft-model mtp", "has no layers that draft tokens"),
+        ("step glm-4.6 hgx-h200 --tp 8 --drafts 3 --draft-model eagle3", "no shape of an EAGLE-3 head"),
+        (f"{STEP} --drafts 3 --draft-model eagle3 --query 2", "query"),
+        (f"{STEP} --drafts 3 --draft-model eagle3 --acceptance 5", "from 1 to 4 tokens per step"),
+        (f"{PLAN} --draft-model eagle3", "needs a number of drafts"),
+        (f"{PLAN} --drafts auto --draft-model qwen3-0.6b", "must have the vocabulary of"),
+        (f"{SIMULATED} --drafted 2 --draft-model qwen3-0.6b", "must have the vocabulary of"),
+    ],
+)
+def test_what_cannot_draft_gets_one_message(words, message):
+    refused = run(words)
+    assert refused.returncode == 2
+    assert message in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.stderr

@@ -85,8 +85,9 @@ def is_config_of(told, engine) -> bool:
     return set(told) <= set(kinds[told["decoding_type"]]) | set(models["DecodingBaseConfig"])
 
 
-@pytest.mark.parametrize(("speculation", "method", "place"), [(HEAD, "eagle3", "org/head-3.3"), (SMALL, "draft_model", "org/small")])
-def test_vllm_names_the_drafter_its_tokens_and_its_tensor_parallel_size(build, speculation, method, place):
+@pytest.mark.parametrize("speculation", [HEAD, SMALL])
+def test_vllm_names_the_drafter_its_tokens_and_its_tensor_parallel_size(build, speculation):
+    method, place = {HEAD: ("eagle3", "org/head-3.3"), SMALL: ("draft_model", "org/small")}[speculation]
     told = json.loads(with_drafter(build, "vllm", speculation)[1].one("--speculative-config"))
     assert told == {"method": method, "model": place, "num_speculative_tokens": 3, "draft_tensor_parallel_size": 4}
     assert is_config_of(told, "vllm")

@@ -242,8 +242,8 @@ def test_launch_commands_hostile_drafter_runs_nothing(build, shell, engine, plac
     drafting = Speculation(drafts=3, acceptance=2.2, source="given", method=method, draft_model=place)
     lines = launch_commands(replace(build(*PAIR), speculation=drafting), engine)
     assert all("\n" not in line for line in lines)
-    names = {"CHECKPOINT": "w", "NODE_ADDRESS": "a", "PREFILL_0_ADDRESS": "p", "DECODE_0_ADDRESS": "d", "DRAFT_MODEL": "my head"}
-    said, work = shell("\n".join(lines), **names)
+    names = {"CHECKPOINT": "w", "NODE_ADDRESS": "a", "PREFILL_0_ADDRESS": "p", "DECODE_0_ADDRESS": "d"}
+    said, work = shell("\n".join(lines), **names, DRAFT_MODEL="my head")
     expected = place if place.isprintable() else "my head"
     words = said.split("\n")
     if engine == "vllm":

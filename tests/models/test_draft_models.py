@@ -53,7 +53,7 @@ def test_a_file_of_the_user_gives_a_head(tmp_path):
     assert model.drafter.model.vocabulary == 64_000
 
 
-@pytest.mark.parametrize("target, name", [("llama-3.3-70b", "llama-3.2-1b"), ("qwen3-32b", "qwen3-0.6b")])
+@pytest.mark.parametrize(("target", "name"), [("llama-3.3-70b", "llama-3.2-1b"), ("qwen3-32b", "qwen3-0.6b")])
 def test_a_small_model_of_the_family_drafts(target, name):
     model, small = with_draft_model(st.load_model(target, kv="fp8"), name), st.load_model(name)
     assert model.drafter.method == "draft_model"

@@ -244,9 +244,9 @@ def drafter_place(args: ServeArgs) -> tuple[str, list[str]]:
         return "", []
     if args.drafter and args.drafter.isprintable():
         return args.drafter, []
-    what = f"an EAGLE-3 head of {args.served.checkpoint or 'this model'}" if args.method == EAGLE3 else "the draft model"
+    weights = f"an EAGLE-3 head of {args.served.checkpoint or 'this model'}" if args.method == EAGLE3 else "the draft model"
     why = "whose name has characters that are not safe in a command" if args.drafter else "of which no public id is known"
-    return "", [f"{DRAFTER_NAME}: id or folder of the weights (config.json and safetensors) of {what}, {why}"]
+    return "", [f"{DRAFTER_NAME}: id or folder of the weights (config.json and safetensors) of {weights}, {why}"]
 
 
 def _formats_text(weights: str, experts: str) -> str:

@@ -103,10 +103,10 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     )
     scopes = f"counts for all {args.parts} micro-batches, --chunked-prefill-size for one"
     unmixed = "SGLang runs no prefill together with decode where it drafts: expect slower tokens while prompts prefill"
-    alone = "SGLang runs a draft model only without data-parallel attention: the engine will not start with this layout"
+    refused = "SGLang runs a draft model only without data-parallel attention: the engine will not start with this layout"
     limits = select_texts(
         (True, *head_notes),
-        (groups > 1 and args.drafts and args.method == "draft_model", alone),
+        (groups > 1 and args.drafts and args.method == "draft_model", refused),
         (args.role == "serve" and not mixes, unmixed),
         (groups > 1, "--max-running-requests and --chunked-prefill-size count for all data-parallel ranks together"),
         (args.parts > 1, f"--max-running-requests {scopes}"),

@@ -68,7 +68,8 @@ def with_draft_model(model: Model, name: str, catalog: str | os.PathLike[str] | 
                 "or a small model with the same vocabulary"
             )
         return replace(model, drafter=None)
-    drafter = _eagle3(model, catalog) if name == EAGLE3 else _small_model(model, name, catalog)
+    place = None if catalog is None else os.fspath(catalog)
+    drafter = _eagle3(model, place) if name == EAGLE3 else _small_model(model, name, catalog)
     # Engines give the drafter the KV cache format of the model (vLLM, llama_eagle3.py get_cache_config).
     if drafter.model.kv_format != model.kv_format:
         drafter = replace(drafter, model=with_kv(drafter.model, number_format(model.kv_format)))
@@ -95,7 +96,7 @@ def _small_model(model: Model, name: str, catalog: str | os.PathLike[str] | None
 
 
 @lru_cache(maxsize=64)
-def _eagle3(model: Model, catalog: str | os.PathLike[str] | None) -> Drafter:
+def _eagle3(model: Model, catalog: str | None) -> Drafter:
     """Return the EAGLE-3 head of a model, from the catalogue or by rule."""
     head = eagle3_head(model.name, catalog)
     if head is not None and head.heads:
