@@ -145,7 +145,16 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--policy train": (inputs.policy == "train", "interval"),
         "--policy static": (inputs.policy == "static", "patience"),
         "--prefixes": (prefixes, "prefix_tokens"),
-        "--prefixes or a trace with hash_ids": (prefixes or not is_synthetic, "prefix_cache"),
+        "--prefixes, --sessions or a trace with hash_ids": (
+            prefixes or not is_synthetic or inputs.sessions is not None,
+            "prefix_cache",
+        ),
+        "--sessions": (inputs.sessions is not None, "think_time system_prompt"),
+        "--rate or --find-rate, without --concurrency and --trace": (random, "sessions"),
+        "requests without --sessions, which have their own prompts": (
+            inputs.sessions is None,
+            "prefixes fast_share image audio",
+        ),
         "--prefix-cache, unless round-robin or least-loaded": (cached or inputs.route != "prefix-aware", "route"),
         "--rate or --trace, and --speed, --tpot or --ttft": (limited and inputs.concurrency is None and once, "find_replicas"),
         "--find-replicas left out; it searches them": (not output.find_replicas, "replicas"),
@@ -166,7 +175,9 @@ def _find_rate(prepared: Setup, output: SimulateOutput) -> None:
     inputs, model, system, arguments = prepared.inputs, prepared.model, prepared.system, prepared.arguments
 
     def traffic(rate: float | None, requests: int | None, clients: int | None = None) -> "Traffic":
-        return replace(inputs, rate=rate, requests=requests, concurrency=clients).traffic(prepared.gained_tokens)
+        return replace(inputs, rate=rate, requests=requests, concurrency=clients).traffic(
+            prepared.gained_tokens, longest=float(prepared.model.max_context)
+        )
 
     # The load that is searched: scale of a trace, number of clients, or rate of random arrivals.
     with compiling():
@@ -203,7 +214,7 @@ def _with_fewest_replicas(prepared: Setup, *, quiet: bool) -> Setup:
         if inputs.trace is not None:
             assert prepared.traffic is not None
             return prepared.traffic
-        return replace(inputs, requests=requests).traffic(prepared.gained_tokens)
+        return replace(inputs, requests=requests).traffic(prepared.gained_tokens, longest=float(prepared.model.max_context))
 
     with compiling():
         fewest = find_replicas(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.layout_space import default_layout
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, text
 from steptime.questions.plan_question import LatencyLimits
+from steptime.questions.session_inputs import SessionInputs
 from steptime.questions.subject import (
     DESIGN,
     LAYOUT_GROUP,
@@ -37,7 +39,7 @@ TRAFFIC, POLICY, LIMITS_GROUP = "Traffic", "Scheduler", "Limits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrafficInputs:
+class TrafficInputs(SessionInputs):
     """Inputs that describe which requests arrive, and when."""
 
     rate: Any = number(None, "arrival rate in requests/s", unit="requests/s", group=TRAFFIC)
@@ -72,17 +74,19 @@ class TrafficInputs:
     prefix_tokens: Any = count(512, "tokens per shared prefix", unit="tokens", group=TRAFFIC)
     seed: Any = count(0, "random seed of the traffic", minimum=0, group=TRAFFIC)
 
-    def traffic(self, gained: int = 0) -> Traffic:
+    def traffic(self, gained: int = 0, *, longest: float = math.inf) -> Traffic:
         """Return the requests, from a trace or drawn at random.
 
         Args:
             gained: Tokens that images and recordings add to each prompt.
+            longest: Longest context of the model, before which a session ends [tokens].
 
         Returns:
             Arrival times and lengths of all requests.
 
         Raises:
-            RangeError: If not exactly one of trace, rate and concurrency is given, or a trace has its own prefixes.
+            RangeError: If not exactly one of trace, rate and concurrency is given, or a trace has its own prefixes, or
+                sessions are combined with other kinds of requests.
         """
         from steptime.workload.public_traces import check_arrivals
         from steptime.workload.trace_files import read_trace
@@ -92,6 +96,8 @@ class TrafficInputs:
         kinds = [name for name in ("trace", "rate", "concurrency") if getattr(self, name) is not None]
         if len(kinds) != 1:
             raise RangeError(f"simulate: needs one of trace, rate and concurrency, got {' and '.join(kinds) or 'none of them'}")
+        if self.sessions is not None:
+            return self._turns(gained, longest)
         if self.trace is not None:
             check_arrivals(self.trace)
             requests = scaled(read_trace(self.trace, max_requests=self.requests), self.rate_scale)
@@ -112,6 +118,24 @@ class TrafficInputs:
                 )
             requests = with_sessions(requests, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
         return longer(requests, gained) if gained else requests
+
+    def _turns(self, gained: int, longest: float) -> Traffic:
+        """Return the turns of sessions."""
+        from steptime.workload.sessions import draw_sessions
+        from steptime.workload.traffic import DEFAULT_REQUESTS
+
+        other_requests = {
+            "trace": self.trace, "concurrency": self.concurrency, "prefixes": self.prefixes, "fast_share": self.fast_share,
+            "image or audio": gained,
+        }  # fmt: skip
+        conflicts = [name for name, value in other_requests.items() if value]
+        if conflicts:
+            raise RangeError(f"sessions: turns arrive at a rate, with their own prompts, got {conflicts[0]} too; leave it out")
+        return draw_sessions(
+            self.drawn_sessions(self.input, self.output, self.spread, self.output_spread), rate=self.rate,
+            requests=DEFAULT_REQUESTS if self.requests is None else self.requests, longest=longest, lengths=self.lengths,
+            kind=self.arrivals, burst=self.burst, seed=self.seed,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +316,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     if find_spec("numba") is None:
         raise RangeError(NUMBA_MISSING)
     inputs = bind(SimulateInputs, values, "simulate")
+    inputs = replace(inputs, **inputs.session_figures(values))
     model, system, engine = read_subject(values)
     speculation = _speculation(inputs, model)
     if speculation.drafts:
@@ -300,7 +325,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
 
     # A search draws its own traffic at each rate; a trace has its own lengths in any case.
     draws_for_search = searches_rate and inputs.trace is None
-    traffic = None if draws_for_search else inputs.traffic(gained)
+    traffic = None if draws_for_search else inputs.traffic(gained, longest=float(model.max_context))
 
     # The mean prompt of a trace replaces the input, so that the media are weighed against the real text.
     if traffic is not None and gained:

@@ -6,8 +6,8 @@ the front of the next tier, and the last tier discards it. A block of a slower t
 faster than computing it again.
 
 Requests are looked up in order of arrival. A block counts as cached from the arrival of the request that
-makes it. This is too early by the wait and prefill of that request. Loads of a request run tier by tier and
-delay the step that admits it.
+makes it. This is too early by the wait and prefill of that request. Of sessions, answers are cached too. Loads
+of a request run tier by tier and delay the step that admits it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from steptime.errors import RangeError, UnknownName
 from steptime.hardware.system import System
+from steptime.models.model import Model, cache_bytes
 from steptime.number_checks import LONGEST, at_least_zero, positive, single
 from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
@@ -112,6 +113,7 @@ class TierUse:
 
     name: str = field(metadata=unit("", "name of the tier"))
     hit_tokens: int = field(metadata=unit("tokens", "tokens found in the tier"))
+    hit_share: float = field(metadata=unit("", "share of all prompt tokens that were found in the tier"))
     bytes_read: float = field(metadata=unit("", "bytes loaded from the tier"))
     bytes_written: float = field(metadata=unit("", "bytes written to the tier"))
 
@@ -136,13 +138,17 @@ class CacheUse(Result):
     bytes_written: Any = field(metadata=LEFT_OUT)
     hit_rate: float = field(metadata=unit("", "share of prompt tokens that were not computed"))
     recomputed: int = field(metadata=unit("tokens", "tokens found in a tier that is too slow for a load"))
+    prompt_tokens: int = field(metadata=LEFT_OUT)
 
     @property
     def by_tier(self) -> tuple[TierUse, ...]:
         """Use of each tier, fastest first."""
         rows = zip(self.tiers, self.hit_tokens, self.bytes_read, self.bytes_written, strict=True)
         return tuple(
-            TierUse(name=n, hit_tokens=hit, bytes_read=loaded, bytes_written=stored) for n, hit, loaded, stored in rows
+            TierUse(
+                name=name, hit_tokens=hits, hit_share=float(hits) / self.prompt_tokens, bytes_read=loaded, bytes_written=stored
+            )
+            for name, hits, loaded, stored in rows
         )
 
     def headline(self) -> tuple[str, dict[str, str]]:
@@ -192,38 +198,33 @@ def use_cache(
 
     # Blocks are numbered from 0, so that the compiled loop can use arrays instead of a dictionary.
     capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
-    names, ids = np.unique(traffic.blocks, return_inverse=True)
+    earlier = traffic.earlier if traffic.earlier is not None and len(traffic.earlier) else None
+    ids, names = _numbered(traffic.blocks if earlier is None else np.concatenate([earlier.blocks, traffic.blocks]))
+    first = 0 if earlier is None else len(earlier.blocks)
     n, tiers = len(traffic), len(cache.tiers)
-    _check_block_count(replicas, len(names))
+    _check_block_count(replicas, names)
     cached, load = np.zeros(n, dtype=np.int64), np.zeros(n)
     replica = np.arange(n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
     hits, written = np.zeros((n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
     skipped = np.zeros(n, dtype=np.int64)
     row = float(pace.rows[-1] - pace.rows[0]) / (len(pace.rows) - 1)
+    costs = (
+        np.array([float(t.bandwidth) for t in cache.tiers]), np.array([float(t.latency) for t in cache.tiers]), block_bytes,
+        row, pace.pair, route == "prefix-aware", replicas,
+    )  # fmt: skip
+    state = _empty_tiers(replicas, names, tiers)
+    if earlier is not None:
+        # Turns before the run fill the tiers; what they find does not count.
+        m = len(earlier)
+        _look_up_requests(
+            ids[:first], np.asarray(earlier.starts), np.asarray(earlier.inputs), traffic.block_tokens, capacity, *costs, *state,
+            np.arange(m, dtype=np.int64) % replicas, np.zeros((m, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64),
+            np.zeros(m, dtype=np.int64), np.zeros(m), np.zeros(m, dtype=np.int64), np.zeros(replicas),
+        )  # fmt: skip
     _look_up_requests(
-        ids.astype(np.int64),
-        np.asarray(traffic.starts),
-        np.asarray(traffic.inputs),
-        traffic.block_tokens,
-        capacity,
-        np.array([float(t.bandwidth) for t in cache.tiers]),
-        np.array([float(t.latency) for t in cache.tiers]),
-        block_bytes,
-        row,
-        pace.pair,
-        route == "prefix-aware",
-        replicas,
-        np.full((replicas, len(names)), -1, dtype=np.int64),
-        np.full((replicas, len(names) + 2 * tiers, 2), -1, dtype=np.int64),
-        np.zeros((replicas, tiers), dtype=np.int64),
-        replica,
-        hits,
-        written,
-        cached,
-        load,
-        skipped,
-        np.zeros(replicas),
-    )
+        ids[first:], np.asarray(traffic.starts), np.asarray(traffic.inputs), traffic.block_tokens, capacity, *costs, *state,
+        replica, hits, written, cached, load, skipped, np.zeros(replicas),
+    )  # fmt: skip
 
     # The compiled loop has filled the arrays in place.
     tokens = hits.sum(axis=0) * traffic.block_tokens
@@ -237,7 +238,37 @@ def use_cache(
         bytes_written=written * block_bytes,
         hit_rate=float(cached.sum() / max(1, traffic.inputs.sum())),
         recomputed=int(skipped.sum()) * traffic.block_tokens,
+        prompt_tokens=int(max(1, traffic.inputs.sum())),
     )
+
+
+def _numbered(blocks: Any) -> tuple[Any, int]:
+    """Return blocks numbered from 0, and how many numbers there are; numbers without wide gaps stay as they are."""
+    blocks = np.asarray(blocks, dtype=np.int64)
+    if len(blocks) and blocks.min() >= 0 and blocks.max() < len(blocks):
+        return blocks, int(blocks.max()) + 1
+    names, ids = np.unique(blocks, return_inverse=True)
+    return ids.astype(np.int64), len(names)
+
+
+def _empty_tiers(replicas: int, blocks: int, tiers: int) -> tuple[Any, Any, Any]:
+    """Return the tier of each block (-1: none), the neighbours in its list, and the sizes of the lists, which are empty."""
+    links = np.full((replicas, blocks + 2 * tiers, 2), -1, dtype=np.int64)
+    heads = blocks + 2 * np.arange(tiers)
+    links[:, heads, 1], links[:, heads + 1, 0] = heads + 1, heads
+    return np.full((replicas, blocks), -1, dtype=np.int64), links, np.zeros((replicas, tiers), dtype=np.int64)
+
+
+def cached_token_bytes(model: Model) -> float:
+    """Return the KV cache that a token adds to a long context.
+
+    Args:
+        model: Model as it is served.
+
+    Returns:
+        Bytes per token.
+    """
+    return float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
 
 
 def _check_block_count(replicas: int, blocks: int) -> None:
@@ -291,10 +322,7 @@ def _look_up_requests(
 
     `computed_tokens` [tokens] is the prefill work of each replica.
     """
-    tiers, first, total = len(capacity), block_tier.shape[1], 0.0
-    for r in range(replicas):
-        for t in range(tiers):
-            links[r, first + 2 * t, 1], links[r, first + 2 * t + 1, 0] = first + 2 * t + 1, first + 2 * t
+    first, total = block_tier.shape[1], 0.0
     for i in range(len(inputs)):
         low, high = starts[i], starts[i + 1]
         if aware:

@@ -15,7 +15,7 @@ from steptime.errors import Impossible, RangeError
 from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_single
-from steptime.models.model import Model, cache_bytes
+from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
@@ -26,7 +26,7 @@ from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import stays_inside
 from steptime.physics.speculative_step import cache_moved, drafted_sequences
 from steptime.simulation.loop_state import DONE, Replicas, Rules
-from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
+from steptime.simulation.prefix_cache import Cache, CacheUse, cached_token_bytes, use_cache
 from steptime.simulation.replica_pools import (
     Server,
     assign_clients,
@@ -38,6 +38,7 @@ from steptime.simulation.replica_pools import (
 )
 from steptime.simulation.run_metrics import DEFAULT_PERCENTILE, answers, check_percentile, judge, timeline
 from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.session_turns import serve_turns
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.step_time_model import Pace, sample_pace, slowed
 from steptime.workload.traffic import Traffic, checked
@@ -189,13 +190,18 @@ def simulate(
         default_prefill_policy = replace(server.policy, kv_tokens=math.inf, kind="continuous")
         reader = pool(prefill, prefill_policy or default_prefill_policy, int(prefill.replicas))
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
-    use = None if cache is None else _use_prefix_cache(cache, traffic, model, reader)
 
     # Serve the requests, then add the delays that users see.
     chips = _chips(layout, prefill, fast_replicas)
     sent = transfer_seconds(model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens)
-    served, pools = _serve_pools(traffic, server, reader, quick, use, cached, progress, sent=sent)
-    requests = user_visible_times(served, server.pace, pipeline_delay_seconds(served, reader), server.policy.acceptance_length)
+
+    def once(came: Traffic) -> tuple[CacheUse | None, Any, list[tuple[Rules, Replicas]]]:
+        use = None if cache is None else _use_prefix_cache(cache, came, model, reader)
+        served, pools = _serve_pools(came, server, reader, quick, use, cached, progress, sent=sent)
+        late = pipeline_delay_seconds(served, reader)
+        return use, user_visible_times(served, server.pace, late, server.policy.acceptance_length), pools
+
+    traffic, (use, requests, pools) = (traffic, once(traffic)) if traffic.turns is None else serve_turns(traffic, once)
     figures = answers(traffic, requests, pools, slo=slo, usd_per_second=float(deployment_rent(chips, system.rent.typical)))
     return Simulation(
         model=model.name,
@@ -367,11 +373,11 @@ def _use_prefix_cache(cache: Cache, traffic: Traffic, model: Model, reader: Serv
         raise RangeError(
             f"cache: cannot be combined with {policy.route} routing" + (" in a closed loop" if traffic.clients else "")
         )
-    per_token = float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
     replica_by_client = assign_clients(len(traffic), traffic.clients, replicas)[0] if traffic.clients else None
     return use_cache(
-        cache, traffic, pace, bytes_per_token=per_token, replicas=replicas, route=policy.route, dealt=replica_by_client
-    )
+        cache, traffic, pace, bytes_per_token=cached_token_bytes(model), replicas=replicas, route=policy.route,
+        dealt=replica_by_client,
+    )  # fmt: skip
 
 
 def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:

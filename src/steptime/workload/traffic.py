@@ -35,7 +35,7 @@ class Traffic(Result):
     `arrival` is in s, `inputs` and `outputs` in tokens. `rank` is the class of priority, 0 first. `clients`
     counts the clients of a closed loop, each with one request in flight. It is 0 in an open loop. `blocks`
     has the hashes of prompt blocks of `block_tokens` each; request i has those from `starts[i]` to `starts[i
-    + 1]`.
+    + 1]`. Turns of sessions are numbered by `turn` in `turns`, and `earlier` are those before the run.
     """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -50,6 +50,9 @@ class Traffic(Result):
     blocks: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "hashes", left_out=True))
     starts: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "of each", left_out=True))
     block_tokens: int = field(default=512, metadata=unit("tokens", "tokens of a block of a prompt", left_out=True))
+    turns: Any = field(default=None, metadata=unit("", "drawn sessions", left_out=True))
+    turn: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "of each", left_out=True))
+    earlier: Any = field(default=None, metadata=unit("", "turns before the run, which fill the cache", left_out=True))
     name: str = field(default="", metadata=unit("", "file of the trace, or how requests were drawn"))
 
     def __len__(self) -> int:
@@ -265,7 +268,7 @@ def _draw_lengths(lengths: Lengths, random: np.random.Generator, n: int) -> Any:
 
 
 def scaled(traffic: Traffic, factor: float) -> Traffic:
-    """Return the same requests at a multiple of the rate.
+    """Return the same requests at a multiple of the rate; of sessions, those that start, with the same think times.
 
     Args:
         traffic: Traffic.
@@ -277,6 +280,9 @@ def scaled(traffic: Traffic, factor: float) -> Traffic:
     traffic = checked(traffic)
     single(rate_scale=factor)
     positive("a rate scale", factor, minimum=RATES[0], maximum=RATES[1])
+    if traffic.turns is not None:
+        at_scale: Traffic = replace(traffic.turns, start=traffic.turns.start / factor).traffic()
+        return at_scale
     return replace(traffic, arrival=traffic.arrival / factor)
 
 

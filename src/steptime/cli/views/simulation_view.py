@@ -61,10 +61,13 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
         parts += [
             footnote(f"Throughput, cost and loads: from {show(a.steady_from, 's')} to the last arrival, in the steady state.")
         ]
-    parts += [*own_runs(simulation.anchor), *warnings, _rent(simulation)]
+    # Hits are a result of sessions; other requests have the prefixes that they were given.
+    hits = [] if simulation.cache is None else [Text(), _cache(simulation.cache)]
+    has_turns = simulation.traffic.turns is not None
+    parts += [*(hits if has_turns else []), *own_runs(simulation.anchor), *warnings, _rent(simulation)]
     if full:
         parts += [Text(), _distribution(latencies(simulation.requests), width), Text()]
-        parts += [_timeline(simulation, width), *([Text(), _cache(simulation.cache)] if simulation.cache is not None else [])]
+        parts += [_timeline(simulation, width), *([] if has_turns else hits)]
     return Group(*(part for part in parts if part is not None))
 
 
@@ -79,6 +82,9 @@ def _rent(simulation: Simulation) -> Text | None:
 def _notes(simulation: Simulation) -> list[str]:
     a, pace, slots = simulation.answers, simulation.pace, simulation.policy.max_num_seqs
     words = uncached(simulation.traffic) if simulation.cache is None else []
+    prefill_replicas = simulation.prefill_replicas or simulation.replicas
+    if simulation.traffic.turns is not None and prefill_replicas > 1 and simulation.policy.route != "prefix-aware":
+        words.append("the turns of a session go to different replicas: --route prefix-aware keeps them where their history is")
     if caution := few_requests_caution(a.sent):
         words.append(caution)
     # Requests wait for sequence slots while the KV cache has room.
@@ -221,15 +227,16 @@ def _timeline(simulation: Simulation, width: int) -> Grid:
 
 def _cache(use: CacheUse) -> RenderableType:
     rows = [
-        (name, f"{hits:,.0f} tok", show(float(bytes_read), "B"), show(float(bytes_written), "B"))
-        for name, hits, bytes_read, bytes_written in zip(
-            use.tiers, use.hit_tokens, use.bytes_read, use.bytes_written, strict=True
+        (
+            tier.name, f"{tier.hit_tokens:,.0f} tok", f"{tier.hit_share:.1%}", show(float(tier.bytes_read), "B"),
+            show(float(tier.bytes_written), "B"),
         )
-    ]
+        for tier in use.by_tier
+    ]  # fmt: skip
     text = f"{use.hit_rate:.1%} of prompt tokens hit the cache"
     if use.recomputed:
         text += f"; {use.recomputed:,} tokens follow a block that prefill computes faster than the cache loads it"
-    return Group(table("Prefix cache", "Hits", "Read", "Written", rows=rows, numbers=(1, 2, 3)), Text(text + "."))
+    return Group(table("Prefix cache", "Hits", "Of all", "Read", "Written", rows=rows, numbers=(1, 2, 3, 4)), Text(text + "."))
 
 
 def range_view(simulation: Simulation, ends: Mapping[float, Simulation], unlike: Sequence[str]) -> RenderableType:

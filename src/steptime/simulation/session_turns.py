@@ -1,0 +1,64 @@
+"""Turns of sessions in time: the next turn arrives a think time after the answer before it.
+
+The event loop serves requests with known arrivals. Therefore the turns are served again and again: each run gives the time
+that every answer takes, and the next run moves the turns behind it accordingly. Answers by some time depend only on earlier
+arrivals, so each run corrects at least one more turn of every session. In practice two to four runs are enough, because
+answers take about as long in all of them.
+
+In the long run turns arrive at a given rate, however long answers take. Therefore a queue that grows in one of these runs
+grows without end, and the runs stop there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from steptime.simulation.loop_state import DONE, Replicas, Rules
+from steptime.simulation.run_metrics import queue_growth
+from steptime.workload.traffic import Traffic
+
+Use = TypeVar("Use")
+# Most runs, and the mean change of an answer's time over the mean time between two turns below which they agree.
+MOST_RUNS: Final = 8
+AGREEMENT: Final = 0.03
+
+
+def serve_turns(
+    traffic: Traffic, once: Callable[[Traffic], tuple[Use, Any, list[tuple[Rules, Replicas]]]]
+) -> tuple[Traffic, tuple[Use, Any, list[tuple[Rules, Replicas]]]]:
+    """Serve turns of sessions until their arrivals agree with the answers before them.
+
+    Turns that are not served, before and after the run, take the mean time of those that are.
+
+    Args:
+        traffic: Drawn sessions, as `draw_sessions` gives them.
+        once: Function that serves a traffic and returns the use of the cache, the finished requests, and the pools.
+
+    Returns:
+        The traffic of the last run, and its result.
+    """
+    turns, latency = traffic.turns, np.zeros(len(traffic.turns.session))
+    outcome = once(traffic)
+    for _ in range(MOST_RUNS - 1):
+        _, requests, pools = outcome
+        done = requests["status"] == DONE
+        rules, replicas = pools[0]
+        if not np.any(done) or queue_growth(
+            requests["arrival"][done], requests["scheduled"][done], rules.seats * len(replicas.count)
+        ):
+            break
+        took = (requests["finish"] - requests["arrival"])[done]
+        updated = np.full(len(latency), float(took.mean()))
+        updated[traffic.turn[done]] = took
+        between = float(turns.think.mean()) + float(took.mean())
+        change = float(np.abs(updated - latency)[traffic.turn].mean())
+        if change <= AGREEMENT * between:
+            break
+        # Half of a change, because long answers make the cache lose histories, and lost histories make answers long.
+        latency = updated if not latency.any() else (latency + updated) / 2
+        traffic = turns.traffic(latency)
+        outcome = once(traffic)
+    return traffic, outcome
