@@ -9,8 +9,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
+from steptime.models.model import cached_token_bytes
 from steptime.simulation.loop_state import DONE
-from steptime.simulation.prefix_cache import Cache, Tier, cached_token_bytes
+from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.workload.sessions import (
     PRESETS,
     Sessions,

@@ -469,6 +469,18 @@ def cache_bytes(model: Model, context: Number) -> Number:
     return sum(n * (a.kv_bytes * cache_entries(a, context) * a.stored + a.state_bytes) for n, a in _mixers(model))
 
 
+def cached_token_bytes(model: Model) -> float:
+    """Return the KV cache that a token adds to a long context.
+
+    Args:
+        model: Model as it is served.
+
+    Returns:
+        Bytes per token.
+    """
+    return float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
+
+
 def cache_bytes_read(model: Model, context: Number) -> Number:
     """Return the KV cache and state that one decode token reads.
 

@@ -17,6 +17,7 @@ from steptime.physics.step import Step
 from steptime.picture_files import save_picture
 from steptime.planning.fleet import Fleet
 from steptime.planning.launch_facts import Served
+from steptime.planning.session_result import SessionCache
 from steptime.planning.slo_probability import likelihood
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.svg import curve
@@ -227,6 +228,9 @@ class Plan(Tabular):
         default=None, metadata=unit("", "the cheapest layout of all, where the user chose a part of the layout")
     )
     fleet: Fleet | None = field(default=None, metadata=unit("", "hosts for a rate of requests; null: no rate was given"))
+    session_cache: SessionCache | None = field(
+        default=None, metadata=unit("", "prefix cache that holds histories of sessions; null: the cached share is an input")
+    )
     runner_up: Point | None = field(default=None, metadata=unit("", "the second cheapest layout"))
     front: tuple[Point, ...] = field(default=(), metadata=unit("", "Pareto front of speed and throughput, fastest first"))
     transfer_seconds: float = field(

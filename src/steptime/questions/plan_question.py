@@ -15,10 +15,12 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive
 from steptime.physics.engine import Engine
+from steptime.physics.kv_dtype import as_served
 from steptime.planning.evidence import EVIDENCE
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, MOST_SLOTS, OWN_CHUNKS, PINNED_SIZES, plan
 from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
+from steptime.questions.session_inputs import SessionInputs, read_tier_capacities
 from steptime.questions.subject import (
     DESIGN,
     DESIGN_ANSWERS,
@@ -151,8 +153,13 @@ def pinned_size(words: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, LatencyLimits):
+class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionInputs, LatencyLimits):
     """Inputs of `plan`: model, machine, requests, limits and deployment."""
+
+    prefix_cache: str = text(
+        "", "capacity of the prefix cache of one replica by tier, such as host=1TB,ssd=4TB; of HBM, what sequences leave",
+        group=REQUESTS_GROUP, metavar="TIERS", default_words="free HBM, host memory and disks of the system",
+    )  # fmt: skip
 
     chips: Any = count(
         None, "number of chips", maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP,
@@ -293,9 +300,18 @@ def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Eng
     Returns:
         Checked inputs, model, system, engine, and workload.
     """
-    inputs = bind(PlanInputs, values, "plan").with_trace()
+    inputs = bind(PlanInputs, values, "plan")
+    inputs = replace(inputs.with_trace(), **inputs.session_figures(values))
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
+    if inputs.sessions is not None:
+        conflicts = {"trace": values.get("trace"), "cached": inputs.cached, "image or audio": gained}
+        for name, value in conflicts.items():
+            if value:
+                why = "the cached share is a result of sessions" if name == "cached" else "sessions have their own prompts"
+                raise RangeError(f"sessions: {why}, got {name} too; leave it out")
+    elif inputs.prefix_cache:
+        raise RangeError("prefix_cache: holds the histories of sessions, got none; give sessions too (--sessions)")
     return inputs, model, system, engine, inputs.workload(gained)
 
 
@@ -310,32 +326,40 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         The plan; `feasible` is False if no plan meets the limits.
     """
     inputs, model, system, engine, workload = bind_plan(values)
-    deployment = plan(
-        model,
-        system,
-        workload,
-        inputs.slo(),
-        chips=inputs.chips,
-        engine=engine,
-        modes=read_modes(inputs.mode),
-        sure=inputs.sure,
-        drafts=read_drafts(inputs.drafts),
-        acceptance=inputs.acceptance,
-        percentile=inputs.percentile,
-        evidence=inputs.evidence,
-        sizes={name: value for name in PINNED_SIZES if (value := getattr(inputs, name)) is not None},
-        chunk=inputs.chunk,
-        max_num_seqs=inputs.max_num_seqs,
-        rate=inputs.rate,
-        spare=inputs.spare,
-        electricity=inputs.electricity,
-        alternatives=diagnostics,
-        elasticities=diagnostics,
-        diagnostics=diagnostics,
-    )
+    arguments: dict[str, Any] = {
+        "chips": inputs.chips, "engine": engine, "modes": read_modes(inputs.mode), "sure": inputs.sure,
+        "drafts": read_drafts(inputs.drafts), "acceptance": inputs.acceptance, "percentile": inputs.percentile,
+        "evidence": inputs.evidence,
+        "sizes": {name: value for name in PINNED_SIZES if (value := getattr(inputs, name)) is not None},
+        "chunk": inputs.chunk, "max_num_seqs": inputs.max_num_seqs, "rate": inputs.rate, "spare": inputs.spare,
+        "electricity": inputs.electricity,
+    }  # fmt: skip
+    effects: dict[str, Any] = {"alternatives": diagnostics, "elasticities": diagnostics, "diagnostics": diagnostics}
+    if inputs.sessions is not None:
+        return _plan_sessions(inputs, model, system, engine, arguments, effects)
+    deployment = plan(model, system, workload, inputs.slo(), **arguments, **effects)
     trace = values.get("trace")
     caution = "" if trace is None else trace_lengths(trace).caution
     return replace(deployment, warnings=(caution, *deployment.warnings)) if caution else deployment
+
+
+def _plan_sessions(
+    inputs: PlanInputs, model: Model, system: System, engine: Engine, arguments: dict[str, Any], effects: dict[str, Any]
+) -> Plan:
+    """Return the cheapest plan for sessions, whose cached share follows from its prefix cache."""
+    from steptime.planning.session_plan import plan_sessions
+
+    def make_plan(workload: Workload, slo: Slo, quick: bool) -> Plan:
+        if quick:
+            without: dict[str, Any] = dict.fromkeys((*effects, "front"), False)
+            return plan(model, system, workload, slo, **arguments, **without, quick=True)
+        return plan(model, system, workload, slo, **arguments, **effects)
+
+    return plan_sessions(
+        make_plan, inputs.drawn_sessions(inputs.input, inputs.output, inputs.spread, inputs.output_spread), inputs.slo(),
+        model=as_served(model, system, engine), system=system,
+        capacities=read_tier_capacities(inputs.prefix_cache) if inputs.prefix_cache else None,
+    )  # fmt: skip
 
 
 def read_modes(words: str) -> tuple[str, ...]:

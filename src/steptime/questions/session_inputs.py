@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steptime.errors import RangeError
+from steptime.errors import RangeError, short_repr
 from steptime.number_checks import MOST_TOKENS
 from steptime.questions.declaration import count, number, text
 from steptime.questions.subject import REQUESTS_GROUP
+from steptime.units import parse
 from steptime.workload.sessions import LONGEST_THINK_TIME, PRESETS, Sessions, read_turns
 
 # Sessions with a number of turns in place of a preset have the think time of conversations.
@@ -84,3 +85,29 @@ class SessionInputs:
             system_prompt=self.system_prompt, input_spread=spread,
             output_spread=spread if output_spread is None else output_spread,
         )  # fmt: skip
+
+
+def read_tier_capacities(words: str) -> dict[str, float]:
+    """Return the capacities of memory tiers in a text.
+
+    Args:
+        words: Text such as "hbm=20GB,host=1TB".
+
+    Returns:
+        Bytes by tier.
+
+    Raises:
+        RangeError: If a tier has no capacity, or is given twice.
+
+    >>> read_tier_capacities("host=1TB")
+    {'host': 1000000000000.0}
+    """
+    tiers: dict[str, float] = {}
+    for part in words.split(","):
+        name, equals, size = part.strip().partition("=")
+        if not equals:
+            raise RangeError(f"prefix_cache: must be TIER=CAPACITY, such as host=1TB, got {short_repr(part)}")
+        if name in tiers:
+            raise RangeError(f"prefix_cache: {name} is given twice; keep one")
+        tiers[name] = parse(size, "B")
+    return tiers

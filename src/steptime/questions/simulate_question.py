@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from steptime.errors import NUMBA_MISSING, RangeError, short_repr
+from steptime.errors import NUMBA_MISSING, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
@@ -16,7 +16,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.layout_space import default_layout
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, text
 from steptime.questions.plan_question import LatencyLimits
-from steptime.questions.session_inputs import SessionInputs
+from steptime.questions.session_inputs import SessionInputs, read_tier_capacities
 from steptime.questions.subject import (
     DESIGN,
     LAYOUT_GROUP,
@@ -27,7 +27,6 @@ from steptime.questions.subject import (
     read_subject,
     with_prompt_media,
 )
-from steptime.units import parse
 from steptime.workload.workload import LARGEST_SPREAD, MOST_DRAFTS, NONE, Speculation, choose_speculation
 
 if TYPE_CHECKING:
@@ -228,15 +227,7 @@ class SchedulerInputs:
             return None
         from steptime.simulation.prefix_cache import cache_with_capacities
 
-        tiers: dict[str, float] = {}
-        for part in self.prefix_cache.split(","):
-            name, equals, size = part.strip().partition("=")
-            if not equals:
-                raise RangeError(f"prefix_cache: must be TIER=CAPACITY, such as host=1TB, got {short_repr(part)}")
-            if name in tiers:
-                raise RangeError(f"prefix_cache: {name} is given twice; keep one")
-            tiers[name] = parse(size, "B")
-        return cache_with_capacities(system, layout, tiers)
+        return cache_with_capacities(system, layout, read_tier_capacities(self.prefix_cache))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ import numpy as np
 
 from steptime.errors import RangeError, UnknownName
 from steptime.hardware.system import System
-from steptime.models.model import Model, cache_bytes
 from steptime.number_checks import LONGEST, at_least_zero, positive, single
 from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
@@ -257,18 +256,6 @@ def _empty_tiers(replicas: int, blocks: int, tiers: int) -> tuple[Any, Any, Any]
     heads = blocks + 2 * np.arange(tiers)
     links[:, heads, 1], links[:, heads + 1, 0] = heads + 1, heads
     return np.full((replicas, blocks), -1, dtype=np.int64), links, np.zeros((replicas, tiers), dtype=np.int64)
-
-
-def cached_token_bytes(model: Model) -> float:
-    """Return the KV cache that a token adds to a long context.
-
-    Args:
-        model: Model as it is served.
-
-    Returns:
-        Bytes per token.
-    """
-    return float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
 
 
 def _check_block_count(replicas: int, blocks: int) -> None:

@@ -15,7 +15,7 @@ from steptime.errors import Impossible, RangeError
 from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_single
-from steptime.models.model import Model
+from steptime.models.model import Model, cached_token_bytes
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
@@ -26,7 +26,7 @@ from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import stays_inside
 from steptime.physics.speculative_step import cache_moved, drafted_sequences
 from steptime.simulation.loop_state import DONE, Replicas, Rules
-from steptime.simulation.prefix_cache import Cache, CacheUse, cached_token_bytes, use_cache
+from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
 from steptime.simulation.replica_pools import (
     Server,
     assign_clients,

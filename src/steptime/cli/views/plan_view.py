@@ -56,6 +56,8 @@ from steptime.planning.step_explanation import Line, equations, explain_step, so
 from steptime.units import counted, in_digits, show
 from steptime.workload.workload import step_yield
 
+# Time from which a tier holds everything in practice [s].
+LONG_HOLD = 1e7
 # Main figures of a plan: name, field, and form of the value.
 FIGURES: tuple[tuple[str, str, Form], ...] = (
     ("USD/M output", "usd_per_million_output_tokens", "USD"),
@@ -102,9 +104,9 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
         return Group(reason, *notes(plan.warnings), *front)
     drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
     parts: list[RenderableType | None] = [
-        _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_fleet(plan), *replay, _figure_table(plan),
-        _pool_table(plan), _short_legend(plan, full), *notes(_warnings(plan)), *_money(plan, full=full), *drafts,
-        Text(plan.why, style="bold"),
+        _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_sessions(plan), *_fleet(plan), *replay,
+        _figure_table(plan), _pool_table(plan), *_tier_table(plan), _short_legend(plan, full), *notes(_warnings(plan)),
+        *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
     ]  # fmt: skip
     if full:
         parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
@@ -128,7 +130,8 @@ def has_rent(plan: Plan) -> bool:
 
 def _workload(plan: Plan) -> str:
     w = plan.workload
-    cached = f" ({w.cached_share:.0%} cached)" if w.cached_share else ""
+    assumed = "" if plan.session_cache is not None else ", assumed"
+    cached = f" ({w.cached_share:.0%} cached{assumed})" if w.cached_share else ""
     spreads = [f"{float(spread):.3g}" for spread in (w.input_spread, w.output_spread)]
     spread = spreads[0] if spreads[0] == spreads[1] else "{} in, {} out".format(*spreads)
     words = "" if spread == "0" else f" on average, spread {spread}"
@@ -233,7 +236,12 @@ def _pool_table(plan: Plan) -> Grid:
 def _warnings(plan: Plan) -> list[str]:
     """Return the warnings of a plan."""
     first_lines = _cautions(plan)
+    cached = float(plan.workload.cached_share)
     warnings = [*_evidence(plan), *(words for words in plan.warnings if words not in first_lines)]
+    if cached and plan.session_cache is None:
+        warnings.append(
+            f"The cached share of {cached:.0%} is assumed: nothing holds it or takes time to load. --sessions computes it."
+        )
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
     if SEPARATE_POOLS.words in plan.distance:
@@ -288,6 +296,43 @@ def _evidence(plan: Plan) -> list[str]:
             words = "the same"
         lines.append(f"Without your choices the plan costs {usd(cheapest.usd_per_million_output_tokens)}, {words}.")
     return lines
+
+
+def _sessions(plan: Plan) -> list[Text]:
+    """Say what the sessions are, and how much of their prompts the prefix cache has."""
+    cache = plan.session_cache
+    if cache is None:
+        return []
+    s = cache.sessions
+    prompt = f", system prompt of {s.system_prompt:,.0f} tokens" if s.system_prompt else ""
+    words = (
+        f"Sessions: {in_digits(s.turns)} turns on average of {s.input_tokens:,.0f} new tokens in and {s.output_tokens:,.0f} out"
+    )
+    words += f", think time {show(s.think_time, 's')}{prompt}; {in_digits(cache.sessions_in_progress)} sessions in progress."
+    text = (
+        f"Prefix cache: {cache.hit_share:.1%} of prompt tokens are found at this rate, of {cache.held_share:.1%} that repeat."
+    )
+    if cache.held_share:
+        needed = f"needs the {cache.needed_tier} tier" if cache.needed_tier else "is more than its tiers have"
+        text += f" To find 95 % of these, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
+    return [Text(words), Text(text, style="bold")]
+
+
+def _tier_table(plan: Plan) -> list[RenderableType | None]:
+    """Return the tiers of the prefix cache of a replica: what each holds and loads."""
+    cache = plan.session_cache
+    if cache is None:
+        return []
+    rows = [
+        (
+            tier.name, show(tier.capacity, "B"), show(tier.hold_seconds, "s") if tier.hold_seconds < LONG_HOLD else "always",
+            f"{tier.hit_share:.1%}", tier.why_unused or show(tier.load_seconds, "s"), f"{tier.bandwidth_share:.0%}",
+        )
+        for tier in cache.tiers
+    ]  # fmt: skip
+    heads = ("Tier", "Replica", "Holds for", "Found", "Load", "Bandwidth")
+    words = f"Found: of all prompt tokens. The first token contains loads: {show(cache.load_seconds, 's')} on average."
+    return [table(*heads, rows=rows, numbers=(1, 2, 3, 5), first_to_go=(5,)), footnote(words)]
 
 
 def _fleet(plan: Plan) -> list[Text]:

@@ -1,0 +1,384 @@
+"""Plans for sessions: the hit rate of the prefix cache is a result of the plan, not an input.
+
+A plan needs the cached share of its prompts, and the share depends on the rate of the plan: at a higher rate a tier holds
+histories for a shorter time. Therefore quick plans with several shares search the one that the tiers hold at the rate of the
+plan, and the last plan has that share.
+
+The HBM of a replica holds what its running sequences leave. A history is used until the end of its answer, and again after
+the think time and the wait for the first token. Host memory and disks belong to the chips of the replica. A tier is used
+where a load is faster than prefill, and no more than its bandwidth allows. A load delays the first token; it does not take
+time from other requests. Every session stays with its replica.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from steptime.errors import RangeError, UnknownName
+from steptime.hardware.system import MemoryTier, System
+from steptime.models.model import Model, cached_token_bytes
+from steptime.planning.plan_result import Plan, Pool
+from steptime.planning.session_hits import Flow, find_hits, flow_of_sessions, found_tokens
+from steptime.planning.session_result import SessionCache, TierHits
+from steptime.planning.slo_probability import QUANTILES
+from steptime.workload.sessions import Sessions, as_workload, held_share, mean_history, turn_shares
+from steptime.workload.workload import Slo, Workload, decode_steps
+
+# Most quick plans, and most plans of the whole search.
+MOST_QUICK: Final = 5
+MOST_WHOLE: Final = 3
+# Difference between two cached shares that is small, over the share that is not cached.
+TOLERANCE: Final = 0.05
+# Change of what tiers hold beyond the cached share, with that share: -1 where the rate stays, and less where it rises.
+SLOPE: Final = -1.5
+# Share of the repeated tokens that `needed_bytes` holds.
+ENOUGH: Final = 0.95
+TOO_SLOW = "prefill is faster than a load"
+
+# Function that makes a plan from requests and limits; the last argument asks for a quick one.
+Planner = Callable[[Workload, Slo, bool], Plan]
+
+
+class Trial(NamedTuple):
+    """A cached share, and by how much the tiers hold more at the rate of its plan."""
+
+    share: float
+    surplus: float
+
+
+class Replica(NamedTuple):
+    """What a replica that prefills gets: turns per second, chips, KV cache per token [B], and mean prompt [tokens]."""
+
+    rate: float
+    chips: int
+    token_bytes: float
+    prompt: float
+
+
+def plan_sessions(
+    make_plan: Planner,
+    sessions: Sessions,
+    slo: Slo,
+    *,
+    model: Model,
+    system: System,
+    capacities: Mapping[str, float] | None = None,
+) -> Plan:
+    """Return the plan whose cached share is what its own prefix cache holds.
+
+    Args:
+        make_plan: Function from requests, limits and whether it is quick to a plan.
+        sessions: Sessions.
+        slo: Limits.
+        model: Model as it is served.
+        system: System.
+        capacities: Capacity of tiers for one replica [B], in place of those of the system; HBM that is not named has what
+            running sequences leave.
+
+    Returns:
+        The plan with `session_cache`; its TTFT contains loads.
+
+    Raises:
+        RangeError: The model has no KV cache that grows with tokens.
+        UnknownName: The system has no such tier.
+    """
+    width, longest = cached_token_bytes(model), float(model.max_context)
+    if not width > 0:
+        raise RangeError("sessions: need a KV cache that grows with tokens, got a model without one")
+    tiers = (system.chip.hbm, *system.tiers)
+    for name in capacities or {}:
+        if name not in {tier.name for tier in tiers}:
+            names = [tier.name for tier in tiers]
+            raise UnknownName("memory tier", name, names, f"Known: {', '.join(names)}.")
+    ratio = history_ratio(sessions, longest)
+
+    def make(share: float, load: float, *, quick: bool) -> Plan:
+        # A load takes its time from the limit on the first token.
+        without_load = slo if math.isinf(slo.ttft) else replace(slo, ttft=max(slo.ttft - load, 1e-3 * slo.ttft))
+        return make_plan(as_workload(sessions, share, longest), without_load, quick)
+
+    def evaluate(deployment: Plan) -> SessionCache:
+        return evaluate_cache(deployment, sessions, tiers, capacities, width=width, longest=longest)
+
+    # Quick plans: the share that the tiers hold falls with the cached share, because the rate rises.
+    share, load, hit_share = held_share(sessions, longest), 0.0, math.nan
+    low: Trial | None = None
+    high: Trial | None = None
+    for _ in range(MOST_QUICK):
+        draft = make(share, load, quick=True)
+        if not draft.feasible:
+            # Fewer cached tokens meet no limit: look between this share and the last one with a plan.
+            if high is None:
+                break
+            share = (share + high.share) / 2
+            continue
+        cache = evaluate(draft)
+        load, hit_share = cache.load_seconds * ratio(draft.percentile), cache.hit_share
+        surplus = hit_share - share
+        if is_small(surplus, share):
+            break
+        if surplus < 0:
+            high = Trial(share, surplus)
+        else:
+            low = Trial(share, surplus)
+        share = next_share(low, high, hit_share)
+
+    # The whole search may find another layout, whose tiers hold more or less.
+    slope = SLOPE if low is None or high is None else (high.surplus - low.surplus) / (high.share - low.share)
+    for turn in range(MOST_WHOLE):
+        deployment = make(share, load, quick=False)
+        if not deployment.feasible:
+            return replace(deployment, slo=slo, reason=deployment.reason + _held_words(hit_share))
+        cache = evaluate(deployment)
+        load, surplus = cache.load_seconds * ratio(deployment.percentile), cache.hit_share - share
+        if is_small(surplus, share) or turn == MOST_WHOLE - 1:
+            break
+        share = min(max(share - surplus / slope, 0.0), held_share(sessions, longest))
+    return with_loads(deployment, slo, cache, load)
+
+
+def is_small(surplus: float, share: float) -> bool:
+    """Return whether a difference between two cached shares hardly changes the tokens to prefill.
+
+    Args:
+        surplus: Difference.
+        share: Cached share.
+
+    Returns:
+        Whether it is small.
+    """
+    return abs(surplus) <= TOLERANCE * (1 - share)
+
+
+def _held_words(hit_share: float) -> str:
+    """Say what the tiers held in the last plan that met the limits."""
+    if math.isnan(hit_share):
+        return ""
+    return f" (of the prompt tokens, the prefix cache has {hit_share:.0%} at the rate of the last plan within the limits)"
+
+
+def next_share(low: Trial | None, high: Trial | None, hit_share: float) -> float:
+    """Return the next cached share to plan with: between a share that is too small and one that is too large.
+
+    Args:
+        low: Largest share of which the tiers hold more.
+        high: Smallest share of which they hold less.
+        hit_share: Share that the tiers held in the last plan.
+
+    Returns:
+        The share; by linear interpolation where both are known.
+
+    >>> next_share(Trial(0.2, 0.3), Trial(0.8, -0.3), 0.5), next_share(None, Trial(0.8, -0.3), 0.5)
+    (0.5, 0.5)
+    """
+    if low is None or high is None:
+        return hit_share
+    part = low.surplus / (low.surplus - high.surplus)
+    # Plans change in steps: stay inside the bracket.
+    return low.share + min(max(part, 0.1), 0.9) * (high.share - low.share)
+
+
+def history_ratio(sessions: Sessions, longest: float) -> Callable[[str], float]:
+    """Return a function from a percentile to the history of the request there, over the mean.
+
+    Args:
+        sessions: Sessions.
+        longest: Longest context of the model [tokens].
+
+    Returns:
+        The function.
+    """
+    shares = turn_shares(sessions, longest)
+    before = np.arange(len(shares))
+    mean = float(before @ shares) * sessions.growth + sessions.system_prompt
+
+    def ratio(percentile: str) -> float:
+        if percentile == "mean" or not mean:
+            return 1.0
+        turns = int(np.searchsorted(np.cumsum(shares), QUANTILES[percentile]))
+        return (min(turns, len(shares) - 1) * sessions.growth + sessions.system_prompt) / mean
+
+    return ratio
+
+
+def with_loads(deployment: Plan, slo: Slo, cache: SessionCache, load: float) -> Plan:
+    """Return a plan with its prefix cache, and loads in the time to first token.
+
+    Args:
+        deployment: Plan without loads.
+        slo: Limits.
+        cache: Prefix cache of the plan.
+        load: Load time at the percentile of the plan [s].
+
+    Returns:
+        The plan; it is not feasible if loads take longer than the limit allows.
+    """
+    ends = deployment.ttft_range
+    deployment = replace(
+        deployment, slo=slo, session_cache=cache,
+        ttft=deployment.ttft + load, mean_ttft=deployment.mean_ttft + cache.load_seconds,
+        ttft_range=None if ends is None else (ends[0] + load, ends[1] + load),
+        **{
+            name: replace(point, ttft=point.ttft + load)
+            for name in ("ideal", "runner_up")
+            if (point := getattr(deployment, name)) is not None
+        },
+    )  # fmt: skip
+    if deployment.ttft <= slo.ttft * (1 + TOLERANCE):
+        return deployment
+    return replace(
+        deployment,
+        feasible=False,
+        reason=f"loading the history of a session takes {load:.3g} s of the {slo.ttft:g} s until the first token; use faster "
+        "tiers (--prefix-cache), or relax the limit",
+    )
+
+
+def evaluate_cache(
+    deployment: Plan,
+    sessions: Sessions,
+    tiers: tuple[MemoryTier, ...],
+    capacities: Mapping[str, float] | None,
+    *,
+    width: float,
+    longest: float,
+) -> SessionCache:
+    """Return what the prefix cache of a plan holds at its rate.
+
+    Args:
+        deployment: A feasible plan.
+        sessions: Sessions.
+        tiers: Memory tiers of the system for one chip, HBM first.
+        capacities: Capacity of tiers for one replica [B], or None for those of the system.
+        width: KV cache per token [B].
+        longest: Longest context of the model [tokens].
+
+    Returns:
+        Hits, loads and needed bytes.
+    """
+    # Prompts are looked up where they are prefilled.
+    pool, workload = deployment.pools[0], deployment.workload
+    replicas, chips = int(pool.layout.replicas), int(pool.layout.chips)
+    rate = deployment.requests_per_second / replicas
+    # A pool that only prefills has a history until it is sent, and needs it again after the whole answer.
+    answer = deployment.mean_ttft
+    if len(deployment.pools) > 1:
+        answer += float(decode_steps(workload, deployment.speculation)) * deployment.mean_tpot
+    flow = flow_of_sessions(sessions, rate=rate, answer=answer, longest=longest)
+    free_bytes = free_tokens(deployment, sessions.system_prompt) * width
+    prefill_seconds = seconds_per_prompt_token(pool, workload)
+
+    # Capacities of one replica; a tier that is slower than prefill is left out.
+    used: list[tuple[MemoryTier, float, str]] = []
+    for place, tier in enumerate(tiers):
+        size = float(tier.capacity) * chips if place else free_bytes
+        if capacities is not None:
+            size = min(capacities.get(tier.name, free_bytes), free_bytes) if place == 0 else capacities.get(tier.name, 0.0)
+        is_slow = place > 0 and width / (float(tier.bandwidth) * chips) > prefill_seconds
+        used.append((tier, size, TOO_SLOW if is_slow else ""))
+    hits = find_hits([0.0 if reason else size / width for _, size, reason in used], flow)
+    # Not rounded, so that shares are at most that of a cache of any size.
+    prompt = sessions.system_prompt + mean_history(sessions, longest) + sessions.input_tokens
+    replica = Replica(rate=rate, chips=chips, token_bytes=width, prompt=prompt)
+    rows = tuple(
+        _tier_hits(replica, tier, size, reason, tokens=float(hits.tokens[place]), hold=float(hits.hold_seconds[place]))
+        if place
+        else _hbm_hits(replica, tier, size, float(hits.tokens[0]), float(hits.hold_seconds[0]))
+        for place, (tier, size, reason) in enumerate(used)
+    )
+    return SessionCache(
+        sessions=sessions,
+        sessions_in_progress=_in_progress(deployment, sessions, flow),
+        held_share=held_share(sessions, longest),
+        hit_share=sum(row.hit_share for row in rows),
+        tiers=rows,
+        load_seconds=sum(row.load_seconds for row in rows),
+        **_needed(rows, flow, width),
+    )
+
+
+def _hbm_hits(replica: Replica, tier: MemoryTier, size: float, tokens: float, hold: float) -> TierHits:
+    """Return the hits in the memory of the chips, which need no load."""
+    return TierHits(
+        name=tier.name, capacity=size, hold_seconds=hold, hit_share=tokens / replica.prompt, load_seconds=0.0,
+        bandwidth_share=0.0,
+    )  # fmt: skip
+
+
+def _tier_hits(replica: Replica, tier: MemoryTier, size: float, reason: str, *, tokens: float, hold: float) -> TierHits:
+    """Return the hits of a slower tier of a replica, as far as its bandwidth goes."""
+    bandwidth = float(tier.bandwidth) * replica.chips
+    utilisation = replica.rate * tokens * replica.token_bytes / bandwidth
+    loaded = tokens / max(1.0, utilisation)
+    share = loaded / replica.prompt
+    return TierHits(
+        name=tier.name, capacity=size, hold_seconds=hold, hit_share=share,
+        load_seconds=loaded * replica.token_bytes / bandwidth + float(tier.latency or 0.0) * share,
+        bandwidth_share=min(1.0, utilisation), why_unused=reason,
+    )  # fmt: skip
+
+
+def free_tokens(deployment: Plan, system_prompt: float) -> float:
+    """Return the KV cache of a replica that prefills which its running sequences leave, on average.
+
+    Args:
+        deployment: A feasible plan.
+        system_prompt: Tokens that all sequences share, and store once.
+
+    Returns:
+        Tokens.
+    """
+    pool, workload = deployment.pools[0], deployment.workload
+    room = float(pool.kv_tokens_per_rank) * int(pool.layout.dp)
+    replicas = int(pool.layout.replicas)
+    prompt = float(workload.input_tokens) - system_prompt
+    if len(deployment.pools) > 1:
+        # A prefill pool has the prompts of the pass that runs, and of the one that is sent.
+        return max(0.0, room - 2 * float(pool.batch) * deployment.utilisation * prompt)
+    in_slots = deployment.requests_per_second * float(decode_steps(workload, deployment.speculation)) * deployment.mean_tpot
+    return max(0.0, room - in_slots / replicas * (prompt + float(workload.output_tokens) / 2))
+
+
+def seconds_per_prompt_token(pool: Pool, workload: Workload) -> float:
+    """Return the time that a replica takes to prefill a token.
+
+    Args:
+        pool: Pool that prefills.
+        workload: Requests.
+
+    Returns:
+        Seconds per token.
+    """
+    if pool.mixed is None:
+        fresh = float(workload.input_tokens) * (1 - float(workload.cached_share))
+        return float(pool.step.total) / (float(pool.batch) * fresh)
+    added = float(pool.mixed.total) - float(pool.step.total)
+    return max(added, 0.0) / (pool.chunk * max(pool.chunks_per_mixed_step, 1.0))
+
+
+def _in_progress(deployment: Plan, sessions: Sessions, flow: Flow) -> float:
+    """Return the mean number of sessions between their first turn and their last answer, by Little's law."""
+    answer = deployment.mean_ttft + float(decode_steps(deployment.workload, deployment.speculation)) * deployment.mean_tpot
+    thinks = sessions.think_time * (1 - float(flow.shares[0]))
+    return deployment.requests_per_second * (answer + thinks)
+
+
+def _needed(rows: tuple[TierHits, ...], flow: Flow, width: float) -> dict[str, Any]:
+    """Return the bytes that hold enough of the repeated tokens, and the last tier that is needed; none where none repeat."""
+    enough = ENOUGH * found_tokens(math.inf, flow)
+    if enough <= 0:
+        return {"needed_bytes": 0.0, "needed_tier": ""}
+    low, high = 0.0, 1.0
+    while found_tokens(high, flow) < enough:
+        low, high = high, 4 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if found_tokens(middle, flow) < enough else (low, middle)
+    together = np.cumsum([0.0 if row.why_unused else row.capacity for row in rows])
+    names = [row.name for row, total in zip(rows, together, strict=True) if total >= high * width]
+    return {"needed_bytes": high * width, "needed_tier": names[0] if names else ""}
