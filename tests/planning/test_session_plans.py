@@ -147,26 +147,40 @@ def test_the_next_share_lies_between_too_small_and_too_large():
     assert next_share(None, Trial(0.8, -0.3), 0.5) == 0.5
 
 
-@pytest.mark.parametrize("slope", [0.3, 1.0, 3.0])
-def test_the_cached_share_is_what_the_tiers_hold(monkeypatch, slope):
-    """With tiers that hold less at the rate of a larger share, in one line, the fixed point is known."""
-    sessions, asked = replace(CHAT, turns=10), []
+def settled(monkeypatch, held):
+    """Return the share of the plan where the tiers hold some function of it, and all shares that were planned."""
+    asked = []
 
     def make_plan(workload, limits, quick):
         asked.append((workload.cached_share, quick))
-        return SimpleNamespace(feasible=True, percentile="mean", share=workload.cached_share)
+        return SimpleNamespace(feasible=True, percentile="mean", share=workload.cached_share, reason="")
 
     def evaluate(deployment, *_, **__):
-        return SimpleNamespace(hit_share=max(0.0, 0.9 - slope * deployment.share), load_seconds=0.0)
+        return SimpleNamespace(hit_share=held(deployment.share), load_seconds=0.0)
 
     monkeypatch.setattr(session_plan, "evaluate_cache", evaluate)
     monkeypatch.setattr(session_plan, "with_loads", lambda deployment, *_: deployment)
     model, system = st.load_model(MODEL), st.load_system("hgx-h100")
-    deployment = plan_sessions(make_plan, sessions, st.Slo(), model=model, system=system)
+    return plan_sessions(make_plan, replace(CHAT, turns=10), st.Slo(), model=model, system=system), asked
+
+
+@pytest.mark.parametrize("slope", [0.3, 1.0, 3.0])
+def test_the_cached_share_is_what_the_tiers_hold(monkeypatch, slope):
+    """With tiers that hold less at the rate of a larger share, in one line, the fixed point is known."""
+    deployment, asked = settled(monkeypatch, lambda share: max(0.0, 0.9 - slope * share))
     fixed = 0.9 / (1 + slope)
     assert abs(deployment.share - fixed) * (1 + slope) <= session_plan.TOLERANCE * (1 - deployment.share)
     assert sum(not quick for _, quick in asked) == 1
     assert len(asked) <= session_plan.MOST_QUICK + 1
+
+
+def test_a_plan_counts_no_more_than_its_tiers_hold(monkeypatch):
+    """Where another layout, whose tiers hold less, is cheapest from some share on, the plan stays below it."""
+    deployment, asked = settled(monkeypatch, lambda share: 0.9 if share < 0.5 else 0.2)
+    assert 0.2 <= deployment.share < 0.5
+    assert len(asked) <= session_plan.MOST_QUICK + session_plan.MOST_WHOLE + 1
+    # Tiers that hold nothing count for nothing.
+    assert settled(monkeypatch, lambda share: 0.0)[0].share == 0
 
 
 @cache

@@ -31,7 +31,7 @@ from steptime.workload.workload import Slo, Workload, decode_steps
 
 # Most quick plans, and most plans of the whole search.
 MOST_QUICK: Final = 5
-MOST_WHOLE: Final = 3
+MOST_WHOLE: Final = 4
 # Difference between two cached shares that is small, over the share that is not cached.
 TOLERANCE: Final = 0.05
 # Change of what tiers hold beyond the cached share, with that share: -1 where the rate stays, and less where it rises.
@@ -39,6 +39,7 @@ SLOPE: Final = -1.5
 # Share of the repeated tokens that `needed_bytes` holds.
 ENOUGH: Final = 0.95
 TOO_SLOW = "prefill is faster than a load"
+UNSETTLED = "the tiers hold fewer histories than each plan counts"
 
 # Function that makes a plan from requests and limits; the last argument asks for a quick one.
 Planner = Callable[[Workload, Slo, bool], Plan]
@@ -130,16 +131,28 @@ def plan_sessions(
 
     # The whole search may find another layout, whose tiers hold more or less.
     slope = SLOPE if low is None or high is None else (high.surplus - low.surplus) / (high.share - low.share)
-    for turn in range(MOST_WHOLE):
+    before: Trial | None = None
+    safe: tuple[Plan, SessionCache, float] | None = None
+    for turn in range(MOST_WHOLE + 1):
         deployment = make(share, load, quick=False)
         if not deployment.feasible:
-            return replace(deployment, slo=slo, reason=deployment.reason + _held_words(hit_share))
+            break
         cache = evaluate(deployment)
         load, surplus = cache.load_seconds * ratio(deployment.percentile), cache.hit_share - share
-        if is_small(surplus, share) or turn == MOST_WHOLE - 1:
+        # A plan whose tiers hold less than it counts would not deliver; one whose tiers hold more does.
+        if surplus > 0 or is_small(surplus, share):
+            safe = (deployment, cache, load)
+        if is_small(surplus, share) or (turn == MOST_WHOLE - 1 and safe is not None):
             break
-        share = min(max(share - surplus / slope, 0.0), held_share(sessions, longest))
-    return with_loads(deployment, slo, cache, load)
+        if before is not None and share != before.share:
+            slope = (surplus - before.surplus) / (share - before.share)
+        before = Trial(share, surplus)
+        # The share that tiers hold does not rise with the cached share. The last plan counts what the one before held.
+        following = cache.hit_share if turn == MOST_WHOLE - 1 else share - surplus / min(slope, -1.0)
+        share = min(max(following, 0.0), held_share(sessions, longest))
+    if safe is None:
+        return replace(deployment, feasible=False, slo=slo, reason=(deployment.reason or UNSETTLED) + _held_words(hit_share))
+    return with_loads(safe[0], slo, safe[1], safe[2])
 
 
 def is_small(surplus: float, share: float) -> bool:
@@ -218,9 +231,13 @@ def with_loads(deployment: Plan, slo: Slo, cache: SessionCache, load: float) -> 
     Returns:
         The plan; it is not feasible if loads take longer than the limit allows.
     """
-    ends = deployment.ttft_range
+    ends, share = deployment.ttft_range, float(deployment.workload.cached_share)
+    warnings = deployment.warnings
+    if not is_small(cache.hit_share - share, share):
+        words = f"the plan counts {share:.0%} of the prompt tokens as cached, and its tiers hold {cache.hit_share:.0%}"
+        warnings = (f"{words}: with more in the cache, the cheapest layout is another one, whose tiers hold less", *warnings)
     deployment = replace(
-        deployment, slo=slo, session_cache=cache,
+        deployment, slo=slo, session_cache=cache, warnings=warnings,
         ttft=deployment.ttft + load, mean_ttft=deployment.mean_ttft + cache.load_seconds,
         ttft_range=None if ends is None else (ends[0] + load, ends[1] + load),
         **{
