@@ -145,7 +145,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--policy train": (inputs.policy == "train", "interval"),
         "--policy static": (inputs.policy == "static", "patience"),
         "--prefixes": (prefixes, "prefix_tokens"),
-        "--prefixes, --sessions or a trace with hash_ids": (
+        "--prefixes or a trace with hash_ids, or --sessions": (
             prefixes or not is_synthetic or inputs.sessions is not None,
             "prefix_cache",
         ),
