@@ -249,6 +249,10 @@ def _plan_answers() -> dict[str, Answer]:
             answers[BANDS[name][side]] = Answer(
                 meaning=f"{word} end of its 90 % range", unit=answers[name].unit, source=partial(_range_end, range_name, side)
             )
+    answers["cached_share"] = Answer(
+        meaning="share of prompt tokens that count as cached: given, or what the prefix cache of sessions holds",
+        source="workload.cached_share",
+    )
     answers["batch"] = Answer(
         meaning="decode batch: sequences in flight in one replica", unit="sequences", source=_decode_batch
     )
