@@ -151,9 +151,9 @@ def settled(monkeypatch, held):
     """Return the share of the plan where the tiers hold some function of it, and all shares that were planned."""
     asked = []
 
-    def make_plan(workload, limits, quick):
+    def make_plan(workload, limits, modes, quick):
         asked.append((workload.cached_share, quick))
-        return SimpleNamespace(feasible=True, percentile="mean", share=workload.cached_share, reason="")
+        return SimpleNamespace(feasible=True, percentile="mean", share=workload.cached_share, requests_per_second=1.0)
 
     def evaluate(deployment, *_, **__):
         return SimpleNamespace(hit_share=held(deployment.share), load_seconds=0.0)
@@ -161,7 +161,7 @@ def settled(monkeypatch, held):
     monkeypatch.setattr(session_plan, "evaluate_cache", evaluate)
     monkeypatch.setattr(session_plan, "with_loads", lambda deployment, *_: deployment)
     model, system = st.load_model(MODEL), st.load_system("hgx-h100")
-    return plan_sessions(make_plan, replace(CHAT, turns=10), st.Slo(), model=model, system=system), asked
+    return plan_sessions(make_plan, replace(CHAT, turns=10), st.Slo(), model=model, system=system, modes=("aggregated",)), asked
 
 
 @pytest.mark.parametrize("slope", [0.3, 1.0, 3.0])
@@ -171,14 +171,14 @@ def test_the_cached_share_is_what_the_tiers_hold(monkeypatch, slope):
     fixed = 0.9 / (1 + slope)
     assert abs(deployment.share - fixed) * (1 + slope) <= session_plan.TOLERANCE * (1 - deployment.share)
     assert sum(not quick for _, quick in asked) == 1
-    assert len(asked) <= session_plan.MOST_QUICK + 1
+    assert len(asked) <= session_plan.MOST_QUICK + 2
 
 
 def test_a_plan_counts_no_more_than_its_tiers_hold(monkeypatch):
     """Where another layout, whose tiers hold less, is cheapest from some share on, the plan stays below it."""
     deployment, asked = settled(monkeypatch, lambda share: 0.9 if share < 0.5 else 0.2)
     assert 0.2 <= deployment.share < 0.5
-    assert len(asked) <= session_plan.MOST_QUICK + session_plan.MOST_WHOLE + 1
+    assert len(asked) <= session_plan.MOST_QUICK + session_plan.MOST_WHOLE + 2
     # Tiers that hold nothing count for nothing.
     assert settled(monkeypatch, lambda share: 0.0)[0].share == 0
 
@@ -269,8 +269,9 @@ def test_wrong_inputs_are_refused():
     for more, words in (({"prefix_cache": "host=1TB"}, "give sessions too"), ({"think_time": 3}, "needs sessions")):
         with pytest.raises(RangeError, match=words):
             solve({"model": MODEL, "system": "l40s-8", **more})
+    model, system = st.load_model("mamba-2.8b"), st.load_system("hgx-h100")
     with pytest.raises(RangeError, match="KV cache that grows with tokens"):
-        plan_sessions(lambda *_: None, CHAT, st.Slo(), model=st.load_model("mamba-2.8b"), system=st.load_system("hgx-h100"))
+        plan_sessions(lambda *_: None, CHAT, st.Slo(), model=model, system=system, modes=("aggregated",))
 
 
 def test_the_command_says_what_holds_the_cached_tokens():

@@ -41,8 +41,8 @@ ENOUGH: Final = 0.95
 TOO_SLOW = "prefill is faster than a load"
 UNSETTLED = "the tiers hold fewer histories than each plan counts"
 
-# Function that makes a plan from requests and limits; the last argument asks for a quick one.
-Planner = Callable[[Workload, Slo, bool], Plan]
+# Function that makes a plan from requests, limits and modes; the last argument asks for a quick one.
+Planner = Callable[[Workload, Slo, tuple[str, ...], bool], Plan]
 
 
 class Trial(NamedTuple):
@@ -61,6 +61,57 @@ class Replica(NamedTuple):
     prompt: float
 
 
+class SessionProblem(NamedTuple):
+    """What a plan for sessions is made from.
+
+    `tiers` are those of a chip, HBM first; `capacities` [B] replace their capacities for a replica. `token_bytes` is the KV
+    cache per token [B], and `longest` the longest context of the model [tokens].
+    """
+
+    make_plan: Planner
+    sessions: Sessions
+    slo: Slo
+    tiers: tuple[MemoryTier, ...]
+    capacities: Mapping[str, float] | None
+    token_bytes: float
+    longest: float
+
+    def plan(self, modes: tuple[str, ...], share: float, load: float, *, quick: bool) -> Plan:
+        """Return the plan with a cached share, whose limit on the first token leaves time for a load [s]."""
+        slo = self.slo
+        if math.isfinite(slo.ttft):
+            slo = replace(slo, ttft=max(slo.ttft - load, 1e-3 * slo.ttft))
+        return self.make_plan(as_workload(self.sessions, share, self.longest), slo, modes, quick)
+
+    def cache(self, deployment: Plan) -> SessionCache:
+        """Return what the prefix cache of a plan holds at its rate."""
+        return evaluate_cache(
+            deployment, self.sessions, self.tiers, self.capacities, width=self.token_bytes, longest=self.longest
+        )
+
+    def load(self, deployment: Plan, cache: SessionCache) -> float:
+        """Return the load time at the percentile of a plan [s]."""
+        return cache.load_seconds * history_ratio(self.sessions, self.longest, deployment.percentile)
+
+    @property
+    def held_share(self) -> float:
+        """Share of prompt tokens that repeat."""
+        return held_share(self.sessions, self.longest)
+
+
+class Estimate(NamedTuple):
+    """A cached share that quick plans found, and the load [s].
+
+    `slope` is the change of what the tiers hold beyond the share, with the share. `hit_share` is what they held in the last
+    plan within the limits.
+    """
+
+    share: float
+    load: float
+    slope: float
+    hit_share: float
+
+
 def plan_sessions(
     make_plan: Planner,
     sessions: Sessions,
@@ -68,16 +119,18 @@ def plan_sessions(
     *,
     model: Model,
     system: System,
+    modes: tuple[str, ...],
     capacities: Mapping[str, float] | None = None,
 ) -> Plan:
     """Return the plan whose cached share is what its own prefix cache holds.
 
     Args:
-        make_plan: Function from requests, limits and whether it is quick to a plan.
+        make_plan: Function from requests, limits, modes and whether it is quick to a plan.
         sessions: Sessions.
         slo: Limits.
         model: Model as it is served.
         system: System.
+        modes: Deployment modes.
         capacities: Capacity of tiers for one replica [B], in place of those of the system; HBM that is not named has what
             running sequences leave.
 
@@ -88,38 +141,49 @@ def plan_sessions(
         RangeError: The model has no KV cache that grows with tokens.
         UnknownName: The system has no such tier.
     """
-    width, longest = cached_token_bytes(model), float(model.max_context)
+    width, tiers = cached_token_bytes(model), (system.chip.hbm, *system.tiers)
     if not width > 0:
         raise RangeError("sessions: need a KV cache that grows with tokens, got a model without one")
-    tiers = (system.chip.hbm, *system.tiers)
+    names = [tier.name for tier in tiers]
     for name in capacities or {}:
-        if name not in {tier.name for tier in tiers}:
-            names = [tier.name for tier in tiers]
+        if name not in names:
             raise UnknownName("memory tier", name, names, f"Known: {', '.join(names)}.")
-    ratio = history_ratio(sessions, longest)
+    case = SessionProblem(make_plan, sessions, slo, tiers, capacities, width, float(model.max_context))
 
-    def make(share: float, load: float, *, quick: bool) -> Plan:
-        # A load takes its time from the limit on the first token.
-        without_load = slo if math.isinf(slo.ttft) else replace(slo, ttft=max(slo.ttft - load, 1e-3 * slo.ttft))
-        return make_plan(as_workload(sessions, share, longest), without_load, quick)
+    # Where the tiers hold all that repeats, the share is the same for all layouts. Otherwise one and two pools hold unlike
+    # shares, and each mode gets its own.
+    draft = case.plan(modes, case.held_share, 0.0, quick=True)
+    together = not draft.feasible or is_small(case.cache(draft).hit_share - case.held_share, case.held_share)
+    choices = (modes,) if together else tuple((mode,) for mode in modes)
+    plans = [whole_plan(case, choice, estimate_share(case, choice)) for choice in choices]
+    return max(plans, key=lambda deployment: deployment.requests_per_second if deployment.feasible else 0.0)
 
-    def evaluate(deployment: Plan) -> SessionCache:
-        return evaluate_cache(deployment, sessions, tiers, capacities, width=width, longest=longest)
 
-    # Quick plans: the share that the tiers hold falls with the cached share, because the rate rises.
-    share, load, hit_share = held_share(sessions, longest), 0.0, math.nan
+def estimate_share(case: SessionProblem, modes: tuple[str, ...]) -> Estimate:
+    """Return the cached share that the tiers hold, from quick plans.
+
+    The share that the tiers hold falls with the cached share, because the rate rises.
+
+    Args:
+        case: Problem.
+        modes: Deployment modes.
+
+    Returns:
+        The estimate.
+    """
+    share, load, hit_share = case.held_share, 0.0, math.nan
     low: Trial | None = None
     high: Trial | None = None
     for _ in range(MOST_QUICK):
-        draft = make(share, load, quick=True)
+        draft = case.plan(modes, share, load, quick=True)
         if not draft.feasible:
             # Fewer cached tokens meet no limit: look between this share and the last one with a plan.
             if high is None:
                 break
             share = (share + high.share) / 2
             continue
-        cache = evaluate(draft)
-        load, hit_share = cache.load_seconds * ratio(draft.percentile), cache.hit_share
+        cache = case.cache(draft)
+        load, hit_share = case.load(draft, cache), cache.hit_share
         surplus = hit_share - share
         if is_small(surplus, share):
             break
@@ -128,17 +192,30 @@ def plan_sessions(
         else:
             low = Trial(share, surplus)
         share = next_share(low, high, hit_share)
-
-    # The whole search may find another layout, whose tiers hold more or less.
     slope = SLOPE if low is None or high is None else (high.surplus - low.surplus) / (high.share - low.share)
+    return Estimate(share, load, slope, hit_share)
+
+
+def whole_plan(case: SessionProblem, modes: tuple[str, ...], estimate: Estimate) -> Plan:
+    """Return the plan of the whole search, which may find another layout than quick plans, whose tiers hold more or less.
+
+    Args:
+        case: Problem.
+        modes: Deployment modes.
+        estimate: Where to begin.
+
+    Returns:
+        The plan; its tiers hold at least what it counts.
+    """
+    share, load, slope, hit_share = estimate
     before: Trial | None = None
     safe: tuple[Plan, SessionCache, float] | None = None
     for turn in range(MOST_WHOLE + 1):
-        deployment = make(share, load, quick=False)
+        deployment = case.plan(modes, share, load, quick=False)
         if not deployment.feasible:
             break
-        cache = evaluate(deployment)
-        load, surplus = cache.load_seconds * ratio(deployment.percentile), cache.hit_share - share
+        cache = case.cache(deployment)
+        load, surplus = case.load(deployment, cache), cache.hit_share - share
         # A plan whose tiers hold less than it counts would not deliver; one whose tiers hold more does.
         if surplus > 0 or is_small(surplus, share):
             safe = (deployment, cache, load)
@@ -149,10 +226,12 @@ def plan_sessions(
         before = Trial(share, surplus)
         # The share that tiers hold does not rise with the cached share. The last plan counts what the one before held.
         following = cache.hit_share if turn == MOST_WHOLE - 1 else share - surplus / min(slope, -1.0)
-        share = min(max(following, 0.0), held_share(sessions, longest))
+        share = min(max(following, 0.0), case.held_share)
     if safe is None:
-        return replace(deployment, feasible=False, slo=slo, reason=(deployment.reason or UNSETTLED) + _held_words(hit_share))
-    return with_loads(safe[0], slo, safe[1], safe[2])
+        return replace(
+            deployment, feasible=False, slo=case.slo, reason=(deployment.reason or UNSETTLED) + _held_words(hit_share)
+        )
+    return with_loads(safe[0], case.slo, safe[1], safe[2])
 
 
 def is_small(surplus: float, share: float) -> bool:
@@ -196,27 +275,23 @@ def next_share(low: Trial | None, high: Trial | None, hit_share: float) -> float
     return low.share + min(max(part, 0.1), 0.9) * (high.share - low.share)
 
 
-def history_ratio(sessions: Sessions, longest: float) -> Callable[[str], float]:
-    """Return a function from a percentile to the history of the request there, over the mean.
+def history_ratio(sessions: Sessions, longest: float, percentile: str) -> float:
+    """Return the history of the request at a percentile, over the mean.
 
     Args:
         sessions: Sessions.
         longest: Longest context of the model [tokens].
+        percentile: "mean", "p50", "p90", "p95" or "p99".
 
     Returns:
-        The function.
+        Ratio; the histories contain the system prompt.
     """
     shares = turn_shares(sessions, longest)
-    before = np.arange(len(shares))
-    mean = float(before @ shares) * sessions.growth + sessions.system_prompt
-
-    def ratio(percentile: str) -> float:
-        if percentile == "mean" or not mean:
-            return 1.0
-        turns = int(np.searchsorted(np.cumsum(shares), QUANTILES[percentile]))
-        return (min(turns, len(shares) - 1) * sessions.growth + sessions.system_prompt) / mean
-
-    return ratio
+    mean = sessions.system_prompt + mean_history(sessions, longest)
+    if percentile == "mean" or not mean:
+        return 1.0
+    turns = int(np.searchsorted(np.cumsum(shares), QUANTILES[percentile]))
+    return (min(turns, len(shares) - 1) * sessions.growth + sessions.system_prompt) / mean
 
 
 def with_loads(deployment: Plan, slo: Slo, cache: SessionCache, load: float) -> Plan:
@@ -283,10 +358,11 @@ def evaluate_cache(
     replicas, chips = int(pool.layout.replicas), int(pool.layout.chips)
     rate = deployment.requests_per_second / replicas
     # A pool that only prefills has a history until it is sent, and needs it again after the whole answer.
-    answer = deployment.mean_ttft
+    answer, spread = deployment.mean_ttft, 0.0
     if len(deployment.pools) > 1:
-        answer += float(decode_steps(workload, deployment.speculation)) * deployment.mean_tpot
-    flow = flow_of_sessions(sessions, rate=rate, answer=answer, longest=longest)
+        decode = float(decode_steps(workload, deployment.speculation)) * deployment.mean_tpot
+        answer, spread = answer + decode, float(workload.output_spread) * decode / (answer + decode)
+    flow = flow_of_sessions(sessions, rate=rate, answer=answer, answer_spread=spread, longest=longest)
     free_bytes = free_tokens(deployment, sessions.system_prompt) * width
     prefill_seconds = seconds_per_prompt_token(pool, workload)
 

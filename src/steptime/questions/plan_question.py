@@ -17,6 +17,7 @@ from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive
 from steptime.physics.engine import Engine
 from steptime.physics.kv_dtype import as_served
 from steptime.planning.evidence import EVIDENCE
+from steptime.planning.plan_problem import DISAGGREGATED
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, MOST_SLOTS, OWN_CHUNKS, PINNED_SIZES, plan
 from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
@@ -353,15 +354,18 @@ def _plan_sessions(
     """Return the cheapest plan for sessions, whose cached share follows from its prefix cache."""
     from steptime.planning.session_plan import plan_sessions
 
-    def make_plan(workload: Workload, slo: Slo, quick: bool) -> Plan:
+    def make_plan(workload: Workload, slo: Slo, modes: tuple[str, ...], quick: bool) -> Plan:
+        settings = arguments | {"modes": modes} | effects
+        # A chunk has no effect on separate pools.
+        if modes == (DISAGGREGATED,) != arguments["modes"]:
+            settings |= {"chunk": None}
         if quick:
-            without: dict[str, Any] = dict.fromkeys((*effects, "front"), False)
-            return plan(model, system, workload, slo, **arguments, **without, quick=True)
-        return plan(model, system, workload, slo, **arguments, **effects)
+            settings |= dict.fromkeys((*effects, "front"), False) | {"quick": True}
+        return plan(model, system, workload, slo, **settings)
 
     return plan_sessions(
         make_plan, inputs.drawn_sessions(inputs.input, inputs.output, inputs.spread, inputs.output_spread), inputs.slo(),
-        model=as_served(model, system, engine), system=system,
+        model=as_served(model, system, engine), system=system, modes=arguments["modes"],
         capacities=read_tier_capacities(inputs.prefix_cache) if inputs.prefix_cache else None,
     )  # fmt: skip
 
