@@ -153,7 +153,9 @@ def settled(monkeypatch, held):
 
     def make_plan(workload, limits, modes, quick):
         asked.append((workload.cached_share, quick))
-        return SimpleNamespace(feasible=True, percentile="mean", share=workload.cached_share, requests_per_second=1.0)
+        return SimpleNamespace(
+            feasible=True, percentile="mean", share=workload.cached_share, requests_per_second=1.0, evidence="any"
+        )
 
     def evaluate(deployment, *_, **__):
         return SimpleNamespace(hit_share=held(deployment.share), load_seconds=0.0)
@@ -282,3 +284,15 @@ def test_the_command_says_what_holds_the_cached_tokens():
     assumed = run(f"{asked} --cached 0.5")
     assert assumed.returncode == 0
     assert "cached, assumed" in " ".join(assumed.stdout.split())
+
+
+def test_one_pool_with_more_evidence_goes_before_two_that_are_cheaper():
+    """Each mode has its own share; the levels of evidence are those of other plans."""
+    asked = {"model": "llama-3.1-70b", "system": "hgx-h100", "sessions": "chat", "speed": 30, "ttft": 2}
+    tiers = {"prefix_cache": "hbm=0GB,host=100GB"}
+    plans = {
+        evidence: solve(asked | tiers | {"evidence": evidence}, diagnostics=False) for evidence in ("measured", "published")
+    }
+    assert (plans["measured"].mode, plans["measured"].evidence) == ("aggregated", "measured")
+    assert plans["published"].mode == "disaggregated"
+    assert plans["published"].usd_per_million_output_tokens < plans["measured"].usd_per_million_output_tokens

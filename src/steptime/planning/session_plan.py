@@ -22,6 +22,7 @@ import numpy as np
 from steptime.errors import RangeError, UnknownName
 from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cached_token_bytes
+from steptime.planning.evidence import ANY, EVIDENCE
 from steptime.planning.plan_result import Plan, Pool
 from steptime.planning.session_hits import Flow, find_hits, flow_of_sessions, found_tokens
 from steptime.planning.session_result import SessionCache, TierHits
@@ -120,6 +121,7 @@ def plan_sessions(
     model: Model,
     system: System,
     modes: tuple[str, ...],
+    evidence: str = ANY,
     capacities: Mapping[str, float] | None = None,
 ) -> Plan:
     """Return the plan whose cached share is what its own prefix cache holds.
@@ -131,6 +133,7 @@ def plan_sessions(
         model: Model as it is served.
         system: System.
         modes: Deployment modes.
+        evidence: Evidence of layouts that is preferred, as for `plan`.
         capacities: Capacity of tiers for one replica [B], in place of those of the system; HBM that is not named has what
             running sequences leave.
 
@@ -156,7 +159,12 @@ def plan_sessions(
     together = not draft.feasible or is_small(case.cache(draft).hit_share - case.held_share, case.held_share)
     choices = (modes,) if together else tuple((mode,) for mode in modes)
     plans = [whole_plan(case, choice, estimate_share(case, choice)) for choice in choices]
-    return max(plans, key=lambda deployment: deployment.requests_per_second if deployment.feasible else 0.0)
+
+    def preference(deployment: Plan) -> tuple[bool, int, float]:
+        level = max(EVIDENCE.index(deployment.evidence), EVIDENCE.index(evidence))
+        return deployment.feasible, -level, deployment.requests_per_second
+
+    return max(plans, key=preference)
 
 
 def estimate_share(case: SessionProblem, modes: tuple[str, ...]) -> Estimate:

@@ -16,7 +16,8 @@ from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive
 from steptime.physics.engine import Engine
 from steptime.physics.kv_dtype import as_served
-from steptime.planning.evidence import EVIDENCE
+from steptime.physics.uncertainty import has_range
+from steptime.planning.evidence import ANY, EVIDENCE
 from steptime.planning.plan_problem import DISAGGREGATED
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, MOST_SLOTS, OWN_CHUNKS, PINNED_SIZES, plan
@@ -366,6 +367,7 @@ def _plan_sessions(
     return plan_sessions(
         make_plan, inputs.drawn_sessions(inputs.input, inputs.output, inputs.spread, inputs.output_spread), inputs.slo(),
         model=as_served(model, system, engine), system=system, modes=arguments["modes"],
+        evidence=inputs.evidence if has_range(engine) else ANY,
         capacities=read_tier_capacities(inputs.prefix_cache) if inputs.prefix_cache else None,
     )  # fmt: skip
 
