@@ -2,7 +2,8 @@
 
 A plan needs the cached share of its prompts, and the share depends on the rate of the plan: at a higher rate a tier holds
 histories for a shorter time. Therefore quick plans with several shares search the one that the tiers hold at the rate of the
-plan, and the last plan has that share.
+plan (`estimate_share`), and the whole search begins with it (`whole_plan`). One pool and two pools hold unlike shares, and each
+mode gets its own.
 
 The HBM of a replica holds what its running sequences leave. A history is used until the end of its answer, and again after
 the think time and the wait for the first token. Host memory and disks belong to the chips of the replica. A tier is used
