@@ -8,8 +8,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import RangeError
+from steptime.hardware.system import Power
 from steptime.physics.layout import Layout
-from steptime.planning.fleet import MONTH, size_fleet
+from steptime.planning.fleet import MONTH, replicas_within, size_fleet
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate
 from steptime.planning.planner import _hosts, _hosts_warning
 from tests.conftest import machine
@@ -57,6 +58,39 @@ def test_a_plan_for_a_rate_has_the_fleet_of_its_replicas(chips, hosts):
     # As much as the plan tells, for the chips in use.
     used = found.usd_per_million_output_tokens * found.utilisation * 8 * found.replica_chips / found.chips
     assert used == pytest.approx(one.usd_per_million_output_tokens)
+
+
+@pytest.mark.parametrize(
+    ("power", "replica", "replicas"),
+    [(8000.0, 8, 1), (15_999.0, 8, 1), (16_000.0, 8, 2), (16_000.0, 3, 4), (47_000.0, 12, 2), (1e6, 1, 1000)],
+)
+def test_a_power_supplies_whole_hosts(power, replica, replicas):
+    """Hosts of 8 chips take 8 kW."""
+    sizes = {"replica_chips": replica, "host_chips": 8, "chip_watts": 1000.0}
+    assert replicas_within(power, **sizes) == replicas
+    fleet = size_fleet(3.0 * replicas, served=3.0, chip_rent=1.0, output_tokens=500, **sizes)
+    assert fleet.watts <= power < fleet.watts + 8000 * max(1, -(-replica // 8))
+
+
+def test_the_largest_fleet_within_a_power_and_its_refusals():
+    given = {"engine": "ideal", "modes": (AGGREGATED,), "alternatives": False, "elasticities": False}
+    powered = replace(NODES, power=Power(watts=1000.0, basis="given"))
+
+    def fleet(**options):
+        return closed_plan(MODEL, powered, WORK, st.Slo(tpot=8e-3), **given, **options)
+
+    found = fleet(power_cap="40kW", spare=1)
+    served = found.requests_per_second / found.pools[0].layout.replicas
+    assert (found.fleet.hosts, found.fleet.watts, found.fleet.power_cap) == (10, 40_000, 40_000)
+    assert found.fleet.rate == pytest.approx(served * found.fleet.replicas)
+    assert found.fleet.utilisation == pytest.approx(1)
+    assert fleet(power_cap=40_000.0, rate=served).fleet.replicas == 1
+    with pytest.raises(RangeError, match=r"power_cap: 40.0 kW supply .* which serve at most"):
+        fleet(power_cap="40kW", rate=1000 * found.fleet.rate)
+    with pytest.raises(RangeError, match=r"power_cap: must be at least 4.00 kW"):
+        fleet(power_cap="1kW")
+    with pytest.raises(RangeError, match=r"--set power=1\.5kW"):
+        closed_plan(MODEL, replace(NODES, power=Power()), WORK, st.Slo(tpot=8e-3), **given, power_cap="1MW")
 
 
 def test_separate_pools_are_one_unit_of_a_fleet():

@@ -1,4 +1,4 @@
-"""A fleet for a rate of requests: whole replicas on whole hosts, with spares, its cost and its utilization."""
+"""A fleet for a rate of requests, or for a power: whole replicas on whole hosts, with spares, its cost and its utilization."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
+from steptime.errors import RangeError
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.result_base import unit
-from steptime.units import DAY
+from steptime.units import DAY, show
 
 MONTH: Final = 365.25 / 12 * DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The hosts that serve a rate of requests, and what they cost busy or not."""
+    """The hosts that serve a rate of requests, or that a power supplies, and what they cost busy or not."""
 
     rate: float = field(metadata=unit("requests/s", "requests to serve", key="rate_requests_per_s"))
     replicas: int = field(metadata=unit("", "replicas that serve them, without spares; a replica may have separate pools"))
@@ -28,10 +29,20 @@ class Fleet:
     usd_per_million_output_tokens: float = field(
         metadata=unit("USD", "rent of all hosts per million output tokens at this rate", key="usd_per_million_output_tokens")
     )
+    watts: float = field(default=math.nan, metadata=unit("W", "power of all hosts; null: not known", key="power_w"))
+    power_cap: float = field(default=math.nan, metadata=unit("W", "power that is available; null: no cap", key="power_cap_w"))
 
 
 def size_fleet(
-    rate: float, *, served: float, replica_chips: int, host_chips: int, chip_rent: float, output_tokens: float, spare: int = 0
+    rate: float,
+    *,
+    served: float,
+    replica_chips: int,
+    host_chips: int,
+    chip_rent: float,
+    output_tokens: float,
+    spare: int = 0,
+    chip_watts: float = math.nan,
 ) -> Fleet:
     """Return the fewest replicas that serve a rate, on whole hosts.
 
@@ -43,6 +54,7 @@ def size_fleet(
         chip_rent: Rent of a chip [USD/s].
         output_tokens: Mean output tokens per request.
         spare: Further replicas.
+        chip_watts: Power of a chip with its share of the host [W].
 
     Returns:
         The fleet.
@@ -67,4 +79,34 @@ def size_fleet(
         utilisation=rate / (replicas * served),
         usd_per_month=rent * MONTH,
         usd_per_million_output_tokens=float(usd_per_million(rent, rate * output_tokens)),
+        watts=chips * chip_watts,
     )
+
+
+def replicas_within(power_cap: float, *, replica_chips: int, host_chips: int, chip_watts: float) -> int:
+    """Return the replicas on the whole hosts that a power supplies.
+
+    Args:
+        power_cap: Available power [W].
+        replica_chips: Chips of a replica.
+        host_chips: Chips of a host.
+        chip_watts: Power of a chip with its share of the host [W].
+
+    Returns:
+        Number of replicas.
+
+    Raises:
+        RangeError: The power of a chip is not known, or the cap is too low for one replica.
+
+    >>> replicas_within(100e3, replica_chips=4, host_chips=8, chip_watts=1250.0)
+    20
+    """
+    if not math.isfinite(chip_watts):
+        raise RangeError("power_cap: the power of this system is not known; set it per chip, such as --set power=1.5kW")
+    per_host, hosts_each = max(1, host_chips // replica_chips), max(1, math.ceil(replica_chips / host_chips))
+    host_watts = host_chips * chip_watts
+    replicas = int(power_cap / host_watts + 1e-9) // hosts_each * per_host
+    if replicas < 1:
+        needed = show(hosts_each * host_watts, "W")
+        raise RangeError(f"power_cap: must be at least {needed}, the hosts of a replica, got {show(power_cap, 'W')}")
+    return replicas

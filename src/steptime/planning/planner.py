@@ -37,7 +37,7 @@ from steptime.physics.layout import Layout, equal_parts, host_chips
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, PUBLISHED, deployment_evidence
-from steptime.planning.fleet import Fleet, size_fleet
+from steptime.planning.fleet import Fleet, replicas_within, size_fleet
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
     alternative_sentence,
@@ -67,6 +67,7 @@ from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
 from steptime.planning.steady_state import State, decode_pool, mean_context
+from steptime.units import counted, in_digits, parse, show
 from steptime.workload.workload import (
     AUTO,
     MOST_DRAFTS,
@@ -127,6 +128,7 @@ def plan(
     max_num_seqs: int | None = None,
     rate: float | None = None,
     spare: int = 0,
+    power_cap: float | str | None = None,
 ) -> Plan:
     """Return the cheapest deployment of a workload within limits.
 
@@ -164,6 +166,7 @@ def plan(
         max_num_seqs: Your own slots per replica.
         rate: Requests to serve [requests/s]; the plan then has a `fleet` of whole replicas on whole hosts.
         spare: Further replicas of that fleet.
+        power_cap: Power [W, or a text such as "1MW"] of all hosts. Without a rate, the fleet is the largest within it.
 
     Returns:
         The plan.
@@ -194,8 +197,10 @@ def plan(
         )
     rate = None if rate is None else float(positive("rate", rate, "requests/s"))
     spare = whole_number("spare", spare, minimum=0, maximum=MOST_CHIPS)
-    if spare and rate is None:
-        raise RangeError("spare: only a fleet for a rate has spare replicas; give a rate too (--rate)")
+    watts = parse(power_cap, "W") if isinstance(power_cap, str) else power_cap
+    cap = math.inf if watts is None else float(positive("power_cap", watts, "W"))
+    if spare and rate is None and power_cap is None:
+        raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate), or a power (--power-cap)")
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
     case = replace(
         _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor),
@@ -225,8 +230,8 @@ def plan(
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
     if pinned != Pinned() and (diagnostics or not best_plan.feasible):
         best_plan = _judge_choices(case, best_plan, evidence, modes, price, sure)
-    if rate is not None and best_plan.feasible:
-        best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare))
+    if best_plan.feasible and not (rate is None and power_cap is None):
+        best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare, cap))
     return replace(best_plan, search_seconds=time.perf_counter() - started)
 
 
@@ -275,19 +280,32 @@ def _no_layout(case: PlanProblem) -> InputError:
     return RangeError(f"no layout with {words} can serve this model: {why[0] if why else 'other sizes must be given too'}")
 
 
-def _fleet(case: PlanProblem, deployment: Plan, rate: float, spare: int) -> Fleet:
-    """Return the fleet of a plan: replicas of one pool are units of their own, separate pools one unit."""
+def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, power_cap: float) -> Fleet:
+    """Return the fleet of a plan: replicas of one pool are units of their own, separate pools one unit.
+
+    Without a rate it is the largest fleet within the power.
+    """
     single = len(deployment.pools) == 1
     count = int(deployment.pools[-1].layout.replicas) if single else 1
-    return size_fleet(
-        rate,
-        served=deployment.requests_per_second / count,
-        replica_chips=sum(pool.chips for pool in deployment.pools) // count,
-        host_chips=deployment.served.host_chips,
-        chip_rent=float(case.system.rent.typical),
-        output_tokens=float(case.workload.output_tokens),
-        spare=spare,
-    )
+    served = deployment.requests_per_second / count
+    sizes: dict[str, Any] = {
+        "replica_chips": sum(pool.chips for pool in deployment.pools) // count,
+        "host_chips": deployment.served.host_chips,
+        "chip_watts": float(case.system.power.watts),
+    }
+    replicas = replicas_within(power_cap, **sizes) if math.isfinite(power_cap) else math.inf
+    if replicas <= spare:
+        raise RangeError(f"power_cap: {show(power_cap, 'W')} supply {counted(int(replicas), 'replica')}, and {spare} are spare")
+    fleet = size_fleet(
+        (replicas - spare) * served if rate is None else rate, served=served, chip_rent=float(case.system.rent.typical),
+        output_tokens=float(case.workload.output_tokens), spare=spare, **sizes,
+    )  # fmt: skip
+    if fleet.replicas + spare > replicas:
+        raise RangeError(
+            f"power_cap: {show(power_cap, 'W')} supply {counted(int(replicas), 'replica')}, which serve at most "
+            f"{in_digits((replicas - spare) * served)} requests/s, got a rate of {in_digits(fleet.rate)}"
+        )
+    return replace(fleet, power_cap=power_cap if math.isfinite(power_cap) else math.nan)
 
 
 def _with_most_evidence(

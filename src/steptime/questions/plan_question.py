@@ -204,6 +204,10 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
         None, "requests/s to serve: sizes a fleet of whole replicas on whole hosts", unit="requests/s", group=DEPLOYMENT_GROUP
     )
     spare: Any = count(0, "further replicas of that fleet", minimum=0, maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP)
+    power_cap: Any = text(
+        None, "power of all hosts, such as 1MW: without a rate, sizes the largest fleet within it", group=DEPLOYMENT_GROUP,
+        metavar="POWER", default_words="no cap",
+    )  # fmt: skip
     electricity: Any = text(
         None,
         "price of electricity in USD per kWh, such as 0.08/kWh; its cost is shown, and not added to the rent",
@@ -338,6 +342,7 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         "evidence": inputs.evidence,
         "sizes": {name: value for name in PINNED_SIZES if (value := getattr(inputs, name)) is not None},
         "chunk": inputs.chunk, "max_num_seqs": inputs.max_num_seqs, "rate": inputs.rate, "spare": inputs.spare,
+        "power_cap": inputs.power_cap,
         "electricity": inputs.electricity,
     }  # fmt: skip
     effects: dict[str, Any] = {"alternatives": diagnostics, "elasticities": diagnostics, "diagnostics": diagnostics}

@@ -336,14 +336,18 @@ def _tier_table(plan: Plan) -> list[RenderableType | None]:
 
 
 def _fleet(plan: Plan) -> list[Text]:
-    """Return the hosts that a rate of requests needs, and their cost."""
+    """Return the hosts that a rate of requests needs or that a power supplies, and their cost."""
     fleet = plan.fleet
     if fleet is None:
         return []
     spares = f" and {counted(fleet.spare, 'spare')}" if fleet.spare else ""
     size = f"{counted(fleet.replicas, 'replica')} of {counted(fleet.replica_chips, 'chip')}"
-    words = f"For {in_digits(fleet.rate)} requests/s: {size}"
+    is_largest = math.isfinite(fleet.power_cap)
+    words = f"Within {show(fleet.power_cap, 'W')}" if is_largest else f"For {in_digits(fleet.rate)} requests/s"
+    words += f": {size}"
     words += f"{spares} on {counted(fleet.hosts, 'host')} ({counted(fleet.chips, 'chip')}), {fleet.utilisation:.0%} utilized"
+    if is_largest:
+        words += f" at {in_digits(fleet.rate)} requests/s; {show(fleet.watts, 'W')}, from {power_in_words(plan.power)}"
     if has_rent(plan):
         words += f"; {usd(fleet.usd_per_month)} a month, {usd(fleet.usd_per_million_output_tokens)} per million output tokens"
     return [Text(f"{words}.", style="bold")]
