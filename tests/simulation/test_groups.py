@@ -9,6 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.simulation.scheduling_policy import Policy
+from steptime.workload.traffic import Traffic
 
 INPUT, OUTPUT, CHUNK = 1024, 257, 256
 
@@ -71,3 +72,18 @@ def test_a_chunk_limits_the_prompt_tokens_of_a_step():
     assert first_token(256) > 1.15 * first_token(math.inf)
     with pytest.raises(st.InputError, match="chunk must be greater than 0 tokens"):
         Policy(chunk=0)
+
+
+def test_a_long_prompt_waits_for_the_cache_of_its_rank_only():
+    """Two ranks of 2,000 tokens each: the other rank takes nothing from a prompt that needs most of its own."""
+    count = 4000
+    inputs = np.full(count, 100)
+    inputs[200] = 1900
+    traffic = Traffic(arrival=np.arange(count) / 900.0, inputs=inputs, outputs=np.full(count, 20))
+    layout = st.Layout(dp=2, ep=2)
+    policy = st.Policy(max_num_seqs=64, max_num_batched_tokens=512, kv_tokens=4000.0)
+    run = st.simulate("gpt-oss-20b", "hgx-h100", traffic, layout=layout, engine="ideal", policy=policy)
+    waits = run.requests["scheduled"] - run.requests["arrival"]
+    assert waits[200] < 1.0
+    longer = Traffic(arrival=np.zeros(1), inputs=np.array([2100]), outputs=np.array([20]))
+    assert st.simulate("gpt-oss-20b", "hgx-h100", longer, layout=layout, engine="ideal", policy=policy).answers.served == 0

@@ -398,7 +398,7 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
         q[i].inputs < 1
         or q[i].outputs < 1
         or room > rules.longest
-        or blocks_for(rules, room * rules.unit + (rules.growth if rules.unit > 1 else 0)) > rules.blocks
+        or blocks_for(rules, room * rules.unit + (rules.growth if rules.unit > 1 else 0)) > rules.blocks // rules.groups
     ):
         q[i].status = REJECTED
         return False
@@ -1342,7 +1342,9 @@ def prefill_rank(
         Tokens left, blocks needed, prompt tokens, their attention [s], chunks, prompts in `Replicas.ends`, time to load
         caches [s], and requests that start to decode.
     """
-    rows, attention, chunks, load, joins = 0, 0.0, 0, 0.0, 0
+    rows, attention, chunks, load, joins, admitted = 0, 0.0, 0, 0.0, 0, 0
+    # Each rank has its part of the cache: a long prompt waits for its own rank only.
+    rank_units = rules.blocks // rules.groups * rules.block
     seats = rules.seats - p.count[r, SEATS]
     if rules.groups * rules.stages > 1:
         seats = min(seats, rules.rank_seats - int(p.ranks[r, g, SEATS_BY_RANK]))
@@ -1360,6 +1362,11 @@ def prefill_rank(
             needs += rules.growth if ready and not rules.reserve else 0
             if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
                 break
+            if rules.groups > 1:
+                held = p.ranks[r, g, CONTEXT_BY_RANK] * rules.unit + admitted
+                if held > 0 and held + needs > rank_units:
+                    break
+                admitted += needs
             seat(q, p, rules, r, i)
             seats -= 1
             load += q[i].load
