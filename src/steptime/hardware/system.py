@@ -164,6 +164,22 @@ class Link:
         checked("latency of a link", self.latency, "s")
 
 
+def slower_link(first: Link, second: Link) -> Link:
+    """Return a link from one network to another: the lower bandwidth and the longer latency of both.
+
+    Args:
+        first: Link of a chip in the first network.
+        second: Link of a chip in the second network.
+
+    Returns:
+        The link between them.
+
+    >>> slower_link(Link(bandwidth=50e9, latency=5e-6), Link(bandwidth=100e9, latency=6e-6))
+    Link(bandwidth=50000000000.0, latency=6e-06, topology='switch')
+    """
+    return Link(bandwidth=min(first.bandwidth, second.bandwidth), latency=max(first.latency, second.latency))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
     """A set of `size` chips on one fabric; an unlimited outermost domain is infinite."""

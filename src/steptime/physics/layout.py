@@ -195,6 +195,19 @@ def stacked(layouts: list[Layout]) -> Layout:
     return Layout(**dict(zip(NAMES, degrees.T.copy(), strict=True)))
 
 
+def joined_layouts(first: Layout, second: Layout) -> Layout:
+    """Return one layout with the rows of two layouts.
+
+    Args:
+        first: Layout with fields of shape (layouts,).
+        second: Layout with fields of shape (other layouts,).
+
+    Returns:
+        The rows of `first`, then those of `second`.
+    """
+    return Layout(**{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in NAMES})
+
+
 def shaped(layout: Layout, dimensions: int) -> Layout:
     """Append axes of length one to every field of a layout.
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from steptime.errors import Impossible
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.layout_space import pairs
 from steptime.planning.evidence import ANY
+from steptime.planning.pd_matching import replica_counts
 from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, Table, evaluate_prefill, evaluate_state, runs
 from steptime.planning.plan_search import LEAST_CHUNK, LEAST_USUAL_CHUNK, best_of_families, chunk_sizes, fitting, ranking
 from steptime.planning.prefill_pool import prefill_pool
@@ -245,6 +245,7 @@ def _loop(case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft
     deployment = Deployment(
         model=case.model,
         system=case.system,
+        prefill_system=case.prefill_system,
         engine=case.engine,
         workload=case.workload,
         pools=pools,
@@ -338,9 +339,10 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
     assert reader is not None
     for prompts in {max(1, candidate.prompts // 2), candidate.prompts * 2} - {candidate.prompts}:
         yield replace(candidate, prompts=prompts)
-    domain = float(case.system.scale_up.size)
-    domains = case.used // int(domain) if case.symmetric_domains else 1
-    counts, replicas = pairs(domain, case.used // domains, int(reader.chips), int(candidate.layout.chips))
+    if case.prefill_system is not None:
+        return
+    domains = case.used // int(case.system.scale_up.size) if case.symmetric_domains else 1
+    counts, replicas = replica_counts(case, int(reader.chips), int(candidate.layout.chips))
     choices = [(int(count) * domains, int(decoders) * domains) for count, decoders in zip(counts, replicas, strict=True)]
     current = int(np.argmin([abs(count - int(reader.replicas)) for count, _ in choices])) if choices else 0
     for near in (current - 1, current + 1):
@@ -386,10 +388,12 @@ def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate
     reader = candidate.prefill_layout
     assert reader is not None
     chips = int(reader.chips * reader.replicas)
-    layouts = [replace(layout, replicas=1) for layout in fitting(case) if chips % int(layout.chips) == 0]
+    layouts = [replace(layout, replicas=1) for layout in fitting(case.prefill) if chips % int(layout.chips) == 0]
     table = stacked([*(replace(layout, replicas=chips // int(layout.chips)) for layout in layouts), reader])
-    pool = prefill_pool(case.model, case.system, case.workload, layout=table, prompts=candidate.prompts, **case.settings)
-    rates = np.where(pool.memory.fits & runs(case, table, "prefill"), pool.rate * table.replicas, 0.0)
+    pool = prefill_pool(
+        case.model, case.prefill.system, case.workload, layout=table, prompts=candidate.prompts, **case.settings
+    )
+    rates = np.where(pool.memory.fits & runs(case.prefill, table, "prefill"), pool.rate * table.replicas, 0.0)
     fast = [index for index in np.argsort(-rates[:-1]) if rates[index] >= AS_FAST * rates[-1]]
     # Of layouts that differ only in redundant experts, the fastest.
     designs: dict[Layout, Layout] = {}

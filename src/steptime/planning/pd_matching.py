@@ -11,8 +11,9 @@ import numpy as np
 
 from steptime.number_checks import Array, Number, distinct
 from steptime.pareto import pareto
-from steptime.physics.layout import Layout, select_layouts, shaped
+from steptime.physics.layout import Layout, joined_layouts, select_layouts, shaped
 from steptime.physics.layout_space import pairs
+from steptime.physics.layout_space import replicas as fitting_replicas
 from steptime.planning.batch_grids import batch_grid, batches
 from steptime.planning.batch_queue import PassTime, passes
 from steptime.planning.plan_problem import (
@@ -46,19 +47,24 @@ LARGEST_PASS = 16384
 AT_ONCE = 1 << 16
 
 
-def search_disaggregated(case: PlanProblem, table: Layout, decode: State) -> Table:
+def search_disaggregated(case: PlanProblem, table: Layout, decode: State, prefill_table: Layout | None = None) -> Table:
     """Match prefill and decode replicas of all sizes to one request rate.
 
     Args:
         case: Plan problem.
         table: Layouts of one replica, as one layout of arrays.
         decode: Steady states of decode pools, with the batches of `batch_grid`.
+        prefill_table: Layouts of a prefill replica on another system; by default `table`.
 
     Returns:
-        The disaggregated candidates.
+        The disaggregated candidates. Their layouts are those of both tables, `table` first.
     """
     decoders = _best_decoders(case, table, decode)
-    reading = _distinct(best_readers(case, table))
+    reading = _distinct(best_readers(case, table if prefill_table is None else prefill_table))
+    if prefill_table is not None:
+        first = len(np.atleast_1d(table.chips))
+        reading = [replace(reader, layout=reader.layout + first) for reader in reading]
+        table = joined_layouts(table, prefill_table)
     matches, which = _matched(case, reading, decoders, table)
     return replace(matches, ttft=_first_tokens(case, matches, table, reading, which))
 
@@ -143,7 +149,7 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     prompts = batches(maximum, per_octave=1)
     prompts = prompts[prompts <= maximum]
     wide = shaped(table, 1)
-    pool = prefill_pool(case.model, case.system, case.workload, layout=wide, prompts=prompts[None, :], **case.settings)
+    pool = prefill_pool(case.model, case.prefill.system, case.workload, layout=wide, prompts=prompts[None, :], **case.settings)
     shape = np.shape(pool.rate)
     rows = math.prod(shape)
 
@@ -165,7 +171,7 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
         capacity: Array = np.minimum(part.rate * highest_load, links[index % rows])
         return capacity
 
-    runnable = np.logical_and(pool.memory.fits, runs(case, wide, "prefill"))
+    runnable = np.logical_and(pool.memory.fits, runs(case.prefill, wide, "prefill"))
     highest = np.where(runnable, np.minimum(pool.rate * MOST_UTILISED, links.reshape(shape)), 0.0).reshape(-1)
     sizes = np.concatenate([chips + level * (1 + np.max(chips)) for level in range(len(levels))])
     highest, replicas = np.tile(highest, len(levels)), np.tile(replicas, len(levels))
@@ -174,7 +180,7 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     )
 
     # The rate per replica depends smoothly on their number: evaluate a grid and interpolate.
-    max_replicas = [int(case.used // chips[index % rows]) for index in best]
+    max_replicas = [int(case.prefill.used // chips[index % rows]) for index in best]
     replica_grids = [
         np.append(numbers[numbers < maximum], maximum) for maximum in max_replicas for numbers in [batches(maximum)]
     ]
@@ -196,7 +202,7 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
             usable=rates,
         )
         of_level = readers[index // rows]
-        if not any(_replaces(earlier, reader, case.system.scale_up.size) for earlier in of_level):
+        if not any(_replaces(earlier, reader, case.prefill.system.scale_up.size) for earlier in of_level):
             of_level.append(reader)
     return [reader for of_level in readers for reader in of_level]
 
@@ -348,18 +354,39 @@ def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
     return beaten
 
 
+def replica_counts(case: PlanProblem, prefill_chips: int, decode_chips: int) -> tuple[Array, Array]:
+    """Return the numbers of prefill and decode replicas that fit together on the chips of a scale-up domain or of all.
+
+    Args:
+        case: Plan problem; symmetric domains have the same replicas each.
+        prefill_chips: Chips of a prefill replica.
+        decode_chips: Chips of a decode replica.
+
+    Returns:
+        Numbers of prefill replicas in rising order, and numbers of decode replicas. Two systems have one pair: all replicas
+        that fit on each.
+    """
+    domain = case.system.scale_up.size
+    if case.prefill_system is None:
+        domains = case.used // int(domain) if case.symmetric_domains else 1
+        return pairs(float(domain), case.used // domains, prefill_chips, decode_chips)
+    prefill_count = fitting_replicas(case.prefill_system.scale_up.size, case.prefill_chips, prefill_chips)
+    decode_count = fitting_replicas(domain, case.chips, decode_chips)
+    counts = np.array([[prefill_count], [decode_count]], dtype=np.int64)[:, : min(prefill_count, decode_count, 1)]
+    return counts[0], counts[1]
+
+
 def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders], layouts: Layout) -> tuple[Table, Array]:
     """Divide the chips between prefill and decode replicas for the highest rate.
 
     Each pair of sizes is matched. The second result is the index of the prefill replica of each row.
     """
-    domain = float(case.system.scale_up.size)
     # All domains get the same layout where they are symmetric.
-    domains = case.used // int(domain) if case.symmetric_domains else 1
+    domains = case.used // int(case.system.scale_up.size) if case.symmetric_domains else 1
     rows = np.array([len(pool.rate) for pool in decoders], dtype=np.int64)
     starts = np.cumsum(rows) - rows
     sizes = [(which, size) for which in range(len(readers)) for size in range(len(decoders))]
-    fits = [pairs(domain, case.used // domains, readers[which].chips, decoders[size].chips) for which, size in sizes]
+    fits = [replica_counts(case, readers[which].chips, decoders[size].chips) for which, size in sizes]
     firsts = np.cumsum([0, *(len(pool.usable) for pool in readers[:-1])])
     every = np.concatenate([pool.usable for pool in readers] or [np.zeros(0)])
     placed = [number for number, (counts, _) in enumerate(fits) if len(counts)]

@@ -13,7 +13,7 @@ from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, laten
 from steptime.planning.plan_problem import Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import first_token_of, matched_rate
-from steptime.planning.slo_probability import decode_widening, extrapolation_flags
+from steptime.planning.slo_probability import decode_flags, decode_widening, extrapolation_flags, prefill_flags
 from steptime.planning.steady_state import State
 
 Range = tuple[float, float]
@@ -58,14 +58,15 @@ def candidate_ranges(
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = latency_regime(state.input_share)
     waiting = decoding if prefill is None else REGIMES[1]
-    flags = extrapolation_flags(case, candidate.layout, candidate.prefill_layout)
+    layouts, first_system = (candidate.layout, candidate.prefill_layout), case.system if prefill is None else case.prefill.system
+    of_decode, of_prefill = decode_flags(case, *layouts), prefill_flags(case, *layouts)
     # An acceptance length that is a prior is another independent error of the time per token.
-    wider = decode_widening(flags, case.speculation)
-    arguments: dict[str, Any] = {"system": case.system, "wider": wider}
-    slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, **arguments)
-    late = factors(case.engine, "ttft", waiting, variance=ttft_variance, **arguments | {"wider": widening(flags, "ttft")})
-    prefill_arguments = arguments | {"wider": widening(flags)}
-    prefill_factors = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **prefill_arguments) if reading else slow
+    wider = decode_widening(of_decode, case.speculation)
+    slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, system=case.system, wider=wider)
+    arguments: dict[str, Any] = {"system": first_system}
+    late = factors(case.engine, "ttft", waiting, variance=ttft_variance, wider=widening(of_prefill, "ttft"), **arguments)
+    arguments["wider"] = widening(of_prefill)
+    prefill_factors = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **arguments) if reading else slow
     slowed = (_slowed_rate(case, candidate, state, prefill, slow[side], prefill_factors[side]) for side in (0, 1))
     fast, least = (float(rate * case.workload.output_tokens) for rate in slowed)
     if not case.pinned.sizes:
@@ -75,7 +76,7 @@ def candidate_ranges(
         "tpot_range": (float(tpot * slow[0]), float(tpot * slow[1])),
         "ttft_range": (float(ttft * late[0]), float(ttft * late[1])),
         "cost_range": (float(usd_per_million(case.rent, fast)), float(usd_per_million(case.rent, least))),
-        "throughput_range": (least / case.chips, fast / case.chips),
+        "throughput_range": (least / case.total_chips, fast / case.total_chips),
     }
 
 

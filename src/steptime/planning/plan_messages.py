@@ -86,7 +86,7 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     shares = " and ".join(
         f"{share:.0%}{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(time_shares)
     )
-    rented = math.isfinite(float(case.system.rent.typical))
+    rented = math.isfinite(float(case.rent))
     step = "step" if server.role == "serve" else "decode step"
     verb = "being cheaper" if rented else "serving more"
     text = f"What keeps it from {verb}: {_binding_sentence(case, deployment)}."
@@ -108,7 +108,7 @@ def why(case: PlanProblem, deployment: Plan) -> str:
 
 def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
     """Return in words which limits bind."""
-    rented = math.isfinite(float(case.system.rent.typical))
+    rented = math.isfinite(float(case.rent))
     separate = deployment.mode == DISAGGREGATED
     words = STOPS | (STOPS_SEPARATE if separate else {})
     if case.sure is not None and has_range(case.engine):
@@ -174,6 +174,9 @@ def list_warnings(case: PlanProblem) -> tuple[str, ...]:
     Returns:
         Warnings.
     """
+    if case.prefill_system is not None:
+        of_decode = list_warnings(replace(case, prefill_system=None, prefill_chips=0))
+        return tuple(dict.fromkeys((*of_decode, *list_warnings(case.prefill))))
     reach = case.workload.input_tokens + case.workload.output_tokens
     warnings = [*warnings_of_step(case.model, case.system, reach=reach)]
     rent = case.system.rent
@@ -245,12 +248,14 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
         The reason and a remedy.
     """
     chips = counted(case.chips, "chip")
+    if case.prefill_system is not None:
+        chips = f"{chips} of {case.system.name} and {counted(case.prefill_chips, 'chip')} of {case.prefill_system.name}"
     tables = search(replace(case, slo=Slo()), modes, layouts)
     tpot = np.concatenate([t.tpot for t in tables])
     ttft = np.concatenate([t.ttft for t in tables])
     fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
     if not np.any(fits):
-        if AGGREGATED not in modes and any(
+        if AGGREGATED not in modes and case.prefill_system is None and any(
             np.any(t.memory <= 1) for t in search(replace(case, slo=Slo()), (AGGREGATED,), layouts)
         ):
             return (

@@ -78,7 +78,8 @@ class PlanProblem:
     their domain. `sure` is the probability with which the limits must be met; None means on average. `aim`
     holds factors on the targets of TPOT and TTFT. `front` also evaluates candidates that miss the limits, for
     the front of speed and cost. `diagnostics` adds the runner-up, the ideal and the binding limits. `memo`
-    holds results of `memoize`.
+    holds results of `memoize`. With `prefill_system`, the prefill pool has `prefill_chips` chips of that system, and
+    `chips` of `system` only decode.
     """
 
     model: Model
@@ -100,6 +101,8 @@ class PlanProblem:
     speculation: Speculation = NONE
     front: bool = True
     diagnostics: bool = True
+    prefill_system: System | None = None
+    prefill_chips: int = 0
     memo: dict[tuple[object, ...], Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
@@ -108,9 +111,25 @@ class PlanProblem:
         return self.chips - self.chips % int(self.system.scale_up.size) if self.symmetric_domains else self.chips
 
     @property
+    def prefill(self) -> PlanProblem:
+        """The problem of the prefill pool: this one, or that of the second system with a memo of its own."""
+        if self.prefill_system is None:
+            return self
+        changes = {"system": self.prefill_system, "chips": self.prefill_chips, "prefill_system": None, "prefill_chips": 0}
+        return memoize(self, ("prefill problem",), replace, self, **changes)
+
+    @property
+    def total_chips(self) -> int:
+        """Chips of both systems."""
+        return self.chips + self.prefill_chips
+
+    @property
     def rent(self) -> Number:
         """Rent of all chips [USD/s]."""
-        return deployment_rent(self.chips, self.system.rent.typical)
+        rent = deployment_rent(self.chips, self.system.rent.typical)
+        if self.prefill_system is None:
+            return rent
+        return rent + deployment_rent(self.prefill_chips, self.prefill_system.rent.typical)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -311,7 +330,8 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
     settings: dict[str, Any] = {"layout": layout, "prompts": prompts} | case.settings
-    pool = memoize(case, ("prefill", layout, prompts), prefill_pool, case.model, case.system, case.workload, **settings)
+    subject = case.model, case.prefill.system, case.workload
+    pool = memoize(case, ("prefill", layout, prompts), prefill_pool, *subject, **settings)
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
     key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
     return memoize(case, key, within_limit, pool, limit, layout.replicas)
@@ -320,7 +340,8 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
 def moving(case: PlanProblem, layout: Layout) -> Transfer:
     """Return how KV caches leave a prefill replica.
 
-    They use the scale-up links where one domain contains all chips, or where domains are symmetric.
+    They use the scale-up links where one domain contains all chips, or where domains are symmetric. Between two systems
+    they use the slower scale-out links.
 
     Args:
         case: Plan problem.
@@ -329,9 +350,11 @@ def moving(case: PlanProblem, layout: Layout) -> Transfer:
     Returns:
         The transfer.
     """
-    near = case.symmetric_domains or case.used <= case.system.scale_up.size
-    drafts = case.speculation.drafts
-    return kv_transfer(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
+    near = (case.symmetric_domains or case.used <= case.system.scale_up.size) and case.prefill_system is None
+    return kv_transfer(
+        case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=case.speculation.drafts,
+        prefill_system=case.prefill_system,
+    )  # fmt: skip
 
 
 def pass_limit(case: PlanProblem, layout: Layout, answering: Layout, tpot: Number, ttft: Number) -> Number:

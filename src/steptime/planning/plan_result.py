@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from steptime.hardware.energy import electricity_per_million, joules_per_token
-from steptime.hardware.rental_prices import has_rent, kind_in_words
+from steptime.hardware.rental_prices import kind_in_words
 from steptime.hardware.system import Power, Rent
 from steptime.physics.bias_correction import Anchor
 from steptime.physics.chip_memory import Memory
@@ -21,7 +21,7 @@ from steptime.planning.session_result import SessionCache
 from steptime.planning.slo_probability import likelihood
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.svg import curve
-from steptime.units import in_digits, show
+from steptime.units import counted, in_digits, show
 from steptime.workload.workload import NONE, Slo, Speculation, Workload
 
 PER_USER, PER_CHIP = "tokens_per_s_per_user", "tokens_per_s_per_chip"
@@ -134,6 +134,19 @@ class Drafted:
     speed_up: float = field(metadata=unit("", "ratio of the two times; below 1: speculative tokens cost more than they save"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleSystem:
+    """The cheapest deployment of the same requests on one of two systems, by a quick search, for about the same rent."""
+
+    system: str = field(metadata=unit("", "name of the system"))
+    chips: int = field(metadata=unit("", "chips for the same rent, in whole hosts; without a rent, as many chips"))
+    reason: str = field(default="", metadata=unit("", "why no layout meets the limits; empty where one does"))
+    layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
+    requests_per_second: float = field(default=math.nan, metadata=unit("requests/s", "request rate of the whole deployment"))
+    usd_per_million_output_tokens: float = field(default=math.nan, metadata=unit("USD", WHOLE_COST, key=COST))
+    tokens_per_second_per_chip: float = field(default=math.nan, metadata=unit("tok/s", "output over all chips", key=PER_CHIP))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(Tabular):
     """A deployment plan: the cheapest layout within the limits, its times and costs.
@@ -146,6 +159,8 @@ class Plan(Tabular):
     `tpot_range` [s], `ttft_range` [s] and `cost_range` [USD per million output tokens] are 90 % ranges. They
     apply to the same layout, batch and utilization of the prefill queue. The ideal engine has no ranges.
     `ideal` is the same layout and batch without losses. As a table, a plan is its `front`.
+
+    With `prefill_system`, `chips` of `system` decode and `prefill_chips` of that system prefill.
     """
 
     SCHEMA: ClassVar[str] = "steptime.plan/2"
@@ -168,7 +183,11 @@ class Plan(Tabular):
     engine: str = field(metadata=unit("", "name of the engine"))
     workload: Workload = field(metadata=unit("", "the requests"))
     slo: Slo = field(metadata=unit("", "the limits"))
-    chips: int = field(metadata=unit("", "rented chips"))
+    chips: int = field(metadata=unit("", "rented chips of the system"))
+    prefill_system: str = field(
+        default="", metadata=unit("", "name of the system of the prefill pool; empty: the same system")
+    )
+    prefill_chips: int = field(default=0, metadata=unit("", "rented chips of the system of the prefill pool; 0: the same system"))
     mode: str = field(default="", metadata=unit("", "aggregated or disaggregated"))
     layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
     pools: tuple[Pool, ...] = field(default=(), metadata=unit("", "pools by role; the decode pool is the last"))
@@ -192,7 +211,13 @@ class Plan(Tabular):
     concurrency: float = field(default=math.nan, metadata=unit("requests", "mean requests in flight in the whole deployment"))
     usd_per_second: float = field(default=math.nan, metadata=unit("USD/s", "rent of all chips", key="rent_usd_per_s"))
     rent: Rent = field(default=Rent(), metadata=unit("", "rent per chip: kind, term, date, grade and source"))
+    prefill_rent: Rent | None = field(
+        default=None, metadata=unit("", "rent per chip of the system of the prefill pool; null: the same system")
+    )
     power: Power = field(default=Power(), metadata=unit("", "power per chip, and what it includes"))
+    prefill_power: Power | None = field(
+        default=None, metadata=unit("", "power per chip of the system of the prefill pool; null: the same system")
+    )
     electricity: float = field(default=math.nan, metadata=unit("USD/J", "price of electricity; null: not given"))
     usd_per_million_output_tokens: float = field(default=math.nan, metadata=unit("USD", WHOLE_COST, key=COST))
     cost_bounds: tuple[float, float] = field(
@@ -226,6 +251,9 @@ class Plan(Tabular):
     )
     free: Point | None = field(
         default=None, metadata=unit("", "the cheapest layout of all, where the user chose a part of the layout")
+    )
+    single_systems: tuple[SingleSystem, ...] = field(
+        default=(), metadata=unit("", "the same requests on each of two systems alone; empty for a plan on one system")
     )
     fleet: Fleet | None = field(default=None, metadata=unit("", "hosts for a rate of requests; null: no rate was given"))
     session_cache: SessionCache | None = field(
@@ -261,9 +289,14 @@ class Plan(Tabular):
         }
 
     @property
+    def total_chips(self) -> int:
+        """Rented chips of both systems."""
+        return self.chips + self.prefill_chips
+
+    @property
     def idle_chips(self) -> int:
         """Rented chips that are in no pool; all chips where no layout meets the limits."""
-        return self.chips - sum(pool.chips for pool in self.pools)
+        return self.total_chips - sum(pool.chips for pool in self.pools)
 
     @property
     def tokens_per_second_per_user(self) -> float:
@@ -273,13 +306,24 @@ class Plan(Tabular):
     @property
     def tokens_per_second_per_chip(self) -> float:
         """Output tokens per second over all chips, including idle ones."""
-        return float(self.requests_per_second * self.workload.output_tokens / self.chips)
+        return float(self.requests_per_second * self.workload.output_tokens / self.total_chips)
 
     @property
     def joules_per_output_token(self) -> float:
         """Energy of all chips over all output tokens, including prefill [J/token]."""
         output = self.requests_per_second * self.workload.output_tokens
-        return float(joules_per_token(self.chips, self.power.watts, output))
+        joules = float(joules_per_token(self.chips, self.power.watts, output))
+        if self.prefill_power is None:
+            return joules
+        return joules + float(joules_per_token(self.prefill_chips, self.prefill_power.watts, output))
+
+    @property
+    def machines_text(self) -> str:
+        """The chips and the system, or those of both pools."""
+        if not self.prefill_system:
+            return f"{counted(self.chips, 'chip')} of {self.system}"
+        prefill = f"{counted(self.prefill_chips, 'chip')} of {self.prefill_system} for prefill"
+        return f"{prefill} and {counted(self.chips, 'chip')} of {self.system} for decode"
 
     @property
     def electricity_usd_per_million_output_tokens(self) -> float:
@@ -298,7 +342,8 @@ class Plan(Tabular):
             Title with model, chips and engine; figures by label, or the reason where no layout meets the
             limits.
         """
-        title = f"Plan: {self.model} on {self.chips:,} chip{'s' * (self.chips > 1)} of {self.system}, engine {self.engine}"
+        title = f"Plan: {self.model} on {self.machines_text}, engine {self.engine}"
+        title += ", a pair without published runs" * bool(self.prefill_system)
         if not self.feasible:
             return title, {"not possible": self.reason[:200]}
         return title, {
@@ -308,11 +353,18 @@ class Plan(Tabular):
             "cost": _ranged(self.usd_per_million_output_tokens, self.cost_range, "USD") + " per million output tokens"
             if math.isfinite(self.usd_per_million_output_tokens)
             else "no rent known",
-            **({"rent": f"{show(self.usd_per_second, 'USD/s')}, {kind_in_words(self.rent)}"} if has_rent(self.rent) else {}),
+            **({"rent": f"{show(self.usd_per_second, 'USD/s')}, {self.rent_kinds}"} if math.isfinite(self.usd_per_second) else {}),
             "output": f"{in_digits(self.requests_per_second)} requests/s, "
             + f"{show(self.tokens_per_second_per_chip, 'tok/s')} per chip"
             + (f", {show(self.joules_per_output_token, 'J')} per token" if math.isfinite(self.joules_per_output_token) else ""),
         }
+
+    @property
+    def rent_kinds(self) -> str:
+        """The kind of the rent, or those of both systems."""
+        if self.prefill_rent is None:
+            return kind_in_words(self.rent)
+        return f"{kind_in_words(self.rent)} ({self.system}), {kind_in_words(self.prefill_rent)} ({self.prefill_system})"
 
     def drawing(self) -> str:
         """Draw the front with the plan on it, and the memory of a decode chip.

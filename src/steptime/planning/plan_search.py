@@ -221,10 +221,15 @@ def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> 
     modes = tuple(mode for mode in modes if mode == AGGREGATED or case.evidence != MEASURED)
     if not modes or not layouts:
         return []
+    # A second system has prefill layouts of its own.
+    prefill_layouts = layouts if case.prefill_system is None else fitting(case.prefill)
+    if not prefill_layouts:
+        return []
     table = stacked(layouts)
     wide = shaped(table, 1)
     decode = steady_state(case, DISAGGREGATED, wide, batch_grid(wide))
-    disaggregated = search_disaggregated(case, table, decode) if DISAGGREGATED in modes else None
+    prefill_table = None if case.prefill_system is None else stacked(prefill_layouts)
+    disaggregated = search_disaggregated(case, table, decode, prefill_table) if DISAGGREGATED in modes else None
     if AGGREGATED not in modes:
         return [disaggregated] if disaggregated is not None else []
     together = search_aggregated(case, table, decode, disaggregated if case.sure is None else None)
@@ -395,7 +400,7 @@ def best_of_families(case: PlanProblem, tables: Sequence[Table]) -> list[Candida
     for number, table in enumerate(tables):
         if table.mode != AGGREGATED:
             continue
-        rows = _within(case, table)
+        rows = rows_within(case, table)
         layouts = select_layouts(table.layouts, table.layout[rows])
         family = 4 * (layouts.pp > 1) + 2 * (layouts.dp > 1) + (table.replicas[rows] > 1)
         order = np.lexsort((-table.rate[rows], family))
@@ -405,8 +410,16 @@ def best_of_families(case: PlanProblem, tables: Sequence[Table]) -> list[Candida
     return [tables[number].row(index) for rate, number, index in sorted(entries, reverse=True) if rate >= HOPEFUL * highest]
 
 
-def _within(case: PlanProblem, table: Table) -> Array:
-    """Return the rows of a table within the limits."""
+def rows_within(case: PlanProblem, table: Table) -> Array:
+    """Return the rows of a table within the limits.
+
+    Args:
+        case: Plan problem.
+        table: Table of candidates.
+
+    Returns:
+        Indices.
+    """
     tpot, ttft = _aims(case, table)
     return np.nonzero((table.tpot <= tpot) & (table.ttft <= ttft) & (table.memory <= 1) & (table.rate > 0))[0]
 
@@ -422,7 +435,7 @@ def ranking(case: PlanProblem, tables: list[Table], limit: int = 400) -> Iterato
     Yields:
         Candidates, cheapest first.
     """
-    good = [_within(case, table) for table in tables]
+    good = [rows_within(case, table) for table in tables]
     highest = max((float(np.max(table.rate[rows])) for table, rows in zip(tables, good, strict=True) if len(rows)), default=1.0)
     entries: list[tuple[int, float, int, int]] = []
     for number, (table, selection) in enumerate(zip(tables, good, strict=True)):

@@ -61,12 +61,21 @@ from steptime.planning.plan_problem import (
     moving,
     slots_memory,
 )
-from steptime.planning.plan_result import Alternative, Drafted, Plan, Point, Pool, chosen_point
+from steptime.planning.plan_result import Alternative, Drafted, Plan, Point, Pool, SingleSystem, chosen_point
 from steptime.planning.plan_search import absent_because, fitting, is_small_chunk, ranked, search
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
 from steptime.planning.steady_state import State, decode_pool, mean_context
+from steptime.planning.two_systems import (
+    as_single_system,
+    check_two_systems,
+    likely_prefill_chips,
+    pair_warning,
+    single_system_problems,
+    weight_of,
+    with_prefill_system,
+)
 from steptime.units import counted, in_digits, parse, show
 from steptime.workload.workload import (
     AUTO,
@@ -129,6 +138,8 @@ def plan(
     rate: float | None = None,
     spare: int = 0,
     power_cap: float | str | None = None,
+    prefill_system: SystemLike | None = None,
+    prefill_chips: int | None = None,
 ) -> Plan:
     """Return the cheapest deployment of a workload within limits.
 
@@ -167,6 +178,8 @@ def plan(
         rate: Requests to serve [requests/s]; the plan then has a `fleet` of whole replicas on whole hosts.
         spare: Further replicas of that fleet.
         power_cap: Power [W, or a text such as "1MW"] of all hosts. Without a rate, the fleet is the largest within it.
+        prefill_system: System of the prefill pool, if it is another one; `system` then only decodes.
+        prefill_chips: Number of chips of that system; by default the whole hosts with the lowest cost per token.
 
     Returns:
         The plan.
@@ -202,8 +215,14 @@ def plan(
     if spare and rate is None and power_cap is None:
         raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate), or a power (--power-cap)")
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
+    problem = _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor)
+    if prefill_system is not None:
+        modes = check_two_systems(modes, rate)
+        problem = with_prefill_system(problem, resolve_model(model), resolve_system(prefill_system), prefill_chips)
+    elif prefill_chips is not None:
+        raise RangeError("prefill_chips: needs another system for prefill; give prefill_system too, or leave it out")
     case = replace(
-        _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor),
+        problem,
         sure=sure,
         front=front,
         diagnostics=diagnostics,
@@ -219,7 +238,12 @@ def plan(
     layouts = fitting(case)
     if not layouts:
         raise _no_layout(case)
+    if prefill_system is not None:
+        _check_prefill_fits(case)
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
+    if prefill_system is not None:
+        best_plan = _plan_on_two_systems(case, evidence, price, sure, is_sized=prefill_chips is not None)
+        return replace(best_plan, search_seconds=time.perf_counter() - started)
     effects = {"alternatives": alternatives, "elasticities": elasticities}
     best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
     if best_plan.feasible and kind != ANY and diagnostics:
@@ -233,6 +257,48 @@ def plan(
     if best_plan.feasible and not (rate is None and power_cap is None):
         best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare, cap))
     return replace(best_plan, search_seconds=time.perf_counter() - started)
+
+
+def _check_prefill_fits(case: PlanProblem) -> None:
+    """Raise an error where no layout of the prefill pool holds the weights."""
+    if fitting(case.prefill):
+        return
+    problem = _no_layout(case.prefill)
+    raise type(problem)(f"prefill pool: {str(problem).replace('--chips', '--prefill-chips')}")
+
+
+def _plan_on_two_systems(case: PlanProblem, evidence: str, price: float, sure: float | None, *, is_sized: bool) -> Plan:
+    """Return the cheapest plan whose pools are on two systems, with what each system costs alone."""
+    effects = {"alternatives": False, "elasticities": False}
+    modes = (DISAGGREGATED,)
+    counts = [case.prefill_chips] if is_sized else likely_prefill_chips(case, evidence)
+    case = replace(case, prefill_chips=counts[0])
+    best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
+    for count in counts[1:]:
+        # Another number of chips is planned wholly only if it costs less in a quick search.
+        other = replace(case, prefill_chips=count)
+        if best_plan.feasible:
+            enough = best_plan.requests_per_second * weight_of(other) / weight_of(case)
+            rough = replace(other, evidence=kind, rough=True, at_least=enough, front=False, diagnostics=False)
+            trial = _of_evidence(rough, modes, price, sure, **effects)
+            if not trial.feasible or trial.requests_per_second <= enough:
+                continue
+        other_plan, other_kind = _with_most_evidence(other, evidence, modes, price, sure, **effects)
+        if not best_plan.feasible or (other_plan.feasible and other_plan.requests_per_second > enough):
+            best_plan, kind, case = other_plan, other_kind, other
+    if not case.diagnostics:
+        return best_plan
+    singles = []
+    for problem in single_system_problems(case):
+        reason = f"{case.model.name} does not fit {problem.chips} chips"
+        if fitting(problem):
+            single, _ = _with_most_evidence(problem, kind, MODES, price, sure, **effects)
+            if single.feasible:
+                singles.append(as_single_system(single))
+                continue
+            reason = single.reason
+        singles.append(SingleSystem(system=problem.system.name, chips=problem.chips, reason=reason))
+    return replace(best_plan, single_systems=tuple(singles))
 
 
 def _pinned(sizes: Mapping[str, int] | None, chunk: int | None, max_num_seqs: int | None) -> Pinned:
@@ -384,6 +450,8 @@ def _symmetric_problem(case: PlanProblem, modes: tuple[str, ...]) -> PlanProblem
 
     Chips outside whole domains stay idle.
     """
+    if case.prefill_system is not None:
+        return None
     domain = int(case.system.scale_up.size)
     fewer = replace(case, symmetric_domains=True)
     has_few_domains = domain < case.chips < (MOST_ALIKE + 1) * domain
@@ -445,6 +513,7 @@ def _planned(
         usd_per_second=float(case.rent),
         rent=case.system.rent,
         power=case.system.power,
+        **_second_system(case),
         electricity=price,
         front=_front(case, tables) if case.front else (),
         evaluated=sum(len(table) for table in tables),
@@ -486,6 +555,19 @@ def _planned(
         elasticities={name: figure() for name, figure in figures.items()},
     )
     return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")
+
+
+def _second_system(case: PlanProblem) -> dict[str, Any]:
+    """Return the fields of a plan on the system of the prefill pool, if it is another one."""
+    system = case.prefill_system
+    if system is None:
+        return {}
+    return {
+        "prefill_system": system.name,
+        "prefill_chips": case.prefill_chips,
+        "prefill_rent": system.rent,
+        "prefill_power": system.power,
+    }
 
 
 def _limits_reached(case: PlanProblem, estimates: PlanProblem, peak: Candidate, first: Selection) -> tuple[str, ...]:
@@ -603,7 +685,7 @@ def _delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
         name: ends and (ends[0] * scale[name.removesuffix("_range")], ends[1] * scale[name.removesuffix("_range")])
         for name, ends in closed_ranges.items()
     }
-    workload, share = case.workload, _input_share(candidate, state, prefill)
+    workload, share = case.workload, _input_share(case, candidate, state, prefill)
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
     return figures | {
         "mode": candidate.mode,
@@ -618,7 +700,12 @@ def _delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
         "distance": list_distances(case, candidate),
-        "warnings": (*_hosts_warning(case, candidate), *list_warnings(case), *drafting_warnings(case.model, case.speculation)),
+        "warnings": (
+            *pair_warning(case, candidate),
+            *_hosts_warning(case, candidate),
+            *list_warnings(case),
+            *drafting_warnings(case.model, case.speculation),
+        ),
         "interval_coverage": interval_coverage_words(
             case.engine, case.system, drafts=bool(case.speculation.drafts), pools=prefill is not None
         ),
@@ -628,14 +715,18 @@ def _delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
 
 
 def _evidence(case: PlanProblem, candidate: Candidate) -> str:
-    """Return the evidence for a candidate; nobody has published runs with its layout where its chunk is small."""
-    if is_small_chunk(case.workload, candidate.chunk):
+    """Return the evidence for a candidate; nobody has published runs with small chunks, or with pools on two systems."""
+    if is_small_chunk(case.workload, candidate.chunk) or case.prefill_system is not None:
         return ANY
     return deployment_evidence(case.engine, case.system, candidate.layout, candidate.prefill_layout)
 
 
 def _hosts_warning(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     """Return a warning where the replicas take more hosts than the chips of the plan fill."""
+    if case.prefill_system is not None and candidate.prefill_layout is not None:
+        decoding = _hosts_warning(replace(case, prefill_system=None, prefill_chips=0), replace(candidate, prefill_layout=None))
+        prefill = replace(candidate, layout=candidate.prefill_layout, prefill_layout=None)
+        return (*decoding, *_hosts_warning(case.prefill, prefill))
     host = host_chips(case.system)
     hosts = _hosts([layout for layout in (candidate.prefill_layout, candidate.layout) if layout is not None], host)
     if hosts <= math.ceil(case.chips / host):
@@ -739,13 +830,15 @@ def _bound(state: State, prefill: Prefill | None, name: str) -> float:
     return ratio if prefill is None else (ratio + float(getattr(prefill.step, name) / prefill.step.total)) / 2
 
 
-def _input_share(candidate: Candidate, state: State, prefill: Prefill | None) -> float:
-    """Return the share of the rent for input tokens: that of prefill in the chip-time."""
+def _input_share(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None) -> float:
+    """Return the share of the rent for input tokens: that of prefill in the chip-time, or in its rent on two systems."""
     if prefill is None or candidate.prefill_layout is None:
         return float(state.input_share)
     # Chip-seconds per request.
     reads = candidate.prefill_layout.chips / prefill.rate
     decodes = candidate.layout.chips / state.rate
+    if case.prefill_system is not None:
+        reads, decodes = reads * case.prefill_system.rent.typical, decodes * case.system.rent.typical
     return float(reads / (reads + decodes))
 
 
@@ -819,7 +912,7 @@ def _as_point(case: PlanProblem, candidate: Candidate, figures: dict[str, float]
         layout_text=candidate.text,
         batch=candidate.batch,
         tokens_per_second_per_user=1 / figures["tpot"],
-        tokens_per_second_per_chip=float(figures["requests_per_second"] * case.workload.output_tokens / case.chips),
+        tokens_per_second_per_chip=float(figures["requests_per_second"] * case.workload.output_tokens / case.total_chips),
         usd_per_million_output_tokens=figures["usd_per_million_output_tokens"],
         ttft=figures["ttft"],
     )
@@ -850,7 +943,7 @@ def _front(case: PlanProblem, tables: list[Table]) -> tuple[Point, ...]:
                 layout_text=tables[number].row(index).text,
                 batch=int(tables[number].batch[index]),
                 tokens_per_second_per_user=float(speed[position]),
-                tokens_per_second_per_chip=float(throughput / case.chips),
+                tokens_per_second_per_chip=float(throughput / case.total_chips),
                 usd_per_million_output_tokens=float(usd_per_million(case.rent, throughput)),
                 ttft=float(tables[number].ttft[index]),
             )

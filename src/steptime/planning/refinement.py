@@ -314,7 +314,7 @@ def _prefill_rates(case: PlanProblem, candidates: Iterable[Candidate]) -> dict[t
     layout, readers = stacked([candidate.layout for candidate in disaggregated]), _readers(disaggregated)
     prompts = np.array([candidate.prompts for candidate in disaggregated])
     limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), effective_targets(case, layout, readers)[1])
-    pool = prefill_pool(case.model, case.system, case.workload, layout=readers, prompts=prompts, **case.settings)
+    pool = prefill_pool(case.model, case.prefill.system, case.workload, layout=readers, prompts=prompts, **case.settings)
     prefill = within_limit(pool, limit, readers.replicas)
     rates = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).max_rate) * readers.replicas
     return dict(zip(map(_pools, disaggregated), np.asarray(rates).tolist(), strict=True))

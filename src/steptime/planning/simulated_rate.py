@@ -104,7 +104,10 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What serves: the model on a system, and the pools of a plan, of which the last one decodes."""
+    """What serves: the model on a system, and the pools of a plan, of which the last one decodes.
+
+    The prefill pool may be on a second system.
+    """
 
     model: Model
     system: System
@@ -112,6 +115,7 @@ class Deployment:
     workload: Workload
     pools: tuple[PoolLike, ...]
     speculation: Speculation = NONE
+    prefill_system: System | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,15 +270,15 @@ class Loop:
             server, self.prompts.fresh, has_prefill_pool=reader is not None, speculation=deployment.speculation
         )
 
-        def pool(layout: Layout, policy: Policy, replicas: int) -> Server:
+        def pool(layout: Layout, policy: Policy, replicas: int, second: System | None = None) -> Server:
             # More slots than asked for make the same step times serve several candidates.
             seats = 2 ** math.ceil(math.log2(policy.max_num_seqs))
             mixes = reader is None
-            key = ("pace", replace(layout, replicas=1), seats, policy.max_num_batched_tokens, policy.chunk, mixes)
+            key = ("pace", replace(layout, replicas=1), seats, policy.max_num_batched_tokens, policy.chunk, mixes, second is None)
             if key not in memo:
                 wide = replace(policy, max_num_seqs=seats)
                 memo[key] = pool_server(
-                    model, system, engine, sample, layout, wide, replicas, check=False, has_mixed_steps=mixes
+                    model, second or system, engine, sample, layout, wide, replicas, check=False, has_mixed_steps=mixes
                 )
             return Server(
                 replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk), memo[key].pace, replicas
@@ -285,10 +289,11 @@ class Loop:
         self.sent: Callable[[Any], Any] | None = None
         if reader is not None:
             policy = prefill_policy(reader, self.prompts.fresh, deployment.speculation)
-            self.reader = pool(reader.layout, policy, self.readers)
+            self.reader = pool(reader.layout, policy, self.readers, deployment.prefill_system)
             self.sent = transfer_seconds(
-                model, system, server.layout, reader.layout, self.reader, drafts=deployment.speculation.drafts
-            )
+                model, system, server.layout, reader.layout, self.reader, drafts=deployment.speculation.drafts,
+                prefill_system=deployment.prefill_system,
+            )  # fmt: skip
 
     def run(
         self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0, *, always_decode: bool = False

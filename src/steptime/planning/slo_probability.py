@@ -172,7 +172,44 @@ def extrapolation_flags(case: PlanProblem, layout: Layout, reader: Layout | None
     Returns:
         Pairs of a kind of distance and booleans by candidate.
     """
-    return distances(case.engine, case.system, layout, reader, drafts=bool(case.speculation.drafts))
+    drafts = bool(case.speculation.drafts)
+    if reader is None or case.prefill_system is None:
+        return distances(case.engine, case.system, layout, reader, drafts=drafts)
+    # Each pool differs from the runs of its system.
+    of_decode, of_prefill = decode_flags(case, layout, reader), prefill_flags(case, layout, reader)
+    return tuple((flag, np.logical_or(first, second)) for (flag, first), (_, second) in zip(of_decode, of_prefill, strict=True))
+
+
+def decode_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
+    """Return in which ways the pool that decodes differs from measured runs: that pool only, where it has its own system.
+
+    Args:
+        case: Plan problem.
+        layout: Layouts of the decode replica; may hold arrays.
+        reader: Layouts of a separate prefill pool, or None.
+
+    Returns:
+        Pairs of a kind of distance and booleans by candidate.
+    """
+    if reader is None or case.prefill_system is None:
+        return extrapolation_flags(case, layout, reader)
+    return distances(case.engine, case.system, layout, layout, drafts=bool(case.speculation.drafts))
+
+
+def prefill_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
+    """Return in which ways the pool that prefills differs from measured runs: that pool only, where it has its own system.
+
+    Args:
+        case: Plan problem.
+        layout: Layouts of the decode replica; may hold arrays.
+        reader: Layouts of a separate prefill pool, or None.
+
+    Returns:
+        Pairs of a kind of distance and booleans by candidate.
+    """
+    if reader is None or case.prefill_system is None:
+        return extrapolation_flags(case, layout, reader)
+    return distances(case.engine, case.prefill_system, reader, reader, drafts=bool(case.speculation.drafts))
 
 
 def decode_widening(flags: tuple[tuple[Distance, Array], ...], speculation: Speculation) -> tuple[Number, Number]:
@@ -209,10 +246,11 @@ def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, 
     """
     if case.sure is None or not has_range(case.engine):
         return case.slo.tpot, case.slo.ttft
-    flags = extrapolation_flags(case, layout, reader)
     regime = latency_regime(prompts)
-    waiting = regime if reader is None else "mixed"
-    slow = factors(case.engine, "tpot", regime, system=case.system, wider=decode_widening(flags, case.speculation))[1]
-    late = factors(case.engine, "ttft", waiting, system=case.system, wider=widening(flags, "ttft"))[1]
+    waiting, first = (regime, case.system) if reader is None else ("mixed", case.prefill.system)
+    tpot_wider = decode_widening(decode_flags(case, layout, reader), case.speculation)
+    ttft_wider = widening(prefill_flags(case, layout, reader), "ttft")
+    slow = factors(case.engine, "tpot", regime, system=case.system, wider=tpot_wider)[1]
+    late = factors(case.engine, "ttft", waiting, system=first, wider=ttft_wider)[1]
     share = deviations(case.sure)
     return case.slo.tpot * case.aim[0] / slow**share, case.slo.ttft * case.aim[1] / late**share

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.hardware.system import System
+from steptime.hardware.system import System, slower_link
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.physics.chip_memory import Memory
@@ -598,11 +598,19 @@ class Transfer:
 
 
 def kv_transfer(
-    model: Model, system: System, workload: Workload, *, layout: Layout, within_domain: bool, drafts: int = 0
+    model: Model,
+    system: System,
+    workload: Workload,
+    *,
+    layout: Layout,
+    within_domain: bool,
+    drafts: int = 0,
+    prefill_system: System | None = None,
 ) -> Transfer:
     """Return how KV caches leave a prefill replica.
 
-    Each cache uses all links of the data-parallel rank that made it.
+    Each cache uses all links of the data-parallel rank that made it. Between two systems, these are the slower links of
+    both scale-out networks.
 
     Args:
         model: Model.
@@ -611,10 +619,12 @@ def kv_transfer(
         layout: Layout of the prefill replica.
         within_domain: True for scale-up links, False for scale-out links.
         drafts: Speculative tokens, whose layers also have a cache.
+        prefill_system: System of the prefill pool, if it is another one.
 
     Returns:
         The transfer.
     """
     link = (system.scale_up if within_domain else system.scale_out).link
+    link = link if prefill_system is None else slower_link(link, prefill_system.scale_out.link)
     moving = cache_moved(model, workload.input_tokens, drafts) / (link.bandwidth * layout.group * layout.pp)
     return Transfer(latency=link.latency, moving=np.maximum(moving, 1e-12), groups=layout.dp)

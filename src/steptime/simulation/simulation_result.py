@@ -80,6 +80,9 @@ class Simulation(Tabular):
     chips: int = field(metadata=unit("", "chips of all pools"))
     cache: CacheUse | None = field(default=None, metadata=unit("", "use of the prefix cache"))
     prefill_replicas: int = field(default=0, metadata=unit("", "replicas that only prefill"))
+    prefill_system: str = field(
+        default="", metadata=unit("", "system of the replicas that only prefill; empty: that of the others")
+    )
     fast_replicas: int = field(default=0, metadata=unit("", "replicas that serve only the fast class"))
     limited: bool = field(default=False, metadata=unit("", "whether any class has a limit"))
     rent: Rent = field(default=Rent(), metadata=unit("", "rent per chip: kind, term, date, grade and source"))

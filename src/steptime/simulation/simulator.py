@@ -13,7 +13,7 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, RangeError
 from steptime.hardware.rental_prices import deployment_rent
-from steptime.hardware.system import System
+from steptime.hardware.system import System, slower_link
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model, cached_token_bytes
 from steptime.models.model_loading import ModelLike, resolve_model
@@ -132,6 +132,7 @@ def simulate(
     percentile: str = DEFAULT_PERCENTILE,
     prefill: Layout | None = None,
     prefill_policy: Policy | None = None,
+    prefill_system: SystemLike | None = None,
     cache: Cache | None = None,
     cached: Any = 0,
     fast: Policy | None = None,
@@ -156,6 +157,8 @@ def simulate(
         percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
         prefill: Layout of separate prefill replicas.
         prefill_policy: Schedule of the prefill pool.
+        prefill_system: System of the prefill pool, if it is another one. KV caches then move over the slower of both
+            scale-out networks.
         cache: Prefix cache of each replica that prefills.
         cached: Prompt tokens that are already in the cache, without `cache`: of every request, or by request.
         fast: Schedule of a separate pool for class 0.
@@ -182,18 +185,24 @@ def simulate(
     )
 
     # Each pool gets a policy that fits its memory, and sampled step times.
-    _check_pools(model, system, layout, prefill, fast_replicas)
+    second_system = _second_system(prefill_system, prefill)
+    _check_pools(model, system, layout, prefill, fast_replicas, second_system)
     pool = partial(pool_server, model, system, runs_on, traffic, slowness=slowness)
     server = reader = pool(layout, policy, int(layout.replicas))
     if prefill is not None:
         # A prefill pool has its own KV room and no decode, so that its steps are always chunks.
         default_prefill_policy = replace(server.policy, kv_tokens=math.inf, kind="continuous")
-        reader = pool(prefill, prefill_policy or default_prefill_policy, int(prefill.replicas))
+        reader = pool_server(
+            model, second_system or system, runs_on, traffic, prefill, prefill_policy or default_prefill_policy,
+            int(prefill.replicas), slowness=slowness,
+        )  # fmt: skip
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
 
     # Serve the requests, then add the delays that users see.
     chips = _chips(layout, prefill, fast_replicas)
-    sent = transfer_seconds(model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens)
+    sent = transfer_seconds(
+        model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens, prefill_system=second_system
+    )
 
     def once(came: Traffic) -> tuple[CacheUse | None, Any, list[tuple[Rules, Replicas]]]:
         use = None if cache is None else _use_prefix_cache(cache, came, model, reader)
@@ -202,7 +211,10 @@ def simulate(
         return use, user_visible_times(served, server.pace, late, server.policy.acceptance_length), pools
 
     traffic, (use, requests, pools) = (traffic, once(traffic)) if traffic.turns is None else serve_turns(traffic, once)
-    figures = answers(traffic, requests, pools, slo=slo, usd_per_second=float(deployment_rent(chips, system.rent.typical)))
+    prefill_chips = 0 if second_system is None else chips - _chips(layout, None, fast_replicas)
+    rent = deployment_rent(chips - prefill_chips, system.rent.typical)
+    rent += 0.0 if second_system is None else deployment_rent(prefill_chips, second_system.rent.typical)
+    figures = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent))
     return Simulation(
         model=model.name,
         system=system.name,
@@ -219,6 +231,7 @@ def simulate(
         chips=chips,
         cache=use,
         prefill_replicas=0 if prefill is None else int(prefill.replicas),
+        prefill_system="" if second_system is None else second_system.name,
         fast_replicas=fast_replicas,
         limited=_limited(slo),
         rent=system.rent,
@@ -306,7 +319,14 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
 
 
 def transfer_seconds(
-    model: Model, system: System, layout: Layout, prefill: Layout | None, reader: Server, *, drafts: int
+    model: Model,
+    system: System,
+    layout: Layout,
+    prefill: Layout | None,
+    reader: Server,
+    *,
+    drafts: int,
+    prefill_system: System | None = None,
 ) -> Callable[[Any], Any] | None:
     """Return the time that the cache of a request takes from its last pass to the pool that decodes.
 
@@ -317,6 +337,7 @@ def transfer_seconds(
         prefill: Layout of the prefill pool, or None.
         reader: The prefill pool.
         drafts: Speculative tokens, whose layers also have a cache.
+        prefill_system: System of the prefill pool, if it is another one; the slower of both scale-out links then counts.
 
     Returns:
         Function from requests to seconds; None without a prefill pool.
@@ -324,7 +345,10 @@ def transfer_seconds(
     if prefill is None:
         return None
     pools = ((int(pool.chips), int(pool.replicas)) for pool in (layout, prefill))
-    link = (system.scale_up if stays_inside(system.scale_up.size, *pools) else system.scale_out).link
+    if prefill_system is None:
+        link = (system.scale_up if stays_inside(system.scale_up.size, *pools) else system.scale_out).link
+    else:
+        link = slower_link(system.scale_out.link, prefill_system.scale_out.link)
     bandwidth = link.bandwidth * prefill.group * prefill.pp
 
     def sent(requests: Any) -> Any:
@@ -348,8 +372,24 @@ def _check_counts(cached: Any, fast_replicas: int, slowness: float, traffic: Tra
     return quick
 
 
-def _check_pools(model: Model, system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:
-    """Check that pools are single, small enough for the system, and legal."""
+def _second_system(prefill_system: SystemLike | None, prefill: Layout | None) -> System | None:
+    """Return the system of the prefill pool, if it is another one."""
+    if prefill_system is None:
+        return None
+    if prefill is None:
+        raise RangeError("prefill_system: needs separate prefill replicas; give their layout too (prefill)")
+    return resolve_system(prefill_system)
+
+
+def _check_pools(
+    model: Model, system: System, layout: Layout, prefill: Layout | None, fast_replicas: int, second_system: System | None = None
+) -> None:
+    """Check that pools are single, small enough for their system, and legal."""
+    if second_system is not None:
+        _check_pools(model, system, layout, None, fast_replicas)
+        assert prefill is not None
+        _check_pools(model, second_system, prefill, None, 0)
+        return
     both = [check_ways(pool) for pool in (layout, prefill) if pool is not None]
     if not is_single(system) or any(np.ndim(getattr(pool, name)) for pool in both for name in NAMES):
         raise RangeError("a simulation takes one system and one layout, got arrays; give single numbers")
