@@ -11,6 +11,7 @@ from steptime.cli.output import check_folder, make_console, patience, print_json
 from steptime.errors import InputError
 from steptime.planning.planner import DoesNotFit
 from steptime.questions.plan_question import PlanInputs, answers_from, bind_plan, solve
+from steptime.questions.subject import read_prefill_system
 
 if TYPE_CHECKING:
     from steptime.hardware.system import System
@@ -73,6 +74,7 @@ class Planned:
     engine: "Engine"
     plan: "Plan"
     replay: "Replay | None"
+    prefill_system: "System | None" = None
 
     @property
     def is_refused(self) -> bool:
@@ -87,7 +89,7 @@ class Planned:
         """
         from steptime.cli.views.plan_view import explain_json
 
-        return explain_json(self.model, self.system, self.plan, self.engine)
+        return explain_json(self.model, self.system, self.plan, self.engine, self.prefill_system)
 
 
 @grouped
@@ -142,8 +144,14 @@ def _is_compiling() -> bool:
 def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutput) -> Planned:
     """Search for the cheapest deployment, and simulate it with `--simulate`."""
     _, model, system, engine, _ = bind_plan(values)
+    second = read_prefill_system(values)
     if launches and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
+    if launches and second is not None:
+        raise InputError(
+            "--launch writes commands for one system, got two; plan the prefill pool and the decode pool on their system each, "
+            "or leave out --launch"
+        )
     try:
         with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: not _is_compiling()):
             deployment = solve(values)
@@ -155,8 +163,8 @@ def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutp
         from steptime.planning.plan_replay import replay
 
         with compiling():
-            replayed = replay(deployment, model, system, engine)
-    return Planned(model=model, system=system, engine=engine, plan=deployment, replay=replayed)
+            replayed = replay(deployment, model, system, engine, prefill_system=second)
+    return Planned(model=model, system=system, engine=engine, plan=deployment, replay=replayed, prefill_system=second)
 
 
 def _write_launch(deployment: "Plan", launches: tuple[str, ...], folder: str, *, force: bool) -> None:
@@ -221,10 +229,11 @@ def _print(planned: Planned, output: PlanOutput, launches: tuple[str, ...]) -> N
     if not planned.plan.feasible or planned.is_refused:
         return
     if output.explain:
-        console.print(explanation_view(planned.explanation(), planned.system))
+        console.print(explanation_view(planned.explanation(), planned.system, planned.prefill_system))
     if launches:
         console.print(launch_view(planned.plan, launches), soft_wrap=True)
     # Readers who asked for more know the options already.
     if not (output.explain or launches):
         tables = "" if output.full else "--full (time, memory, Pareto front)"
-        console.print(more_line(tables, "--explain", "--launch all", "--plot FILE", "--json"))
+        launch = "" if planned.prefill_system is not None else "--launch all"
+        console.print(more_line(tables, "--explain", launch, "--plot FILE", "--json"))

@@ -92,6 +92,8 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
 
 def _refusal(plan: Plan, engine: str) -> str:
     """Return the reason why an engine cannot serve a plan; "" if it can."""
+    if plan.prefill_system:
+        return f"there are no commands for pools on two systems ({plan.prefill_system} and {plan.system})"
     vendor, writer = plan.served.vendor, WRITERS[engine]
     runs = vendor in ("", *writer.VENDORS)
     return "" if runs else f"{NAMES[engine]} runs on {writer.RUNS_ON}, not on chips of {vendor}"

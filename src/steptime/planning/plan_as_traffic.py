@@ -214,7 +214,11 @@ def prefill_policy(pool: PoolLike, fresh: int, speculation: Speculation = NONE) 
 
 
 def load_plan_inputs(
-    plan: Plan, model: ModelLike | None = None, system: SystemLike | None = None, engine: Engine | str | None = None
+    plan: Plan,
+    model: ModelLike | None = None,
+    system: SystemLike | None = None,
+    engine: Engine | str | None = None,
+    prefill_system: SystemLike | None = None,
 ) -> tuple[Model, System, Engine]:
     """Return the model, the system and the engine of a plan.
 
@@ -225,6 +229,7 @@ def load_plan_inputs(
         model: Model, or None for the name in the plan.
         system: System, or None for the name in the plan.
         engine: Engine, or None for the name in the plan.
+        prefill_system: System of the prefill pool of a plan on two systems, or None for the name in the plan.
 
     Returns:
         Model, system and engine.
@@ -249,10 +254,32 @@ def load_plan_inputs(
     # A plan already warns where this is beyond the model's context.
     context_tokens = plan.workload.input_tokens + plan.workload.output_tokens
     described = replace(described, max_context=max(float(described.max_context), float(context_tokens)))
-    if model is None or system is None or engine is None:
+    second = load_prefill_system(plan, prefill_system)
+    if model is None or system is None or engine is None or (second is not None and prefill_system is None):
         for pool in plan.pools:
-            _check(plan, pool, described, machine, runs_on)
+            _check(plan, pool, described, second or machine if pool.role == "prefill" else machine, runs_on)
     return described, machine, runs_on
+
+
+def load_prefill_system(plan: Plan, prefill_system: SystemLike | None = None) -> System | None:
+    """Return the system of the prefill pool of a plan on two systems.
+
+    Args:
+        plan: Plan.
+        prefill_system: That system, or None for the name in the plan.
+
+    Returns:
+        The system; None for a plan on one system.
+
+    Raises:
+        InputError: The name cannot be loaded.
+        RangeError: The plan is on one system, and another one is given.
+    """
+    if plan.prefill_system:
+        return _load("prefill_system", plan.prefill_system, prefill_system, resolve_system)
+    if prefill_system is not None:
+        raise RangeError(f"prefill_system: the plan is on one system, {plan.system}; leave it out")
+    return None
 
 
 def _load(kind: str, name: str, source: Any, load: Any) -> Any:

@@ -16,6 +16,7 @@ from steptime.planning.plan_as_traffic import (
     PoolLike,
     decode_policy,
     load_plan_inputs,
+    load_prefill_system,
     longest_context,
     prefill_policy,
     skipped_tokens,
@@ -97,6 +98,7 @@ def replay(
     system: SystemLike | None = None,
     engine: Engine | str | None = None,
     *,
+    prefill_system: SystemLike | None = None,
     percentile: str | None = None,
     requests: int = 4000,
     seed: int = 0,
@@ -111,6 +113,7 @@ def replay(
         model: Model, or None for the name in the plan.
         system: System, or None for the name in the plan.
         engine: Engine, or None for the name in the plan.
+        prefill_system: System of the prefill pool, or None for the name in the plan.
         percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99"; by default that of the plan.
         requests: Minimum number of requests.
         seed: Random seed.
@@ -118,10 +121,11 @@ def replay(
     Returns:
         The replay.
     """
-    things = load_plan_inputs(plan, model, system, engine)
+    things = load_plan_inputs(plan, model, system, engine, prefill_system)
     return replay_pools(
         *things[:2], plan.workload, plan.slo, plan.pools, plan.requests_per_second,
         engine=things[2], percentile=percentile or plan.percentile, requests=requests, seed=seed, speculation=plan.speculation,
+        prefill_system=load_prefill_system(plan, prefill_system),
     )  # fmt: skip
 
 
@@ -139,6 +143,7 @@ def replay_pools(
     seed: int = 0,
     tries: int = 12,
     speculation: Speculation = NONE,
+    prefill_system: System | None = None,
 ) -> Replay:
     """Replay the pools of a plan with Poisson arrivals.
 
@@ -158,6 +163,7 @@ def replay_pools(
         seed: Random seed.
         tries: Most rates to try.
         speculation: Speculative tokens.
+        prefill_system: System of the prefill pool, if it is another one.
 
     Returns:
         The replay.
@@ -171,6 +177,7 @@ def replay_pools(
         "slo": slo,
         "percentile": percentile,
         "prefill": prefill,
+        "prefill_system": prefill_system,
     }
     settings |= {
         "prefill_policy": None if prefill is None else prefill_policy(pools[0], prompts.fresh, speculation),

@@ -136,7 +136,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleSystem:
-    """The cheapest deployment of the same requests on one of two systems, by a quick search, for about the same rent."""
+    """The cheapest deployment of the same requests on one of two systems, for about the same rent."""
 
     system: str = field(metadata=unit("", "name of the system"))
     chips: int = field(metadata=unit("", "chips for the same rent, in whole hosts; without a rent, as many chips"))

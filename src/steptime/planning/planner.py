@@ -275,16 +275,13 @@ def _plan_on_two_systems(case: PlanProblem, evidence: str, price: float, sure: f
     case = replace(case, prefill_chips=counts[0])
     best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
     for count in counts[1:]:
-        # Another number of chips is planned wholly only if it costs less in a quick search.
+        # Another number of chips must serve more for its rent. The first runs of its candidates are at that rate.
         other = replace(case, prefill_chips=count)
-        if best_plan.feasible:
-            enough = best_plan.requests_per_second * weight_of(other) / weight_of(case)
-            rough = replace(other, evidence=kind, rough=True, at_least=enough, front=False, diagnostics=False)
-            trial = _of_evidence(rough, modes, price, sure, **effects)
-            if not trial.feasible or trial.requests_per_second <= enough:
-                continue
-        other_plan, other_kind = _with_most_evidence(other, evidence, modes, price, sure, **effects)
-        if not best_plan.feasible or (other_plan.feasible and other_plan.requests_per_second > enough):
+        enough = best_plan.requests_per_second * weight_of(other) / weight_of(case) if best_plan.feasible else 0.0
+        other_plan, other_kind = _with_most_evidence(
+            replace(other, at_least=enough), evidence, modes, price, sure, **effects
+        )
+        if other_plan.feasible and other_plan.requests_per_second > enough:
             best_plan, kind, case = other_plan, other_kind, other
     if not case.diagnostics:
         return best_plan

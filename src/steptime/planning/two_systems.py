@@ -190,7 +190,7 @@ def _highest_rate(case: PlanProblem, table: Table) -> float:
 
 
 def single_system_problems(case: PlanProblem) -> Iterator[PlanProblem]:
-    """Yield the problem of each of two systems alone, with whole hosts for about the same rent, for a quick search.
+    """Yield the problem of each of two systems alone, with whole hosts for about the same rent.
 
     Args:
         case: Plan problem with two systems.
@@ -206,9 +206,8 @@ def single_system_problems(case: PlanProblem) -> Iterator[PlanProblem]:
         chips = float(case.rent / system.rent.typical) if is_rented and has_rent(system.rent) else case.total_chips
         hosts = int(min(max(1, round(chips / host)), system.scale_out.size // host, MOST_CHIPS // host))
         yield replace(
-            case, system=system, chips=hosts * host, prefill_system=None, prefill_chips=0, rough=True, front=False,
-            diagnostics=False,
-        )  # fmt: skip
+            case, system=system, chips=hosts * host, prefill_system=None, prefill_chips=0, front=False, diagnostics=False
+        )
 
 
 def as_single_system(plan: Plan) -> SingleSystem:

@@ -31,6 +31,7 @@ from steptime.questions.subject import (
     PricedSubject,
     PromptMedia,
     design_answers,
+    read_prefill_system,
     read_subject,
     with_prompt_media,
 )
@@ -200,6 +201,18 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
     max_num_seqs: Any = count(
         None, "maximum sequences in a replica at a time", maximum=MOST_SLOTS, group=OWN_GROUP, default_words="from the plan"
     )
+    prefill_system: Any = text(
+        None, "system of the prefill pool, if it is another one than that of decode: catalogue name, or path to a TOML file",
+        group=DEPLOYMENT_GROUP, metavar="SYSTEM", default_words="the same system",
+    )  # fmt: skip
+    prefill_chips: Any = count(
+        None, "number of chips of the prefill system", maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP,
+        default_words="the whole hosts with the lowest cost per token",
+    )  # fmt: skip
+    prefill_rent: Any = text(
+        None, "rent of a chip of the prefill system: owned, contract, ondemand, or USD per chip-hour such as 2.10",
+        group=DEPLOYMENT_GROUP, metavar="KIND", default_words="the kind of rent, or the newest known",
+    )  # fmt: skip
     rate: Any = number(
         None, "requests/s to serve: sizes a fleet of whole replicas on whole hosts", unit="requests/s", group=DEPLOYMENT_GROUP
     )
@@ -342,11 +355,13 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         "evidence": inputs.evidence,
         "sizes": {name: value for name in PINNED_SIZES if (value := getattr(inputs, name)) is not None},
         "chunk": inputs.chunk, "max_num_seqs": inputs.max_num_seqs, "rate": inputs.rate, "spare": inputs.spare,
-        "power_cap": inputs.power_cap,
+        "power_cap": inputs.power_cap, "prefill_system": read_prefill_system(values), "prefill_chips": inputs.prefill_chips,
         "electricity": inputs.electricity,
     }  # fmt: skip
     effects: dict[str, Any] = {"alternatives": diagnostics, "elasticities": diagnostics, "diagnostics": diagnostics}
     if inputs.sessions is not None:
+        if arguments["prefill_system"] is not None:
+            raise RangeError("prefill_system: histories of sessions are on one system; leave out prefill_system, or sessions")
         return _plan_sessions(inputs, model, system, engine, arguments, effects)
     deployment = plan(model, system, workload, inputs.slo(), **arguments, **effects)
     trace = values.get("trace")

@@ -13,7 +13,7 @@ from steptime.catalog.hardware_loading import load_system, resolve_system
 from steptime.errors import ConfigError, Impossible, RangeError, UnitError, UnknownName, short_repr
 from steptime.hardware.energy import BANDWIDTH, CAPACITY, FLOPS, LEAST_LEFT, LINK, PARTS, flops_left, power_shares
 from steptime.hardware.number_formats import with_software
-from steptime.hardware.rental_prices import with_rent
+from steptime.hardware.rental_prices import KINDS, kind_asked, with_rent
 from steptime.hardware.system import System
 from steptime.hardware.what_if import scale, settable, vary
 from steptime.models.draft_models import with_draft_model
@@ -302,6 +302,33 @@ def read_machine(values: Mapping[str, Any]) -> System:
     system = vary(system, changes) if changes else system
     times = {name.removeprefix(TIMES): value for name, value in values.items() if name.startswith(TIMES)}
     return _scaled(system, times, values) if times or values.get(WITHIN) is not None else system
+
+
+def read_prefill_system(values: Mapping[str, Any]) -> System | None:
+    """Return the system of a prefill pool on another system, with its rent.
+
+    A kind of rent of the first system also holds for this one; a rate, and changed figures, do not.
+
+    Args:
+        values: Inputs by name.
+
+    Returns:
+        The system; None where both pools are on one system.
+    """
+    name, rate = values.get("prefill_system"), values.get("prefill_rent")
+    if name is None:
+        if rate is not None:
+            raise RangeError("prefill_rent: needs another system for prefill; give prefill_system too, or leave it out")
+        return None
+    system = _system(name, values.get("catalog")) if isinstance(name, str) else resolve_system(name)
+    if values.get("software") is not None and system.chip.software:
+        system = with_software(system, values["software"])
+    kind = values.get("rent")
+    if rate is None and isinstance(kind, str) and kind_asked(kind) in KINDS:
+        rate = kind
+    if isinstance(rate, str):
+        return with_rent(system, rate)
+    return system if rate is None else vary(system, {"rent": rate})
 
 
 def _varied(name: str, arch: Mapping[str, Any], formats: Mapping[str, str], catalog: str | None) -> Model:

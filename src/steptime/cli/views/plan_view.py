@@ -30,7 +30,7 @@ from steptime.cli.views.widgets import (
 from steptime.hardware.energy import counted_by, power_in_words
 from steptime.hardware.number_formats import missing_units
 from steptime.hardware.rental_prices import origin_in_words, usd
-from steptime.hardware.system import System
+from steptime.hardware.system import Rent, System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.physics.kv_dtype import as_served
@@ -98,20 +98,20 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
     """
     # Without a plan, the reason comes first; the Pareto front shows the possible speeds.
     if not plan.feasible:
-        subject = f"{plan.model} on {counted(plan.chips, 'chip')} of {plan.system}, {_workload(plan)}"
+        subject = f"{plan.model} on {plan.machines_text}, {_workload(plan)}"
         reason = Text.assemble(("Not possible: ", "bold red"), f"{plan.reason}. Asked: {subject}.")
         front = [Text(), _front_chart(plan, width)] if full and plan.front else []
         return Group(reason, *notes(plan.warnings), *front)
     drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
     parts: list[RenderableType | None] = [
-        _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_sessions(plan), *_fleet(plan), *replay,
-        _figure_table(plan), _pool_table(plan), *_tier_table(plan), _short_legend(plan, full), *notes(_warnings(plan)),
+        _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_single_systems(plan), *_sessions(plan), *_fleet(plan),
+        *replay, _figure_table(plan), _pool_table(plan), *_tier_table(plan), _short_legend(plan, full), *notes(_warnings(plan)),
         *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
     ]  # fmt: skip
     if full:
         parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
         parts += [_front_chart(plan, width), *_front_table(plan)]
-        parts += [Text(), _elasticity_table(plan, width)] if has_rent(plan) else []
+        parts += [Text(), _elasticity_table(plan, width)] if has_rent(plan) and plan.elasticities else []
         parts += [*_alternative_table(plan), *_speculation_table(plan)]
     return Group(*(part for part in parts if part is not None))
 
@@ -141,14 +141,15 @@ def _workload(plan: Plan) -> str:
 def _answer(plan: Plan) -> Text:
     """Say what the plan serves, on what, and for how much."""
     idle = f", {plan.idle_chips:,} of them idle," if plan.idle_chips else ""
-    deployment = f"{counted(plan.chips, 'chip')} of {plan.system}{idle}"
-    subject = f"Serve {plan.model} ({formats_in_words(plan.served)}) on {deployment}"
+    subject = f"Serve {plan.model} ({formats_in_words(plan.served)}) on {plan.machines_text}{idle}"
     if has_rent(plan):
         cost = ranged(plan.usd_per_million_output_tokens, plan.cost_range, "USD")
         words = (f" for {cost} per million output tokens", " at full load, input included.")
     else:
         rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, "digits tok/s")
         words = (f" at {rate} per chip", ". Its rent is not known.")
+    if plan.prefill_system:
+        words = (words[0], f"{words[1]} Nobody has published runs of such a pair.")
     return Text.assemble((subject, "bold"), (words[0], "bold green"), words[1])
 
 
@@ -171,8 +172,11 @@ def formats_in_words(served: Served) -> str:
 def _conditions(plan: Plan) -> Text:
     """Say which load, number of chips, mode and engine the answer assumes, each with the option that changes it."""
     chips = "one scale-up domain" if plan.chips == plan.served.domain_chips else counted(plan.chips, "chip")
+    chips += " (--chips)"
+    if plan.prefill_system:
+        chips = f"{plan.prefill_chips:,} prefill chips (--prefill-chips) and {plan.chips:,} decode chips (--chips)"
     rate = f"{in_digits(plan.requests_per_second)} requests/s"
-    setting = f"{chips} (--chips), {plan.mode} (--mode), engine {plan.engine}"
+    setting = f"{chips}, {plan.mode} (--mode), engine {plan.engine}"
     return Text(f"Load: {rate} of {_workload(plan)}. Assumed: {setting}.{_narrower_format(plan)}")
 
 
@@ -270,7 +274,7 @@ def _evidence(plan: Plan) -> list[str]:
         lines.append(
             f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind. Published results elsewhere have."
         )
-    elif plan.evidence == ANY and plan.tpot_range is not None:
+    elif plan.evidence == ANY and plan.tpot_range is not None and not plan.prefill_system:
         # Its layout may have more evidence, with larger chunks.
         chunk = plan.pools[-1].chunk
         feature = f"prefill chunks of {chunk:,} tokens" if is_small_chunk(plan.workload, chunk) else "a layout of this kind"
@@ -335,6 +339,26 @@ def _tier_table(plan: Plan) -> list[RenderableType | None]:
     return [table(*heads, rows=rows, numbers=(1, 2, 3, 5), first_to_go=(5,)), footnote(words)]
 
 
+def _single_systems(plan: Plan) -> list[Text]:
+    """Return what the same requests cost on each of two systems alone, for about the same rent."""
+    lines = []
+    for single in plan.single_systems:
+        chips = counted(single.chips, "chip")
+        share = f", {'the same rent' if has_rent(plan) else 'as many chips'} in whole hosts"
+        words = f"On {single.system} alone ({chips}{share}): "
+        if single.reason:
+            words += f"not possible: {single.reason}"
+        elif has_rent(plan) and math.isfinite(single.usd_per_million_output_tokens):
+            change = single.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
+            words += f"{usd(single.usd_per_million_output_tokens)} ({change:+.0%}), "
+            words += f"{in_digits(single.requests_per_second)} requests/s, {single.layout_text}"
+        else:
+            words += f"{in_digits(single.tokens_per_second_per_chip)} tok/s per chip, "
+            words += f"{in_digits(single.requests_per_second)} requests/s, {single.layout_text}"
+        lines.append(Text(f"{words.rstrip('.')}."))
+    return lines
+
+
 def _fleet(plan: Plan) -> list[Text]:
     """Return the hosts that a rate of requests needs or that a power supplies, and their cost."""
     fleet = plan.fleet
@@ -357,10 +381,10 @@ def _money(plan: Plan, *, full: bool) -> list[Text]:
     """Return the rent with its kind, date and grade, and the energy with its basis."""
     lines = []
     if has_rent(plan):
-        note = f" ({plan.rent.note})" if plan.rent.note and plan.rent.kind != "given" else ""
-        lines.append(
-            f"Rent: {show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}, {origin_in_words(plan.rent)}{note}."
-        )
+        words = f"Rent: {show(plan.usd_per_second, 'USD/s')} for {counted(plan.total_chips, 'chip')}, {_rent_origin(plan.rent)}"
+        if plan.prefill_rent is not None:
+            words += f" ({plan.system}), {_rent_origin(plan.prefill_rent)} ({plan.prefill_system})"
+        lines.append(f"{words}.")
     if has_rent(plan) and full:
         lines.append(
             f"Share of the rent: {usd(plan.prefill_usd_per_million_tokens)} per million input tokens, "
@@ -371,13 +395,21 @@ def _money(plan: Plan, *, full: bool) -> list[Text]:
     return [Text(line) for line in lines if line]
 
 
+def _rent_origin(rent: Rent) -> str:
+    """Return kind, date and grade of a rent, with its note."""
+    return origin_in_words(rent) + (f" ({rent.note})" if rent.note and rent.kind != "given" else "")
+
+
 def _energy(plan: Plan) -> str:
     """Return the energy per token, its cost if a price is given, and whether the rent includes it."""
     joules, cost = plan.joules_per_output_token, plan.electricity_usd_per_million_output_tokens
     if not math.isfinite(joules):
         is_asked = math.isfinite(plan.electricity)
-        return f"Energy: the power of {plan.system} is not known; set it per chip: --set power=1.5kW." if is_asked else ""
+        unknown = plan.system if not plan.prefill_system or math.isnan(float(plan.power.watts)) else plan.prefill_system
+        return f"Energy: the power of {unknown} is not known; set it per chip: --set power=1.5kW." if is_asked else ""
     words = f"Energy: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
+    if plan.prefill_power is not None:
+        words += f" ({plan.system}) and {power_in_words(plan.prefill_power)} ({plan.prefill_system})"
     if math.isfinite(cost):
         price = show(plan.electricity, "USD/J")
         words += f"; at {price} {usd(cost)} per million output tokens, {counted_by(plan.rent)}"
@@ -572,7 +604,9 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
 # --- explanation --------------------------------------------------------------------------------------------------------
 
 
-def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> dict[str, Any]:
+def explain_json(
+    model: Model, system: System, plan: Plan, engine: Engine, prefill_system: System | None = None
+) -> dict[str, Any]:
     """Return the explanation of a plan as data.
 
     Args:
@@ -580,6 +614,7 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
         system: The system.
         plan: A feasible plan.
         engine: The engine.
+        prefill_system: The system of the prefill pool, if it is another one.
 
     Returns:
         Equations and passes by pool, and the sources of model and system.
@@ -588,15 +623,21 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
     model, drafts = as_served(model, system, engine), plan.speculation.drafts
     pools = []
     for pool in plan.pools:
-        passes = []
+        passes, machine = [], prefill_system or system if pool.role == "prefill" else system
         for name, step, mixed in _passes(pool):
             sizes = step_given(pool, plan.workload, mixed=mixed, drafts=drafts)
-            lines = explain_step(model, system, sizes=sizes, layout=pool.layout, engine=engine, drafts=drafts)
+            lines = explain_step(model, machine, sizes=sizes, layout=pool.layout, engine=engine, drafts=drafts)
             times = {"total_s": step.total, "lower_s": step.lower, "upper_s": step.upper}
             passes.append({"pass": name, **times, "lines": lines})
         rules = equations(model, pool, plan.workload, utilisation=plan.utilisation, speculation=plan.speculation)
         pools.append({"pool": pool.role, "equations": rules, "passes": passes})
-    return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}
+    machines = [machine for machine in (system, prefill_system) if machine is not None]
+    figures = [
+        {**row, "figure": f"{machine.name} {row['figure']}"} if len(machines) > 1 else row
+        for machine in machines
+        for row in sources_json(machine)
+    ]
+    return {"pools": pools, "model_source": dict(model.source), "sources": figures}
 
 
 def _passes(pool: Pool) -> Iterator[tuple[str, Any, bool]]:
@@ -606,12 +647,13 @@ def _passes(pool: Pool) -> Iterator[tuple[str, Any, bool]]:
         yield "step with a prefill chunk", pool.mixed, True
 
 
-def explanation_view(explanation: dict[str, Any], system: System) -> RenderableType:
+def explanation_view(explanation: dict[str, Any], system: System, prefill_system: System | None = None) -> RenderableType:
     """Return every term of a plan's steps with formulas, numbers and sources.
 
     Args:
         explanation: Equations and passes by pool, as `explain_json` returns them.
         system: The system.
+        prefill_system: The system of the prefill pool, if it is another one.
 
     Returns:
         Something that a console prints.
@@ -627,7 +669,11 @@ def explanation_view(explanation: dict[str, Any], system: System) -> RenderableT
     origin = explanation["model_source"] or {"url": "a local config"}
     provenance = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
     parts.append(Text(f"Model: {origin['url']}" + (f" ({provenance})" if provenance else ""), no_wrap=True, overflow="ignore"))
-    return Group(*parts, sources_table(system))
+    machines = [machine for machine in (system, prefill_system) if machine is not None]
+    for machine in machines:
+        parts += [heading(f"Figures of {machine.name}")] if len(machines) > 1 else []
+        parts.append(sources_table(machine))
+    return Group(*parts)
 
 
 def lines_table(lines: list[Line]) -> Grid:
