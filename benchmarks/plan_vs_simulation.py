@@ -23,6 +23,7 @@ from steptime.planning.plan_as_traffic import (
     ROUTE,
     decode_policy,
     load_plan_inputs,
+    load_prefill_system,
     longest_context,
     prefill_policy,
     skipped_tokens,
@@ -216,6 +217,7 @@ def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed:
         prefill_policy=replace(prefill_policy(plan.pools[0], prompts.fresh, plan.speculation), route=route)
         if has_prefill_pool
         else None,
+        prefill_system=load_prefill_system(plan),
         cached=skipped_tokens(prompts, traffic.inputs),
     )
 

@@ -61,6 +61,8 @@ AS_FAST = 0.7
 READERS, MANY_READERS = 8, 16
 # Largest factor on the length of a run that confirms a candidate roughly.
 ROUGH_FACTOR = 4.0
+# Output tokens of a run that confirms pools on two systems.
+PAIR_TOKENS = 20_000_000
 # Share of the rate that a finalist may lose to other draws.
 LARGE_LOSS = 0.06
 # Sequences in flight for which slots are kept, over those of the candidate.
@@ -268,7 +270,9 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     """Return a finalist with a longer run on other draws; None where they confirm no rate above `least` [requests/s]."""
     run = finalist.run
     in_flight = run.rate * (run.mean_ttft + float(case.workload.output_tokens) * run.mean_tpot)
-    factor = CONFIRM_TOKENS / (LIFETIMES * in_flight * float(case.workload.output_tokens))
+    # Where no chips can be moved to a prefill pool, it is often nearly saturated, and its queue settles slowly.
+    tokens = CONFIRM_TOKENS if case.prefill_system is None else PAIR_TOKENS
+    factor = tokens / (LIFETIMES * in_flight * float(case.workload.output_tokens))
     least_factor = PIPELINE_FACTOR if int(finalist.candidate.layout.pp) > 1 else CONFIRM_FACTORS[0]
     loops = [
         _loop(
