@@ -119,6 +119,11 @@ class PlanProblem:
         return memoize(self, ("prefill problem",), replace, self, **changes)
 
     @property
+    def is_pair(self) -> bool:
+        """Whether the pools are on two different systems."""
+        return self.prefill_system is not None and self.prefill_system.name != self.system.name
+
+    @property
     def total_chips(self) -> int:
         """Chips of both systems."""
         return self.chips + self.prefill_chips

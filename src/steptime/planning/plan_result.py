@@ -318,6 +318,11 @@ class Plan(Tabular):
         return joules + float(joules_per_token(self.prefill_chips, self.prefill_power.watts, output))
 
     @property
+    def is_pair(self) -> bool:
+        """Whether the pools are on two different systems."""
+        return self.prefill_system not in ("", self.system)
+
+    @property
     def machines_text(self) -> str:
         """The chips and the system, or those of both pools."""
         if not self.prefill_system:
@@ -343,7 +348,7 @@ class Plan(Tabular):
             limits.
         """
         title = f"Plan: {self.model} on {self.machines_text}, engine {self.engine}"
-        title += ", a pair without published runs" * bool(self.prefill_system)
+        title += ", a pair without published runs" * self.is_pair
         if not self.feasible:
             return title, {"not possible": self.reason[:200]}
         return title, {

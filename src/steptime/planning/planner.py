@@ -204,6 +204,12 @@ def plan(
     if evidence not in EVIDENCE:
         raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
     pinned = _pinned(sizes, chunk, max_num_seqs)
+    if prefill_system is not None:
+        modes = check_two_systems(modes, rate)
+    elif prefill_chips is not None:
+        raise RangeError(
+            "prefill_chips: needs another system for prefill; give prefill_system too (--prefill-system), or leave it out"
+        )
     if chunk is not None and AGGREGATED not in modes:
         raise RangeError(
             f"chunk: separate pools prefill whole prompts, got {chunk:,}; leave it out, or allow one pool (--mode)"
@@ -217,10 +223,7 @@ def plan(
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
     problem = _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor)
     if prefill_system is not None:
-        modes = check_two_systems(modes, rate)
         problem = with_prefill_system(problem, resolve_model(model), resolve_system(prefill_system), prefill_chips)
-    elif prefill_chips is not None:
-        raise RangeError("prefill_chips: needs another system for prefill; give prefill_system too, or leave it out")
     case = replace(
         problem,
         sure=sure,
@@ -713,7 +716,7 @@ def _delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
 
 def _evidence(case: PlanProblem, candidate: Candidate) -> str:
     """Return the evidence for a candidate; nobody has published runs with small chunks, or with pools on two systems."""
-    if is_small_chunk(case.workload, candidate.chunk) or case.prefill_system is not None:
+    if is_small_chunk(case.workload, candidate.chunk) or case.is_pair:
         return ANY
     return deployment_evidence(case.engine, case.system, candidate.layout, candidate.prefill_layout)
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.errors import Impossible, RangeError
+from steptime.errors import RangeError
 from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_single
@@ -50,13 +50,13 @@ def check_two_systems(modes: tuple[str, ...], rate: float | None) -> tuple[str, 
     """
     if DISAGGREGATED not in modes:
         raise RangeError(
-            f"modes: pools on two systems are separate, got {AGGREGATED}; use {DISAGGREGATED} (--mode), or leave out "
-            "prefill_system"
+            f"mode: pools on two systems are separate, got {AGGREGATED}; use {DISAGGREGATED}, or leave out prefill_system "
+            "(--prefill-system)"
         )
     if rate is not None:
         raise RangeError(
-            "rate: a fleet has replicas of one system, got two systems; leave out rate, and multiply the plan, or leave out "
-            "prefill_system"
+            "rate: a fleet has replicas of one system, got two systems; leave it out and multiply the plan, or leave out "
+            "prefill_system (--prefill-system)"
         )
     return (DISAGGREGATED,)
 
@@ -68,7 +68,7 @@ def with_prefill_system(case: PlanProblem, model: Model, system: System, chips: 
         case: Problem of the pool that decodes.
         model: Model as loaded.
         system: System of the prefill pool.
-        chips: Its chips; None for as many as decode, in whole hosts, until they are chosen.
+        chips: Its chips; None for the most that are tried, until they are chosen.
 
     Returns:
         The problem.
@@ -98,13 +98,27 @@ def with_prefill_system(case: PlanProblem, model: Model, system: System, chips: 
             f"kv: both pools need one format of the KV cache, got {formats[0]} on {decoding.name} and {formats[1]} on "
             f"{system.name}; set it with --kv {formats[0]}"
         )
-    host = host_chips(system)
-    number = whole_number("prefill_chips", host * math.ceil(case.chips / host) if chips is None else chips, maximum=MOST_CHIPS)
+    number = whole_number("prefill_chips", chips_to_try(case.chips, system) if chips is None else chips, maximum=MOST_CHIPS)
     if number > system.scale_out.size:
         raise RangeError(
             f"prefill_chips: must be at most {system.scale_out.size:,}, the size of the network of {system.name}, got {number:,}"
         )
     return replace(case, prefill_system=system, prefill_chips=number)
+
+
+def chips_to_try(chips: int, system: System) -> int:
+    """Return the most prefill chips to try, in whole hosts.
+
+    Args:
+        chips: Chips that decode.
+        system: System of the prefill pool.
+
+    Returns:
+        Chips; at least one host.
+    """
+    host = host_chips(system)
+    hosts = min(math.ceil(MOST_PREFILL_SHARE * chips / host), int(min(system.scale_out.size, MOST_CHIPS)) // host)
+    return host * max(1, hosts)
 
 
 def weight_of(case: PlanProblem) -> float:
@@ -129,14 +143,10 @@ def likely_prefill_chips(case: PlanProblem, evidence: str) -> list[int]:
 
     Returns:
         Chips of whole hosts, the best number first.
-
-    Raises:
-        Impossible: No number of hosts that is tried holds the weights.
     """
     assert case.prefill_system is not None
     host = host_chips(case.prefill_system)
-    most_hosts = max(1, math.ceil(MOST_PREFILL_SHARE * case.chips / host))
-    most_hosts = int(min(most_hosts, case.prefill_system.scale_out.size // host))
+    most_hosts = chips_to_try(case.chips, case.prefill_system) // host
     levels = (PUBLISHED, ANY) if evidence in (MEASURED, PUBLISHED) else (ANY,)
     for kind in levels:
         costs = _costs_by_hosts(replace(case, evidence=kind), host, most_hosts)
@@ -146,7 +156,8 @@ def likely_prefill_chips(case: PlanProblem, evidence: str) -> list[int]:
     else:
         # No number of hosts meets the limits: the plan of the largest number says why.
         return [most_hosts * host]
-    return [hosts * host for hosts in (best, best - 1, best + 1) if 1 <= hosts <= most_hosts]
+    counts = [hosts * host for hosts in (best, best - 1, best + 1) if 1 <= hosts <= most_hosts]
+    return [chips for chips in counts if fitting(replace(case, prefill_chips=chips).prefill)]
 
 
 def _costs_by_hosts(case: PlanProblem, host: int, most_hosts: int) -> dict[int, float]:
@@ -204,7 +215,7 @@ def single_system_problems(case: PlanProblem) -> Iterator[PlanProblem]:
     for system in systems.values():
         host = host_chips(system)
         chips = float(case.rent / system.rent.typical) if is_rented and has_rent(system.rent) else case.total_chips
-        hosts = int(min(max(1, round(chips / host)), system.scale_out.size // host, MOST_CHIPS // host))
+        hosts = max(1, min(round(chips / host), int(min(system.scale_out.size, MOST_CHIPS)) // host))
         yield replace(
             case, system=system, chips=hosts * host, prefill_system=None, prefill_chips=0, front=False, diagnostics=False
         )
@@ -239,7 +250,7 @@ def pair_warning(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     Returns:
         One warning; none for one system.
     """
-    if case.prefill_system is None or candidate.prefill_layout is None:
+    if case.prefill_system is None or candidate.prefill_layout is None or not case.is_pair:
         return ()
     pools = ((case.system, candidate.layout), (case.prefill_system, candidate.prefill_layout))
     is_usual = all(deployment_evidence(case.engine, system, layout, layout) == PUBLISHED for system, layout in pools)

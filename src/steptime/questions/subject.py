@@ -318,7 +318,7 @@ def read_prefill_system(values: Mapping[str, Any]) -> System | None:
     name, rate = values.get("prefill_system"), values.get("prefill_rent")
     if name is None:
         if rate is not None:
-            raise RangeError("prefill_rent: needs another system for prefill; give prefill_system too, or leave it out")
+            raise RangeError("prefill_rent: needs another system for prefill; give prefill_system too (--prefill-system)")
         return None
     system = _system(name, values.get("catalog")) if isinstance(name, str) else resolve_system(name)
     if values.get("software") is not None and system.chip.software:

@@ -148,7 +148,7 @@ def _answer(plan: Plan) -> Text:
     else:
         rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, "digits tok/s")
         words = (f" at {rate} per chip", ". Its rent is not known.")
-    if plan.prefill_system:
+    if plan.is_pair:
         words = (words[0], f"{words[1]} Nobody has published runs of such a pair.")
     return Text.assemble((subject, "bold"), (words[0], "bold green"), words[1])
 
@@ -274,7 +274,7 @@ def _evidence(plan: Plan) -> list[str]:
         lines.append(
             f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind. Published results elsewhere have."
         )
-    elif plan.evidence == ANY and plan.tpot_range is not None and not plan.prefill_system:
+    elif plan.evidence == ANY and plan.tpot_range is not None and not plan.is_pair:
         # Its layout may have more evidence, with larger chunks.
         chunk = plan.pools[-1].chunk
         feature = f"prefill chunks of {chunk:,} tokens" if is_small_chunk(plan.workload, chunk) else "a layout of this kind"

@@ -1,0 +1,221 @@
+"""Pools on two systems: prefill on one, decode on another."""
+
+from dataclasses import replace
+
+import pytest
+
+import steptime as st
+from steptime.errors import InputError, RangeError
+from steptime.hardware.what_if import vary
+from steptime.physics.engine import engine_for
+from steptime.physics.layout import Layout
+from steptime.physics.speculative_step import cache_moved
+from steptime.planning.finalists import simulate_candidate
+from steptime.planning.pd_matching import replica_counts
+from steptime.planning.plan_problem import DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state, moving
+from steptime.planning.refinement import matched_rate
+from steptime.planning.two_systems import likely_prefill_chips
+from steptime.units import HOUR
+
+MODEL = st.load_model("llama-3.1-8b")
+H100, H200 = st.load_system("hgx-h100"), st.load_system("hgx-h200")
+WORK = st.Workload(input_tokens=4096, output_tokens=256, input_spread=0.5, output_spread=0.5)
+LIMITS = st.Slo(tpot=0.02, ttft=1)
+BRIEF = {"alternatives": False, "elasticities": False, "front": False, "diagnostics": False}
+RENTED = {"hgx-h100": 2.0, "hgx-h200": 3.0}
+# Systems with a rent by hand, so that a new quote changes no test.
+FIRST, SECOND = (vary(system, {"rent": RENTED[system.name] / HOUR}) for system in (H200, H100))
+CANDIDATE = Candidate(mode=DISAGGREGATED, layout=Layout(tp=8), batch=64, prefill_layout=Layout(tp=8), prompts=2)
+
+
+def problem(**changes):
+    settings = {"model": MODEL, "system": H200, "workload": WORK, "slo": LIMITS, "chips": 8, "engine": engine_for(H200)}
+    return PlanProblem(**settings | {"limits": LIMITS, "percentile": "p90"} | changes)
+
+
+def pair_plan(system=FIRST, prefill_system=SECOND, *, chips=2, prefill_chips=4, **settings):
+    return st.plan(
+        MODEL, system, WORK, LIMITS, chips=chips, prefill_system=prefill_system, prefill_chips=prefill_chips, **BRIEF | settings
+    )
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return pair_plan(diagnostics=True)
+
+
+# --- the same system on both sides ----------------------------------------------------------------------------------------
+
+
+def test_closed_forms_of_a_system_with_itself_equal_those_of_one_system():
+    one, two = problem(chips=16), problem(prefill_system=H200, prefill_chips=8)
+    rates = []
+    for case in (one, two):
+        state = evaluate_state(case, CANDIDATE, CANDIDATE.batch, 1)
+        rates.append([float(x) for x in matched_rate(case, CANDIDATE, state, evaluate_prefill(case, CANDIDATE, state.tpot))])
+    assert rates[0] == pytest.approx(rates[1], rel=1e-12)
+
+
+def test_simulation_of_a_system_with_itself_equals_that_of_one_system():
+    pytest.importorskip("numba")
+    one = simulate_candidate(problem(chips=16), CANDIDATE, 0.0)
+    two = simulate_candidate(problem(prefill_system=H200, prefill_chips=8), CANDIDATE, 0.0)
+    assert one.run == two.run
+
+
+def test_plan_of_a_system_with_itself_serves_as_much_as_its_split():
+    # On 24 chips caches cross domains.
+    one = st.plan(MODEL, H200, WORK, LIMITS, chips=24, modes=DISAGGREGATED, evidence="published", **BRIEF)
+    prefill, decode = (pool.chips for pool in one.pools)
+    two = pair_plan(H200, H200, chips=decode, prefill_chips=prefill, evidence="published")
+    assert two.requests_per_second == pytest.approx(one.requests_per_second, rel=0.025)
+    assert two.evidence == "published"
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------------
+
+
+def test_caches_move_over_the_slower_bandwidth_and_the_longer_latency():
+    slow = vary(H100, {"scale_out.bandwidth": 10e9, "scale_out.latency": 1e-6})
+    quick = vary(H200, {"scale_out.bandwidth": 40e9, "scale_out.latency": 7e-6})
+    layout = Layout(tp=2)
+    for first, second in ((slow, quick), (quick, slow)):
+        sent = moving(problem(system=first, prefill_system=second, prefill_chips=8), layout)
+        assert sent.latency == 7e-6
+        assert float(sent.moving) == pytest.approx(float(cache_moved(MODEL, WORK.input_tokens, 0)) / (2 * 10e9))
+
+
+def test_replica_counts_fill_both_systems():
+    case = problem(chips=24, prefill_system=H100, prefill_chips=20)
+    assert [counts.tolist() for counts in replica_counts(case, 8, 3)] == [[2], [6]]
+    assert [counts.tolist() for counts in replica_counts(case, 32, 3)] == [[], []]
+
+
+def test_the_prefill_problem_has_its_system_and_its_chips():
+    case = problem(prefill_system=H100, prefill_chips=4)
+    assert (case.prefill.system, case.prefill.chips, case.prefill.prefill_system) == (H100, 4, None)
+    assert case.prefill.memo is not case.memo
+    assert case.prefill is case.prefill
+    alone = problem()
+    assert alone.prefill is alone
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_cost_follows_from_the_rate_and_both_rents(planned):
+    rent = (2 * 3.0 + 4 * 2.0) / 3600
+    assert planned.usd_per_second == pytest.approx(rent)
+    output = planned.requests_per_second * 256
+    assert planned.usd_per_million_output_tokens == pytest.approx(rent / output * 1e6)
+    assert planned.usd_per_request == pytest.approx(rent / planned.requests_per_second)
+    assert planned.tokens_per_second_per_chip == pytest.approx(output / 6)
+    parts = planned.prefill_usd_per_million_tokens * 4096 + planned.decode_usd_per_million_tokens * 256
+    assert parts == pytest.approx(planned.usd_per_million_output_tokens * 256)
+    watts = 2 * float(H200.power.watts) + 4 * float(H100.power.watts)
+    assert planned.joules_per_output_token == pytest.approx(watts / output)
+
+
+def test_plan_names_both_systems_and_their_chips(planned):
+    assert (planned.system, planned.chips, planned.prefill_system, planned.prefill_chips) == ("hgx-h200", 2, "hgx-h100", 4)
+    assert (planned.evidence, planned.mode) == ("any", DISAGGREGATED)
+    prefill, decode = planned.pools
+    assert (prefill.role, decode.role) == ("prefill", "decode")
+    assert prefill.chips <= 4
+    assert decode.chips <= 2
+    assert float(prefill.memory.capacity) < float(decode.memory.capacity)
+    assert planned.idle_chips == 6 - prefill.chips - decode.chips
+    assert any("nobody has published" in words for words in planned.warnings)
+
+
+def test_plan_compares_each_system_alone_for_the_same_rent(planned):
+    # 14 USD/h rent 8 chips in whole hosts of either system.
+    assert [(single.system, single.chips) for single in planned.single_systems] == [("hgx-h200", 8), ("hgx-h100", 8)]
+    for single, system in zip(planned.single_systems, (FIRST, SECOND), strict=True):
+        alone = 8 * float(system.rent.typical) / (single.requests_per_second * 256) * 1e6
+        assert single.usd_per_million_output_tokens == pytest.approx(alone)
+
+
+def test_lower_rent_and_faster_chips_do_not_cost_more(planned):
+    cost = planned.usd_per_million_output_tokens
+    cheap = pair_plan(prefill_system=vary(SECOND, {"rent": 1.0 / HOUR}))
+    assert cheap.usd_per_million_output_tokens == pytest.approx(cost * (2 * 3 + 4 * 1) / (2 * 3 + 4 * 2), rel=0.02)
+    figures = {f"chip.peak.{kind}": 1.5 * rate for kind, rate in SECOND.chip.peak.items()}
+    fast = vary(SECOND, figures | {"chip.hbm.bandwidth": 1.5 * SECOND.chip.hbm.bandwidth})
+    assert pair_plan(prefill_system=fast).usd_per_million_output_tokens <= cost * 1.02
+
+
+def test_ranges_of_a_pool_come_from_its_own_system():
+    vague = pair_plan(prefill_system=replace(SECOND, name="unmeasured"))
+    known = pair_plan()
+    # TPOT belongs to the pool that decodes, TTFT to the one that prefills.
+    assert vague.tpot_range[1] / vague.tpot == pytest.approx(known.tpot_range[1] / known.tpot)
+    assert vague.ttft_range[1] / vague.ttft > 1.01 * known.ttft_range[1] / known.ttft
+
+
+def test_plan_without_prefill_chips_takes_the_cheapest_number_of_hosts():
+    best = pair_plan(chips=8, prefill_chips=None)
+    assert best.prefill_chips % 8 == 0
+    for chips in (best.prefill_chips - 8, best.prefill_chips + 8):
+        if chips:
+            other = pair_plan(chips=8, prefill_chips=chips)
+            assert other.usd_per_million_output_tokens > 0.98 * best.usd_per_million_output_tokens
+
+
+def test_likely_prefill_chips_start_with_the_lowest_cost_of_closed_forms():
+    case = problem(chips=2, levels=(LIMITS,), prefill_system=SECOND, prefill_chips=8, system=FIRST)
+    assert likely_prefill_chips(case, "any") == [8]
+
+
+def test_replay_of_a_plan_on_two_systems_meets_its_figures(planned):
+    pytest.importorskip("numba")
+    again = st.replay(planned, MODEL, FIRST, prefill_system=SECOND, requests=4000, seed=5)
+    assert again.rate > 0.9 * planned.requests_per_second
+    assert again.simulation.prefill_system == "hgx-h100"
+    cost = planned.usd_per_second / again.answers.output_tokens_per_second * 1e6
+    assert again.answers.usd_per_million_output_tokens == pytest.approx(cost)
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("system", "prefill_system", "settings", "words"),
+    [
+        ("hgx-h200", "mi300x-8", {}, "one vendor"),
+        ("hgx-h200", None, {"prefill_chips": 8}, "prefill_chips: needs"),
+        ("hgx-h200", "hgx-h100", {"modes": "aggregated"}, "pools on two systems are separate"),
+        ("hgx-h200", "hgx-h100", {"rate": 5}, "rate: a fleet"),
+        ("hgx-h200", "hgx-h100", {"chunk": 512}, "chunk: separate pools"),
+        ("hgx-h200", "hgx-h100", {"prefill_chips": 0}, "prefill"),
+        (replace(H200, name="box", domains=H200.domains[:1]), "hgx-h100", {}, "and box has none"),
+    ],
+)
+def test_what_two_systems_cannot_do_is_refused(system, prefill_system, settings, words):
+    with pytest.raises(RangeError, match=words):
+        st.plan(MODEL, system, WORK, LIMITS, prefill_system=prefill_system, **BRIEF | settings)
+
+
+def test_different_kv_formats_are_refused_and_one_format_is_planned():
+    with pytest.raises(RangeError, match="kv: both pools need one format"):
+        st.plan("gpt-oss-120b", "hgx-h200", WORK, LIMITS, prefill_system="hgx-b200", **BRIEF)
+    model = st.load_model("gpt-oss-120b", kv="bf16")
+    assert st.plan(model, "hgx-h200", WORK, LIMITS, chips=2, prefill_system="hgx-b200", prefill_chips=2, **BRIEF).feasible
+
+
+def test_plan_without_prefill_chips_leaves_out_hosts_that_are_too_small():
+    # One host of 8 H100 does not hold the weights of DeepSeek-V3.
+    plan = st.plan("deepseek-v3", "hgx-h200", WORK, st.Slo(tpot=0.1, ttft=20), prefill_system="hgx-h100", quick=True, **BRIEF)
+    assert plan.feasible
+    assert plan.prefill_chips >= 16
+
+
+def test_weights_that_do_not_fit_name_the_prefill_chips():
+    with pytest.raises(InputError, match=r"prefill pool: .*--prefill-chips 16"):
+        st.plan("deepseek-v3", "hgx-h200", WORK, LIMITS, prefill_system="hgx-h100", prefill_chips=8, **BRIEF)
+
+
+def test_replay_of_a_plan_on_one_system_refuses_a_second_system():
+    one = st.plan(MODEL, "hgx-h100", WORK, LIMITS, chips=2, **BRIEF)
+    with pytest.raises(RangeError, match="the plan is on one system"):
+        st.replay(one, prefill_system="hgx-h200")
