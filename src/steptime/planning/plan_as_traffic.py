@@ -276,7 +276,8 @@ def load_prefill_system(plan: Plan, prefill_system: SystemLike | None = None) ->
         RangeError: The plan is on one system, and another one is given.
     """
     if plan.prefill_system:
-        return _load("prefill_system", plan.prefill_system, prefill_system, resolve_system)
+        system: System = _load("prefill_system", plan.prefill_system, prefill_system, resolve_system)
+        return system
     if prefill_system is not None:
         raise RangeError(f"prefill_system: the plan is on one system, {plan.system}; leave it out")
     return None

@@ -58,7 +58,10 @@ def candidate_ranges(
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = latency_regime(state.input_share)
     waiting = decoding if prefill is None else REGIMES[1]
-    layouts, first_system = (candidate.layout, candidate.prefill_layout), case.system if prefill is None else case.prefill.system
+    layouts, first_system = (
+        (candidate.layout, candidate.prefill_layout),
+        case.system if prefill is None else case.prefill.system,
+    )
     of_decode, of_prefill = decode_flags(case, *layouts), prefill_flags(case, *layouts)
     # An acceptance length that is a prior is another independent error of the time per token.
     wider = decode_widening(of_decode, case.speculation)

@@ -255,8 +255,10 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
     ttft = np.concatenate([t.ttft for t in tables])
     fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
     if not np.any(fits):
-        if AGGREGATED not in modes and case.prefill_system is None and any(
-            np.any(t.memory <= 1) for t in search(replace(case, slo=Slo()), (AGGREGATED,), layouts)
+        if (
+            AGGREGATED not in modes
+            and case.prefill_system is None
+            and any(np.any(t.memory <= 1) for t in search(replace(case, slo=Slo()), (AGGREGATED,), layouts))
         ):
             return (
                 f"separate pools store the {show(weight_bytes(case.model), 'B')} of weights twice, and {chips} are too few for "

@@ -116,7 +116,8 @@ class PlanProblem:
         if self.prefill_system is None:
             return self
         changes = {"system": self.prefill_system, "chips": self.prefill_chips, "prefill_system": None, "prefill_chips": 0}
-        return memoize(self, ("prefill problem",), replace, self, **changes)
+        problem: PlanProblem = memoize(self, ("prefill problem",), replace, self, **changes)
+        return problem
 
     @property
     def is_pair(self) -> bool:

@@ -184,10 +184,10 @@ class Plan(Tabular):
     workload: Workload = field(metadata=unit("", "the requests"))
     slo: Slo = field(metadata=unit("", "the limits"))
     chips: int = field(metadata=unit("", "rented chips of the system"))
-    prefill_system: str = field(
-        default="", metadata=unit("", "name of the system of the prefill pool; empty: the same system")
+    prefill_system: str = field(default="", metadata=unit("", "name of the system of the prefill pool; empty: the same system"))
+    prefill_chips: int = field(
+        default=0, metadata=unit("", "rented chips of the system of the prefill pool; 0: the same system")
     )
-    prefill_chips: int = field(default=0, metadata=unit("", "rented chips of the system of the prefill pool; 0: the same system"))
     mode: str = field(default="", metadata=unit("", "aggregated or disaggregated"))
     layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
     pools: tuple[Pool, ...] = field(default=(), metadata=unit("", "pools by role; the decode pool is the last"))
@@ -358,7 +358,11 @@ class Plan(Tabular):
             "cost": _ranged(self.usd_per_million_output_tokens, self.cost_range, "USD") + " per million output tokens"
             if math.isfinite(self.usd_per_million_output_tokens)
             else "no rent known",
-            **({"rent": f"{show(self.usd_per_second, 'USD/s')}, {self.rent_kinds}"} if math.isfinite(self.usd_per_second) else {}),
+            **(
+                {"rent": f"{show(self.usd_per_second, 'USD/s')}, {self.rent_kinds}"}
+                if math.isfinite(self.usd_per_second)
+                else {}
+            ),
             "output": f"{in_digits(self.requests_per_second)} requests/s, "
             + f"{show(self.tokens_per_second_per_chip, 'tok/s')} per chip"
             + (f", {show(self.joules_per_output_token, 'J')} per token" if math.isfinite(self.joules_per_output_token) else ""),

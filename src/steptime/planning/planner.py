@@ -72,8 +72,8 @@ from steptime.planning.two_systems import (
     check_two_systems,
     likely_prefill_chips,
     pair_warning,
+    rent_or_chips,
     single_system_problems,
-    weight_of,
     with_prefill_system,
 )
 from steptime.units import counted, in_digits, parse, show
@@ -206,6 +206,8 @@ def plan(
     pinned = _pinned(sizes, chunk, max_num_seqs)
     if prefill_system is not None:
         modes = check_two_systems(modes, rate)
+        if power_cap is not None:
+            raise RangeError("power_cap: sizes fleets of one system; leave out --power-cap, or --prefill-system")
     elif prefill_chips is not None:
         raise RangeError(
             "prefill_chips: needs another system for prefill; give prefill_system too (--prefill-system), or leave it out"
@@ -246,20 +248,28 @@ def plan(
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
     if prefill_system is not None:
         best_plan = _plan_on_two_systems(case, evidence, price, sure, is_sized=prefill_chips is not None)
-        return replace(best_plan, search_seconds=time.perf_counter() - started)
-    effects = {"alternatives": alternatives, "elasticities": elasticities}
+    else:
+        effects = {"alternatives": alternatives, "elasticities": elasticities}
+        best_plan = _plan_on_one_system(case, evidence, modes, price, sure, **effects)
+    if best_plan.feasible and not (rate is None and power_cap is None):
+        best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare, cap))
+    return replace(best_plan, search_seconds=time.perf_counter() - started)
+
+
+def _plan_on_one_system(
+    case: PlanProblem, evidence: str, modes: tuple[str, ...], price: float, sure: float | None, **effects: bool
+) -> Plan:
+    """Return the cheapest plan on one system, with what layouts of less evidence and the user's choices change."""
     best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
-    if best_plan.feasible and kind != ANY and diagnostics:
+    if best_plan.feasible and kind != ANY and case.diagnostics:
         rough = replace(case, evidence=ANY, rough=True, at_least=best_plan.requests_per_second, front=False, diagnostics=False)
         cheapest = _of_evidence(rough, modes, price, sure, alternatives=False, elasticities=False)
         unlike = EVIDENCE.index(cheapest.evidence) > EVIDENCE.index(best_plan.evidence) if cheapest.feasible else False
         if unlike and cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
-    if pinned != Pinned() and (diagnostics or not best_plan.feasible):
+    if case.pinned != Pinned() and (case.diagnostics or not best_plan.feasible):
         best_plan = _judge_choices(case, best_plan, evidence, modes, price, sure)
-    if best_plan.feasible and not (rate is None and power_cap is None):
-        best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare, cap))
-    return replace(best_plan, search_seconds=time.perf_counter() - started)
+    return best_plan
 
 
 def _check_prefill_fits(case: PlanProblem) -> None:
@@ -279,14 +289,12 @@ def _plan_on_two_systems(case: PlanProblem, evidence: str, price: float, sure: f
     best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
     for count in counts[1:]:
         # Another number of chips must serve more for its rent. The first runs of its candidates are at that rate.
-        other = replace(case, prefill_chips=count)
-        enough = best_plan.requests_per_second * weight_of(other) / weight_of(case) if best_plan.feasible else 0.0
-        other_plan, other_kind = _with_most_evidence(
-            replace(other, at_least=enough), evidence, modes, price, sure, **effects
-        )
-        if other_plan.feasible and other_plan.requests_per_second > enough:
-            best_plan, kind, case = other_plan, other_kind, other
-    if not case.diagnostics:
+        sized = replace(case, prefill_chips=count)
+        enough = best_plan.requests_per_second * rent_or_chips(sized) / rent_or_chips(case) if best_plan.feasible else 0.0
+        sized_plan, sized_kind = _with_most_evidence(replace(sized, at_least=enough), evidence, modes, price, sure, **effects)
+        if sized_plan.feasible and sized_plan.requests_per_second > enough:
+            best_plan, kind, case = sized_plan, sized_kind, sized
+    if not (case.diagnostics and best_plan.feasible):
         return best_plan
     singles = []
     for problem in single_system_problems(case):

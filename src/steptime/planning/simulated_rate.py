@@ -274,7 +274,8 @@ class Loop:
             # More slots than asked for make the same step times serve several candidates.
             seats = 2 ** math.ceil(math.log2(policy.max_num_seqs))
             mixes = reader is None
-            key = ("pace", replace(layout, replicas=1), seats, policy.max_num_batched_tokens, policy.chunk, mixes, second is None)
+            role = (mixes, second is None)
+            key = ("pace", replace(layout, replicas=1), seats, policy.max_num_batched_tokens, policy.chunk, role)
             if key not in memo:
                 wide = replace(policy, max_num_seqs=seats)
                 memo[key] = pool_server(

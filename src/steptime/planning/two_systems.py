@@ -1,8 +1,8 @@
 """Pools on two systems: a prefill pool on one, a decode pool on another, and the chips of each.
 
-KV caches travel over the slower of both scale-out networks. Engines move caches between pools of one vendor and of one KV format.
-All chips of both systems are rented, so that a plan divides none of them between the pools. Without a number of prefill chips,
-closed forms choose whole hosts with the lowest rent per request.
+KV caches travel over the slower of both scale-out networks. Engines move caches between chips of one vendor, in one format.
+All chips of both systems are rented: there is no division of chips between the pools. Without a number of prefill chips,
+closed forms choose the whole hosts with the lowest rent per request.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def with_prefill_system(case: PlanProblem, model: Model, system: System, chips: 
     number = whole_number("prefill_chips", chips_to_try(case.chips, system) if chips is None else chips, maximum=MOST_CHIPS)
     if number > system.scale_out.size:
         raise RangeError(
-            f"prefill_chips: must be at most {system.scale_out.size:,}, the size of the network of {system.name}, got {number:,}"
+            f"prefill_chips: must be at most {system.scale_out.size:,}, the chips in a network of {system.name}, got {number:,}"
         )
     return replace(case, prefill_system=system, prefill_chips=number)
 
@@ -121,7 +121,7 @@ def chips_to_try(chips: int, system: System) -> int:
     return host * max(1, hosts)
 
 
-def weight_of(case: PlanProblem) -> float:
+def rent_or_chips(case: PlanProblem) -> float:
     """Return what a deployment costs: its rent [USD/s], or its chips where a rent is not known.
 
     Args:
@@ -161,7 +161,7 @@ def likely_prefill_chips(case: PlanProblem, evidence: str) -> list[int]:
 
 
 def _costs_by_hosts(case: PlanProblem, host: int, most_hosts: int) -> dict[int, float]:
-    """Return the cost per request by closed forms of some numbers of hosts: a coarse grid, then steps towards the lowest cost."""
+    """Return the cost per request by closed forms of numbers of hosts: of a coarse grid, and of steps to the lowest cost."""
     layouts = fitting(case)
     if not layouts:
         return {1: math.inf}
@@ -176,7 +176,7 @@ def _costs_by_hosts(case: PlanProblem, host: int, most_hosts: int) -> dict[int, 
             sized = replace(case, prefill_chips=hosts * host)
             readers = fitting(sized.prefill)
             rate = _highest_rate(sized, search_disaggregated(sized, table, decode, stacked(readers))) if readers else 0.0
-            costs[hosts] = weight_of(sized) / rate if rate > 0 else math.inf
+            costs[hosts] = rent_or_chips(sized) / rate if rate > 0 else math.inf
         return costs[hosts]
 
     hosts, best = 1, 1

@@ -382,13 +382,12 @@ def _second_system(prefill_system: SystemLike | None, prefill: Layout | None) ->
 
 
 def _check_pools(
-    model: Model, system: System, layout: Layout, prefill: Layout | None, fast_replicas: int, second_system: System | None = None
+    model: Model, system: System, layout: Layout, prefill: Layout | None, fast_replicas: int, second: System | None = None
 ) -> None:
     """Check that pools are single, small enough for their system, and legal."""
-    if second_system is not None:
+    if second is not None and prefill is not None:
         _check_pools(model, system, layout, None, fast_replicas)
-        assert prefill is not None
-        _check_pools(model, second_system, prefill, None, 0)
+        _check_pools(model, second, prefill, None, 0)
         return
     both = [check_ways(pool) for pool in (layout, prefill) if pool is not None]
     if not is_single(system) or any(np.ndim(getattr(pool, name)) for pool in both for name in NAMES):
