@@ -32,6 +32,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "plan qwen3-235b-a22b hgx-b200 --input 4k --output 1k --speed 40 --launch vllm",
         "plan deepseek-v3 gb200-nvl72 --input 8k --output 1k --speed 50 --csv front.csv",
         "plan llama-3.1-70b hgx-h200 --weights fp8 --speed 40 --anchor vllm-result.json,tp=4",
+        "plan deepseek-v3 hgx-h200 --chips 16 --prefill-system hgx-b200 --input 8k --output 1k --speed 20 --ttft 4",
     ),
     "compare": (
         "compare llama-3.3-70b --input 2k --output 500 --speed 40 --ttft 1",

@@ -344,13 +344,13 @@ def _single_systems(plan: Plan) -> list[Text]:
     lines = []
     for single in plan.single_systems:
         chips = counted(single.chips, "chip")
-        share = f", {'the same rent' if has_rent(plan) else 'as many chips'} in whole hosts"
+        share = f", {'about the same rent' if has_rent(plan) else 'about as many chips'} in whole hosts"
         words = f"On {single.system} alone ({chips}{share}): "
         if single.reason:
             words += f"not possible: {single.reason}"
         elif has_rent(plan) and math.isfinite(single.usd_per_million_output_tokens):
             change = single.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
-            words += f"{usd(single.usd_per_million_output_tokens)} ({change:+.0%}), "
+            words += f"{usd(single.usd_per_million_output_tokens)} ({abs(change):.0%} {'more' if change > 0 else 'less'}), "
             words += f"{in_digits(single.requests_per_second)} requests/s, {single.layout_text}"
         else:
             words += f"{in_digits(single.tokens_per_second_per_chip)} tok/s per chip, "

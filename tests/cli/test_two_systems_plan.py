@@ -1,0 +1,57 @@
+"""`plan --prefill-system` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.test_commands import run
+
+PLAN = "plan llama-3.1-8b hgx-h200 --chips 2 --input 2k --output 256 --speed 50 --ttft 1 "
+PAIR = PLAN + "--prefill-system hgx-h100 --prefill-chips 2 "
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_json_of_a_pair_has_both_systems_and_what_each_costs_alone():
+    shown = run(PAIR + "--rent owned --prefill-rent 1.50 --json")
+    assert shown.returncode == 0, shown.stderr
+    data = json.loads(shown.stdout)
+    assert (data["system"], data["chips"], data["prefill_system"], data["prefill_chips"]) == ("hgx-h200", 2, "hgx-h100", 2)
+    assert (data["rent"]["kind"], data["prefill_rent"]["kind"]) == ("owned", "given")
+    rent = 2 * data["rent"]["typical_usd_per_s"] + 2 * 1.5 / 3600
+    assert data["rent_usd_per_s"] == pytest.approx(rent)
+    cost = rent / (data["requests_per_s"] * 256) * 1e6
+    assert data["usd_per_million_output_tokens"] == pytest.approx(cost)
+    assert [single["system"] for single in data["single_systems"]] == ["hgx-h200", "hgx-h100"]
+    assert "two systems" in " ".join(data["launch"]["vllm"])
+
+
+def test_text_of_a_pair_names_both_systems_and_the_missing_evidence():
+    shown = run(PAIR + "--simulate --explain")
+    assert shown.returncode == 0, shown.stderr
+    text = words(shown.stdout)
+    assert "2 chips of hgx-h100 for prefill and 2 chips of hgx-h200 for decode" in text
+    assert "Nobody has published runs of such a pair." in text
+    assert "On hgx-h100 alone" in text
+    assert "Figures of hgx-h100" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--prefill-chips 8", "--prefill-chips: needs another system"),
+        ("--prefill-rent 2", "--prefill-rent: needs another system"),
+        ("--prefill-system hgx-h100 --mode aggregated", "--mode: pools on two systems are separate"),
+        ("--prefill-system hgx-h100 --launch vllm", "--launch writes commands for one system"),
+        ("--prefill-system mi300x-8", "--prefill-system: engines move KV caches between chips of one vendor"),
+        ("--prefill-system hgx-h10", "unknown system 'hgx-h10'"),
+    ],
+)
+def test_what_a_pair_cannot_do_is_refused_in_one_message(options, message):
+    shown = run(PLAN + options)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert message in words(shown.stderr)
