@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from steptime.hardware.energy import electricity_per_million, joules_per_token
-from steptime.hardware.rental_prices import kind_in_words
+from steptime.hardware.rental_prices import has_rent, kind_in_words
 from steptime.hardware.system import Power, Rent
 from steptime.physics.bias_correction import Anchor
 from steptime.physics.chip_memory import Memory
@@ -358,11 +358,7 @@ class Plan(Tabular):
             "cost": _ranged(self.usd_per_million_output_tokens, self.cost_range, "USD") + " per million output tokens"
             if math.isfinite(self.usd_per_million_output_tokens)
             else "no rent known",
-            **(
-                {"rent": f"{show(self.usd_per_second, 'USD/s')}, {self.rent_kinds}"}
-                if math.isfinite(self.usd_per_second)
-                else {}
-            ),
+            **({"rent": f"{show(self.usd_per_second, 'USD/s')}, {self.rent_kinds}"} if has_rent(self.rent) else {}),
             "output": f"{in_digits(self.requests_per_second)} requests/s, "
             + f"{show(self.tokens_per_second_per_chip, 'tok/s')} per chip"
             + (f", {show(self.joules_per_output_token, 'J')} per token" if math.isfinite(self.joules_per_output_token) else ""),
