@@ -14,7 +14,7 @@ from steptime.planning.finalists import simulate_candidate
 from steptime.planning.pd_matching import replica_counts
 from steptime.planning.plan_problem import DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state, moving
 from steptime.planning.refinement import matched_rate
-from steptime.planning.two_systems import likely_prefill_chips
+from steptime.planning.two_systems import chips_to_try, likely_prefill_chips
 from steptime.units import HOUR
 
 MODEL = st.load_model("llama-3.1-8b")
@@ -160,6 +160,10 @@ def test_plan_without_prefill_chips_takes_the_cheapest_number_of_hosts():
         if chips:
             other = pair_plan(chips=8, prefill_chips=chips)
             assert other.usd_per_million_output_tokens > 0.98 * best.usd_per_million_output_tokens
+
+
+def test_chips_to_try_are_up_to_four_times_those_that_decode_in_whole_hosts():
+    assert [chips_to_try(chips, H100) for chips in (1, 3, 16)] == [8, 16, 64]
 
 
 def test_likely_prefill_chips_start_with_the_lowest_cost_of_closed_forms():

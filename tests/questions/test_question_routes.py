@@ -45,6 +45,16 @@ def test_entry_of_the_working_folder_is_not_opened(client, field, tmp_path, monk
     assert client.post("/api/questions/step", json={**PAIR, field: str(tmp_path / "own")}).status_code == 422
 
 
+def test_prefill_system_of_the_working_folder_is_not_opened(client, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("own", "hgx-h100"):
+        (tmp_path / name).write_text("not a system")
+    pair = {**PAIR, "chips": 1, "prefill_chips": 1}
+    assert client.post("/api/questions/plan", json={**pair, "prefill_system": "hgx-h100"}).status_code == 200
+    for name in ("own", str(tmp_path / "own")):
+        assert client.post("/api/questions/plan", json={**pair, "prefill_system": name}).status_code == 422
+
+
 def test_files_are_no_inputs(client):
     assert client.post("/api/questions/step", json={**PAIR, "catalog": "/"}).status_code == 422
     assert "catalog" not in client.get("/api/questions").json()["step"]["inputs"]

@@ -449,7 +449,7 @@ class SubjectChanges:
         Returns:
             Names of model, system, engine and runs, which may be paths.
         """
-        names = [*(values.get(key) for key in ("model", "system", "engine")), anchor_path(self.anchor or "")]
+        names = [*(values.get(key) for key in ("model", "system", "prefill_system", "engine")), anchor_path(self.anchor or "")]
         return [name for name in names if isinstance(name, str) and name]
 
 

@@ -196,7 +196,13 @@ def _add_board_routes(app: FastAPI, board: Board, desk: Desk) -> None:
 # Inputs that name files.
 FILES: Final = ("catalog", "trace")
 # Inputs that name an entry of the catalogue, with its folder.
-ENTRIES: Final = {"model": "models", "system": "systems", "machine": "systems", "engine": "engines"}
+ENTRIES: Final = {
+    "model": "models",
+    "system": "systems",
+    "prefill_system": "systems",
+    "machine": "systems",
+    "engine": "engines",
+}
 # Longest text [characters].
 LONGEST_TEXT: Final = 200
 # Largest body of a request [bytes].
