@@ -218,8 +218,7 @@ def plan(
         )
     rate = None if rate is None else float(positive("rate", rate, "requests/s"))
     spare = whole_number("spare", spare, minimum=0, maximum=MOST_CHIPS)
-    watts = parse(power_cap, "W") if isinstance(power_cap, str) else power_cap
-    cap = math.inf if watts is None else float(positive("power_cap", watts, "W"))
+    cap = math.inf if power_cap is None else _read_power(power_cap)
     if spare and rate is None and power_cap is None:
         raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate), or a power (--power-cap)")
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
@@ -307,6 +306,11 @@ def _plan_on_two_systems(case: PlanProblem, evidence: str, price: float, sure: f
             reason = single.reason
         singles.append(SingleSystem(system=problem.system.name, chips=problem.chips, reason=reason))
     return replace(best_plan, single_systems=tuple(singles))
+
+
+def _read_power(power: float | str) -> float:
+    """Return a power in W; raise an error where it is none."""
+    return float(positive("power_cap", parse(power, "W") if isinstance(power, str) else power, "W"))
 
 
 def _pinned(sizes: Mapping[str, int] | None, chunk: int | None, max_num_seqs: int | None) -> Pinned:

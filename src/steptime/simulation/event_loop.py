@@ -1363,8 +1363,8 @@ def prefill_rank(
             if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
                 break
             if rules.groups > 1:
-                held = p.ranks[r, g, CONTEXT_BY_RANK] * rules.unit + admitted
-                if held > 0 and held + needs > rank_units:
+                units = p.ranks[r, g, CONTEXT_BY_RANK] * rules.unit + admitted
+                if units > 0 and units + needs > rank_units:
                     break
                 admitted += needs
             seat(q, p, rules, r, i)
