@@ -190,9 +190,9 @@ def test_a_speed_out_of_reach_is_told_with_the_fastest(searched):
 
 
 def test_requests_beyond_the_context_are_named_before_a_limit(searched):
-    long = replace(case().workload, input_tokens=10_000_000)
-    text = unreachable(replace(case(slo=st.Slo(tpot=0.005)), workload=long), BOTH, [])
-    assert text.startswith("requests of 10,0")
+    short = replace(case().model, max_context=1000.0)
+    text = unreachable(replace(case(slo=st.Slo(tpot=0.005)), model=short), BOTH, [])
+    assert "tokens exceed the model's context of 1,000" in text.partition(". ")[0]
     assert "Besides, no layout on 4 chips reaches 200 tok/s" in text
 
 
