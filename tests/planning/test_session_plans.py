@@ -296,3 +296,8 @@ def test_one_pool_with_more_evidence_goes_before_two_that_are_cheaper():
     assert (plans["measured"].mode, plans["measured"].evidence) == ("aggregated", "measured")
     assert plans["published"].mode == "disaggregated"
     assert plans["published"].usd_per_million_output_tokens < plans["measured"].usd_per_million_output_tokens
+
+
+def test_a_negative_capacity_of_a_tier_is_refused():
+    with pytest.raises(RangeError, match=r"prefix_cache: host must be at least 0 B"):
+        solve({"model": "llama-3.1-70b", "system": "hgx-h100", "sessions": "chat", "prefix_cache": "host=-1TB"})

@@ -373,7 +373,9 @@ def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, 
     }
     replicas = replicas_within(power_cap, **sizes) if math.isfinite(power_cap) else math.inf
     if replicas <= spare:
-        raise RangeError(f"power_cap: {show(power_cap, 'W')} supply {counted(int(replicas), 'replica')}, and {spare} are spare")
+        raise RangeError(
+            f"power_cap: {show(power_cap, 'W')} supply {counted(int(replicas), 'replica')}, got {spare} spare (--spare)"
+        )
     fleet = size_fleet(
         (replicas - spare) * served if rate is None else rate, served=served, chip_rent=float(case.system.rent.typical),
         output_tokens=float(case.workload.output_tokens), spare=spare, **sizes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from steptime.errors import RangeError, short_repr
-from steptime.number_checks import MOST_TOKENS
+from steptime.number_checks import MOST_TOKENS, at_least_zero
 from steptime.questions.declaration import count, number, text
 from steptime.questions.subject import REQUESTS_GROUP
 from steptime.units import parse
@@ -109,5 +109,5 @@ def read_tier_capacities(words: str) -> dict[str, float]:
             raise RangeError(f"prefix_cache: must be TIER=CAPACITY, such as host=1TB, got {short_repr(part)}")
         if name in tiers:
             raise RangeError(f"prefix_cache: {name} is given twice; keep one")
-        tiers[name] = parse(size, "B")
+        tiers[name] = at_least_zero(f"prefix_cache: {name}", parse(size, "B"), "B")
     return tiers

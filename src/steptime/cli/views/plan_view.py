@@ -246,6 +246,12 @@ def _warnings(plan: Plan) -> list[str]:
         warnings.append(
             f"The cached share of {cached:.0%} is assumed: nothing holds it or takes time to load. --sessions computes it."
         )
+    if plan.session_cache is not None:
+        replayed = ", and --simulate takes these hits as given" if cached else ""
+        warnings.append(
+            f"Hits are means{replayed}. Where tiers hold little more than the sessions in progress, a few lost histories slow "
+            "prefill, and more are lost: serve them with `steptime simulate --sessions`, and keep a margin."
+        )
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
     if SEPARATE_POOLS.words in plan.distance:

@@ -110,7 +110,7 @@ def uncached(traffic: Traffic) -> list[str]:
     """
     if not (share := repeated_share(traffic)):
         return []
-    hint = "prefill computes them again; --prefix-cache hbm=20GB would keep them"
+    hint = "prefill computes them again; --prefix-cache keeps them, such as hbm=20GB,host=1TB"
     return [f"{share:.1%} of the prompts' blocks (hash_ids) occurred in earlier prompts: {hint}"]
 
 
