@@ -75,6 +75,13 @@ class Head:
     source: str
 
 
+def _entries(catalog: str | os.PathLike[str] | None) -> Iterator[tuple[AcceptanceEntry, Reader]]:
+    """Yield the checked files of the catalogue, the user's files first, with what reads their figures."""
+    for path in files("acceptance", catalog).values():
+        entry = validated(AcceptanceEntry, path)
+        yield entry, Reader(path, entry.sources)
+
+
 def measured_lengths(catalog: str | os.PathLike[str] | None = None) -> Iterator[Lengths]:
     """Yield the acceptance of EAGLE-3 heads and draft models in the catalogue, the user's files first.
 
@@ -87,9 +94,7 @@ def measured_lengths(catalog: str | os.PathLike[str] | None = None) -> Iterator[
     Raises:
         DataFileError: A file does not fit the schema, or a figure is impossible.
     """
-    for path in files("acceptance", catalog).values():
-        entry = validated(AcceptanceEntry, path)
-        reader = Reader(path, entry.sources)
+    for entry, reader in _entries(catalog):
         for number, lengths in enumerate(entry.lengths):
             yield _lengths(reader, f"lengths.{number}", lengths)
 
@@ -130,11 +135,10 @@ def eagle3_head(model: str, catalog: str | os.PathLike[str] | None = None) -> He
     Raises:
         DataFileError: A file does not fit the schema.
     """
-    for path in files("acceptance", catalog).values():
-        entry = validated(AcceptanceEntry, path)
+    for entry, reader in _entries(catalog):
         for number, head in enumerate(entry.heads):
             if model in head.models:
-                return _head(Reader(path, entry.sources), f"heads.{number}", head)
+                return _head(reader, f"heads.{number}", head)
     return None
 
 
@@ -170,9 +174,7 @@ def curves(catalog: str | os.PathLike[str] | None = None) -> Iterator[Curve]:
     Raises:
         DataFileError: A file does not fit the schema, or a step yields an impossible number of tokens.
     """
-    for path in files("acceptance", catalog).values():
-        entry = validated(AcceptanceEntry, path)
-        reader = Reader(path, entry.sources)
+    for entry, reader in _entries(catalog):
         for number, curve in enumerate(entry.curves):
             yield _curve(reader, f"curves.{number}", curve)
 

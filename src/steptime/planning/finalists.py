@@ -417,11 +417,11 @@ def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]
     Yields:
         Candidates.
     """
-    for name in ("layout", "prefill_layout"):
+    for name, problem in (("layout", case), ("prefill_layout", case.prefill)):
         layout = getattr(candidate, name)
         if layout is None or int(layout.ep) == 1:
             continue
-        for proposal in fitting(case):
+        for proposal in fitting(problem):
             variant = replace(layout, redundant_experts=proposal.redundant_experts)
             if variant == replace(proposal, replicas=layout.replicas) and variant != layout:
                 yield replace(candidate, **{name: variant})

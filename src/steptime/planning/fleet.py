@@ -33,6 +33,22 @@ class Fleet:
     power_cap: float = field(default=math.nan, metadata=unit("W", "power that is available; null: no cap", key="power_cap_w"))
 
 
+def replicas_per_host(replica_chips: int, host_chips: int) -> tuple[int, int]:
+    """Return the replicas that share a host, and the hosts of each replica: one of both is 1.
+
+    Args:
+        replica_chips: Chips of a replica.
+        host_chips: Chips of a host.
+
+    Returns:
+        Replicas per host and hosts per replica.
+
+    >>> replicas_per_host(3, 8), replicas_per_host(12, 8)
+    ((2, 1), (1, 2))
+    """
+    return max(1, host_chips // replica_chips), max(1, math.ceil(replica_chips / host_chips))
+
+
 def size_fleet(
     rate: float,
     *,
@@ -64,9 +80,8 @@ def size_fleet(
     (7, 4, 32, 0.952, 0.889)
     """
     replicas = max(1, math.ceil(rate / served - 1e-9))
-    per_host = host_chips // replica_chips
-    every = replicas + spare
-    hosts = math.ceil(every / per_host) if per_host else every * math.ceil(replica_chips / host_chips)
+    per_host, hosts_each = replicas_per_host(replica_chips, host_chips)
+    hosts = math.ceil((replicas + spare) / per_host) * hosts_each
     chips = hosts * host_chips
     rent = chips * chip_rent
     return Fleet(
@@ -103,7 +118,7 @@ def replicas_within(power_cap: float, *, replica_chips: int, host_chips: int, ch
     """
     if not math.isfinite(chip_watts):
         raise RangeError("power_cap: the power of this system is not known; set it per chip, such as --set power=1.5kW")
-    per_host, hosts_each = max(1, host_chips // replica_chips), max(1, math.ceil(replica_chips / host_chips))
+    per_host, hosts_each = replicas_per_host(replica_chips, host_chips)
     host_watts = host_chips * chip_watts
     replicas = int(power_cap / host_watts + 1e-9) // hosts_each * per_host
     if replicas < 1:

@@ -13,7 +13,7 @@ from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, laten
 from steptime.planning.plan_problem import Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import first_token_of, matched_rate
-from steptime.planning.slo_probability import decode_flags, decode_widening, extrapolation_flags, prefill_flags
+from steptime.planning.slo_probability import decode_widening, extrapolation_flags, pool_flags
 from steptime.planning.steady_state import State
 
 Range = tuple[float, float]
@@ -58,11 +58,8 @@ def candidate_ranges(
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = latency_regime(state.input_share)
     waiting = decoding if prefill is None else REGIMES[1]
-    layouts, first_system = (
-        (candidate.layout, candidate.prefill_layout),
-        case.system if prefill is None else case.prefill.system,
-    )
-    of_decode, of_prefill = decode_flags(case, *layouts), prefill_flags(case, *layouts)
+    first_system = case.system if prefill is None else case.prefill.system
+    of_decode, of_prefill = pool_flags(case, candidate.layout, candidate.prefill_layout)
     # An acceptance length that is a prior is another independent error of the time per token.
     wider = decode_widening(of_decode, case.speculation)
     slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, system=case.system, wider=wider)

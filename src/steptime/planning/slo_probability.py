@@ -172,16 +172,16 @@ def extrapolation_flags(case: PlanProblem, layout: Layout, reader: Layout | None
     Returns:
         Pairs of a kind of distance and booleans by candidate.
     """
-    drafts = bool(case.speculation.drafts)
-    if reader is None or case.prefill_system is None:
-        return distances(case.engine, case.system, layout, reader, drafts=drafts)
-    # Each pool differs from the runs of its system.
-    of_decode, of_prefill = decode_flags(case, layout, reader), prefill_flags(case, layout, reader)
+    of_decode, of_prefill = pool_flags(case, layout, reader)
     return tuple((flag, np.logical_or(first, second)) for (flag, first), (_, second) in zip(of_decode, of_prefill, strict=True))
 
 
-def decode_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
-    """Return in which ways the pool that decodes differs from measured runs: that pool only, where it has its own system.
+def pool_flags(
+    case: PlanProblem, layout: Layout, reader: Layout | None
+) -> tuple[tuple[tuple[Distance, Array], ...], tuple[tuple[Distance, Array], ...]]:
+    """Return in which ways the pool that decodes and the one that prefills differ from measured runs.
+
+    On two systems each pool differs by itself from the runs of its system.
 
     Args:
         case: Plan problem.
@@ -189,27 +189,14 @@ def decode_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tu
         reader: Layouts of a separate prefill pool, or None.
 
     Returns:
-        Pairs of a kind of distance and booleans by candidate.
+        Pairs of a kind of distance and booleans by candidate, for each pool; the same ones on one system.
     """
+    drafts = bool(case.speculation.drafts)
     if reader is None or case.prefill_system is None:
-        return extrapolation_flags(case, layout, reader)
-    return distances(case.engine, case.system, layout, layout, drafts=bool(case.speculation.drafts))
-
-
-def prefill_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
-    """Return in which ways the pool that prefills differs from measured runs: that pool only, where it has its own system.
-
-    Args:
-        case: Plan problem.
-        layout: Layouts of the decode replica; may hold arrays.
-        reader: Layouts of a separate prefill pool, or None.
-
-    Returns:
-        Pairs of a kind of distance and booleans by candidate.
-    """
-    if reader is None or case.prefill_system is None:
-        return extrapolation_flags(case, layout, reader)
-    return distances(case.engine, case.prefill_system, reader, reader, drafts=bool(case.speculation.drafts))
+        flags = distances(case.engine, case.system, layout, reader, drafts=drafts)
+        return flags, flags
+    of_decode = distances(case.engine, case.system, layout, layout, drafts=drafts)
+    return of_decode, distances(case.engine, case.prefill_system, reader, reader, drafts=drafts)
 
 
 def decode_widening(flags: tuple[tuple[Distance, Array], ...], speculation: Speculation) -> tuple[Number, Number]:
@@ -248,8 +235,8 @@ def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, 
         return case.slo.tpot, case.slo.ttft
     regime = latency_regime(prompts)
     waiting, first = (regime, case.system) if reader is None else ("mixed", case.prefill.system)
-    tpot_wider = decode_widening(decode_flags(case, layout, reader), case.speculation)
-    ttft_wider = widening(prefill_flags(case, layout, reader), "ttft")
+    of_decode, of_prefill = pool_flags(case, layout, reader)
+    tpot_wider, ttft_wider = decode_widening(of_decode, case.speculation), widening(of_prefill, "ttft")
     slow = factors(case.engine, "tpot", regime, system=case.system, wider=tpot_wider)[1]
     late = factors(case.engine, "ttft", waiting, system=first, wider=ttft_wider)[1]
     share = deviations(case.sure)

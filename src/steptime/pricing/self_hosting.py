@@ -20,7 +20,7 @@ from steptime.errors import InputError
 from steptime.hardware.rental_prices import has_rent, rent_in_words, usd
 from steptime.hardware.system import System
 from steptime.number_checks import positive
-from steptime.planning.fleet import MONTH, Fleet
+from steptime.planning.fleet import MONTH, Fleet, replicas_per_host
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, plan
 from steptime.pricing.market import Market, Mix, family_named, offers_of_seller, read_mix
@@ -218,12 +218,12 @@ def _plans(search: Callable[..., Plan], sizes: Sequence[int]) -> list[Plan]:
 
 def _unit(fleet: Fleet) -> FleetUnit:
     """Return what a fleet grows by."""
-    host_chips = fleet.chips // fleet.hosts
+    per_host, hosts_each = replicas_per_host(fleet.replica_chips, fleet.chips // fleet.hosts)
     return FleetUnit(
         capacity=fleet.rate / fleet.utilisation / fleet.replicas,
         host_rent=fleet.usd_per_month / MONTH / fleet.hosts,
-        per_host=max(1, host_chips // fleet.replica_chips),
-        hosts_each=max(1, math.ceil(fleet.replica_chips / host_chips)),
+        per_host=per_host,
+        hosts_each=hosts_each,
     )
 
 
