@@ -268,6 +268,19 @@ def _aliases(path: Path) -> list[str]:
     return [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
 
 
+def entry_labels(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str, tuple[str, ...]]:
+    """Return the name and the aliases of every entry of one kind.
+
+    Args:
+        kind: Name of the folders, as for `folders`.
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Returns:
+        Name and aliases, by name.
+    """
+    return {name: (name, *_aliases(path)) for name, path in files(kind, catalog).items()}
+
+
 def folded(name: str) -> str:
     """Return a name in the form in which names are compared.
 

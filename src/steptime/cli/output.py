@@ -25,6 +25,7 @@ from steptime.errors import DataFileError, InputError, escape_controls, install_
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from steptime.models.model import Model
     from steptime.result_base import Result, Tabular
 
 # Minimum width of text, in columns, also on a narrower terminal.
@@ -158,6 +159,19 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
         console: Where to print; None makes a console for standard output.
     """
     (console or make_console()).print(*parts, sep="\n")
+
+
+def say_release(model: Model) -> None:
+    """Print on standard error which entry a model stands for, where its name is that of another release.
+
+    Args:
+        model: The model.
+    """
+    from steptime.models.release_names import SHAPE_NOTE
+
+    for note in model.notes:
+        if SHAPE_NOTE in note:
+            say(f"Note: {note}")
 
 
 def say(words: str) -> None:

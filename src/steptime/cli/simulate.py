@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, not_empty, option
-from steptime.cli.output import make_console, patience, print_json, reported, write_csv, wrote
+from steptime.cli.output import make_console, patience, print_json, reported, say_release, write_csv, wrote
 from steptime.errors import NUMBA_MISSING, InputError, RangeError
 from steptime.questions.simulate_question import SIMULATE, TRAFFIC, Setup, SimulateInputs, setup
 
@@ -95,6 +95,7 @@ def simulate(ctx: typer.Context, inputs: SimulateInputs, changes: SubjectChanges
     from steptime.physics.uncertainty import has_range
 
     prepared = setup(changes.values(ctx, SimulateInputs), searches_rate=output.find_rate)
+    say_release(prepared.model)
     if output.range_ and not has_range(prepared.arguments["engine"]):
         raise RangeError("--range needs an engine with a 90 % range; the ideal engine is a bound and has none")
     if output.find_replicas:

@@ -6,7 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from steptime.cli.options import OUTPUT, SET, Output, grouped, not_empty, option, typed_with_changes
-from steptime.cli.output import check_outputs, check_picture, make_console, patience, print_json, reported, write_csv
+from steptime.cli.output import (
+    check_outputs,
+    check_picture,
+    make_console,
+    patience,
+    print_json,
+    reported,
+    say_release,
+    write_csv,
+)
 from steptime.questions.train_question import TRAIN, TrainInputs, bind_train, solve
 
 # With --launch of these stacks, the layout is searched for that stack, unless --engine names another.
@@ -48,6 +57,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
     # The search for the fastest layout, with changes that would help.
     _, model, system, stack = bind_train(values)
+    say_release(model)
     with patience("searching layouts"):
         training = solve(values)
         scaled = None

@@ -241,6 +241,7 @@ def anchors(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Keep them under this name.", show_default="that of the file")] = None,
+    skip_bad: SKIP = False,
     catalog: CATALOG = None,
 ) -> None:
     """Keep your measured runs: plan, step and simulate correct predictions of the same model, system and engine.
@@ -251,7 +252,7 @@ def anchors(
     from steptime.validation import user_calibration
 
     needs = {
-        "add FILE": (action == "add", " ".join(["name", *(setting.name for setting in fields(run_settings))])),
+        "add FILE": (action == "add", " ".join(["name", "skip_bad", *(setting.name for setting in fields(run_settings))])),
         "the list of runs": (action is None, "csv"),
     }
     output.check(ctx, needs)
@@ -266,6 +267,6 @@ def anchors(
     if action == "remove":
         say(f"Removed {user_calibration.remove(target, catalog=catalog)}.")
         return
-    path, runs = user_calibration.keep(target, name=name or "", catalog=catalog, **run_settings.arguments())
+    path, runs = user_calibration.keep(target, name=name or "", skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
     say(f"Keeping {path}: plan, step and simulate use it for the same model, system and engine; --no-anchor leaves it out.")
     output.print(runs, "validation_view.anchors_view")

@@ -6,18 +6,28 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptime.catalog.data_files import check_entry_name, find, is_dir, is_entry_name, is_file, looks_like, read_file
+from steptime.catalog.data_files import (
+    check_entry_name,
+    entry_labels,
+    find,
+    is_dir,
+    is_entry_name,
+    is_file,
+    looks_like,
+    read_file,
+)
 from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse
 from steptime.models.model import Model, stored_formats, with_formats
+from steptime.models.release_names import SHAPE_NOTE, Release, find_release
 from steptime.units import counted
 
 if TYPE_CHECKING:
@@ -234,7 +244,7 @@ def load_model(
     elif isinstance(name, Mapping):
         model = read_model(name, kv_format=kv)
     else:
-        model = _from_path(name, kv, catalog)
+        model = _from_path(name, kv, catalog, is_format_given=bool(weights or experts))
 
     # The formats of the user replace those of the config.
     if weights or experts:
@@ -244,10 +254,17 @@ def load_model(
     return model
 
 
-def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.PathLike[str] | None) -> Model:
+def _from_path(
+    name: str | os.PathLike[str],
+    kv_format: str,
+    catalog: str | os.PathLike[str] | None,
+    *,
+    is_format_given: bool = False,
+) -> Model:
     """Return the model of a path or a name.
 
-    The path may be a folder, a config, a file of weights next to a config, or a GGUF file.
+    The path may be a folder, a config, a file of weights next to a config, or a GGUF file. A name may be that of another
+    release of a model in the catalogue.
     """
     path = Path(name)
     if _is_gguf(path):
@@ -258,7 +275,12 @@ def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.P
         return model_of_file(gguf_file, signature(gguf_file), kv_format)
     config = _config_at(path)
     is_given = is_file(config)
-    config = config if is_given else _config_path_by_name(str(name), catalog)
+    release: Release | None = None
+    if not is_given:
+        config, release = _config_path_by_name(str(name), catalog)
+    if release is not None:
+        model = _load(config, config.stat().st_mtime, kv_format or release.kv, config.parent, ())
+        return _as_release(model, release, is_format_given)
     if config.name != "config.json":
         return _load(config, config.stat().st_mtime, kv_format, config.parent, ())
 
@@ -381,7 +403,7 @@ def load_config_fields(name: str | os.PathLike[str], catalog: str | os.PathLike[
 
         return fields_of_file(gguf_path(path))
     path = _config_at(path)
-    data = _read_config(path if is_file(path) else _config_path_by_name(str(name), catalog))
+    data = _read_config(path if is_file(path) else _config_path_by_name(str(name), catalog)[0])
     config = data.get("config", data)
     if not isinstance(config, dict):
         raise DataFileError(path, "config: must be a table of fields")
@@ -482,17 +504,83 @@ def _with_place(model: Model, place: str) -> Model:
     return replace(model, checkpoint=replace(model.checkpoint, place=place))
 
 
-def _config_path_by_name(name: str, catalog: str | os.PathLike[str] | None) -> Path:
+def _config_path_by_name(name: str, catalog: str | os.PathLike[str] | None) -> tuple[Path, Release | None]:
+    """Return the config of a name, and the release where the config is that of another release of the model.
+
+    Raises:
+        UnknownName: There is no such entry, id or release, or entries with several shapes fit its name.
+    """
     try:
-        return find("models", name, catalog)
+        return find("models", name, catalog), None
     except UnknownName as unknown:
+        # The config of the id itself comes before the entry of another release.
+        fetched = fetch(name) if "/" in name else ""
+        if isinstance(fetched, Path):
+            return fetched, None
+        if found_release := _find_release_path(name, catalog):
+            return found_release
         if "/" not in name:
             raise
-        fetched = fetch(name)
-        if isinstance(fetched, str):
-            hint = f"`steptime models` lists the catalogue; a path to a config.json works too, and {fetched}."
-            raise UnknownName("model", name, unknown.nearest, hint) from None
-        return fetched
+        hint = f"`steptime models` lists the catalogue; a path to a config.json works too, and {fetched}."
+        raise UnknownName("model", name, unknown.nearest, hint) from None
+
+
+def release_notes(names: Iterable[str], catalog: str | os.PathLike[str] | None = None) -> list[str]:
+    """Return what is taken for names that are other releases of models in the catalogue.
+
+    Args:
+        names: Names as for `load_model`; repeated ones count once.
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Returns:
+        A note for each such name; the formats of the model are those that the user gave.
+
+    >>> release_notes(["Qwen/Qwen3-32B", "Qwen/Qwen3-32B-AWQ"])
+    ['Qwen/Qwen3-32B-AWQ: not in the catalogue; its shape is taken from Qwen/Qwen3-32B, by its name']
+    """
+    loaded = [(name, _from_path(name, "", catalog, is_format_given=True)) for name in dict.fromkeys(names)]
+    return [note for name, model in loaded for note in model.notes[:1] if note.startswith(f"{name}: {SHAPE_NOTE}")]
+
+
+def _find_release_path(name: str, catalog: str | os.PathLike[str] | None) -> tuple[Path, Release] | None:
+    """Return the file with the shape of a release, and the release; None if the grammar of names does not lead to one.
+
+    Raises:
+        UnknownName: Entries with several shapes fit the name.
+    """
+    labels = entry_labels("models", catalog)
+    release = find_release(name, labels)
+    if release is None:
+        return None
+    paths = [find("models", entry, catalog) for entry in release.entries]
+    models = [_load(path, path.stat().st_mtime, "", path.parent, ()) for path in paths]
+    if any((model.layers, model.stem) != (models[0].layers, models[0].stem) for model in models):
+        hint = f"Several shapes fit this name: {', '.join(release.entries)}; give one of them."
+        raise UnknownName("model", name, release.entries, hint)
+    return paths[0], release
+
+
+def _as_release(model: Model, release: Release, is_format_given: bool) -> Model:
+    """Return a model of the catalogue as another release of it, with a note.
+
+    It has the name of the entry, so that measured acceptance lengths and runs of the entry apply.
+    """
+    checkpoint = model.checkpoint
+    # Formats that the entry has are those of the name: an FP8 release of a model in FP8.
+    if release.applies_format and release.weights == (checkpoint.experts or checkpoint.weights):
+        release = replace(release, applies_format=False)
+    if release.applies_format and not is_format_given:
+        stored = number_format(release.weights)
+        model = with_formats(model, weights=stored, experts=stored)
+        checkpoint = replace(checkpoint, weights=stored.name, experts=checkpoint.experts and stored.name)
+    if "/" in release.name:
+        checkpoint = replace(checkpoint, place=release.name)
+    return replace(
+        model,
+        checkpoint=checkpoint,
+        notes=(release.note(model.name, is_format_given=is_format_given), *model.notes),
+        max_context=math.inf if release.is_later else model.max_context,
+    )
 
 
 def fetch(name: str) -> Path | str:

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steptime.catalog.data_files import is_dir, is_file
+from steptime.catalog.data_files import files, is_dir, is_file
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
@@ -38,7 +38,7 @@ from steptime.models.model_loading import load_model
 from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import TYPICAL
 from steptime.units import count
-from steptime.validation.run_table import AXES, COLUMNS, DRAWN_SPREAD, OPTIONAL, REQUESTS, SPREAD, checker, read_runs
+from steptime.validation.run_table import AXES, COLUMNS, DRAWN_SPREAD, OPTIONAL, REQUESTS, SPREAD, as_read, checker, read_runs
 
 OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
@@ -116,11 +116,12 @@ def _check_rows(
     rows: Sequence[Mapping[str, Any]], skip_bad: bool, catalog: str | None
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Return rows as texts, and a description of each row that was left out."""
-    find_problem = checker(catalog)
+    find_problem, systems = checker(catalog), files("systems", catalog)
     good: list[dict[str, str]] = []
     problems: list[str] = []
     for number, row in enumerate(rows):
         texts = dict.fromkeys(OPTIONAL, "") | {str(key): "" if value is None else str(value) for key, value in row.items()}
+        texts = as_read(texts, systems)
         missing = [name for name in COLUMNS if name not in texts]
         problem = f"lacks the columns {', '.join(missing)}" if missing else find_problem(texts)
         if problem and not skip_bad:

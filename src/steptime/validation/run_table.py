@@ -11,13 +11,14 @@ import csv
 import math
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from functools import cache, lru_cache, partial
 from operator import itemgetter
 from typing import Final
 
 import numpy as np
 
+from steptime.catalog.data_files import files, folded
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName, did_you_mean, short_repr
 from steptime.hardware.system import System
@@ -141,9 +142,11 @@ def _wrong_kind(row: Mapping[str, str]) -> str:
     """Return the problem with the columns that determine the kind of a run; "" if there is no problem."""
     if not any(map(row.get, KIND_COLUMNS)):
         return ""
-    for name, options in (("scenario", tuple(SCENARIOS)), ("part", PARTS)):
-        if row.get(name) and row[name] not in options:
-            return str(UnknownName(name, row[name], options, f"Known: {', '.join(options)}."))
+    if row.get("scenario") and row["scenario"] not in SCENARIOS:
+        return str(UnknownName("scenario", row["scenario"], SCENARIOS, f"Known: {', '.join(SCENARIOS)}."))
+    # Other labels of a collection mean nothing here; a misspelt one would change the kind of the run.
+    if row.get("part") and row["part"] not in PARTS and (near := did_you_mean(row["part"], PARTS, max_names=1, cutoff=0.75)):
+        return f"unknown part {short_repr(row['part'])}; did you mean {near[0]}?"
     for name in WHOLE_NUMBER_COLUMNS:
         if row.get(name) and (problem := _wrong_whole(name, row[name], least=0 if name == "drafted" else 1)):
             return problem
@@ -202,7 +205,7 @@ def read_runs(
     Raises:
         DataFileError: A column is missing, or a row is bad and `skip_bad` is False (with its line).
     """
-    find_problem = checker(catalog)
+    find_problem, systems = checker(catalog), files("systems", catalog)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -217,7 +220,7 @@ def read_runs(
             rows, problems = [], []
             for cells in filter(None, reader):
                 # Short rows get empty cells; long rows are an error, because their columns are ambiguous.
-                row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
+                row = as_read(dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False)), systems)
                 beyond = f"it has {len(cells)} cells, the header {column_count}" if len(cells) > column_count else ""
                 problem = beyond or find_problem(row)
                 if problem and not skip_bad:
@@ -235,6 +238,36 @@ def read_runs(
     if not rows:
         raise DataFileError(path, "has no runs" + (f": {problems[0]}" if problems else ""))
     return rows, problems
+
+
+def as_read(row: Mapping[str, str], systems: Container[str]) -> dict[str, str]:
+    """Return a row with catalogue names in their case, and lengths that are no whole numbers as means.
+
+    A nominal length or a fixed concurrency is a whole number. Any other number is a mean, so it goes to the column of means
+    where that is empty.
+
+    Args:
+        row: Run.
+        systems: Names of the catalogue's systems.
+
+    Returns:
+        The row.
+
+    >>> row = as_read({"input_tokens": "1023.7", "engine": "vLLM", "system": "HGX_H100"}, ["hgx-h100"])
+    >>> row["input_tokens"], row["input_mean"], row["engine"], row["system"]
+    ('1024', '1023.7', 'vllm', 'hgx-h100')
+    """
+    out = dict(row)
+    for name, catalogue_names in (("engine", ENGINES), ("system", systems)):
+        if folded(out.get(name) or "") in catalogue_names:
+            out[name] = folded(out[name])
+    for name, mean in zip(NUMBERS, MEANS, strict=False):
+        value = _as_number(out.get(name) or "")
+        # Under a scenario the concurrency is a limit.
+        if 1 < value < LARGEST and value % 1 and not (name == "concurrency" and out.get("scenario")):
+            out[mean] = out.get(mean) or out[name]
+            out[name] = f"{value:.0f}"
+    return out
 
 
 def _wrong_header(header: list[str]) -> str:

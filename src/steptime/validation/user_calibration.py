@@ -13,6 +13,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def make_anchors(
     *,
     engine: Engine | None = None,
     is_stored: bool = False,
+    unread: Sequence[str] = (),
     catalog: str | None = None,
 ) -> Anchors:
     """Compute the anchors of rows, by group, with the oldest version first.
@@ -101,6 +103,7 @@ def make_anchors(
         source: Name of the source.
         engine: Engine for the runs with its name, instead of the shipped one.
         is_stored: Whether the runs are stored by `steptime anchors`.
+        unread: Rows of the source that could not be read, with the reason; listed with the first anchor.
         catalog: Folder of additional catalogue entries.
 
     Returns:
@@ -134,6 +137,8 @@ def make_anchors(
             anchors.append(anchor)
     if not anchors:
         raise InputError(f"{source}: no usable run: {reasons[0]}")
+    if unread:
+        anchors[0] = replace(anchors[0], left_out=(*unread, *anchors[0].left_out))
     return Anchors(source=source, anchors=tuple(anchors))
 
 
@@ -280,13 +285,19 @@ def kept_anchors(catalog: str | None = None) -> Anchors:
 
 
 def keep(
-    runs: Place | Sequence[Place], *, name: str = "", catalog: str | None = None, **settings: str | int
+    runs: Place | Sequence[Place],
+    *,
+    name: str = "",
+    skip_bad: bool = False,
+    catalog: str | None = None,
+    **settings: str | int,
 ) -> tuple[Path, Anchors]:
     """Store runs for later predictions.
 
     Args:
         runs: File, folder, several of them.
         name: Name of the set; by default that of the first file.
+        skip_bad: Whether to leave out rows that cannot be read instead of raising.
         catalog: Folder of additional catalogue entries.
         **settings: Values that JSON results lack.
 
@@ -305,14 +316,11 @@ def keep(
     conflict = f"already exists; `steptime anchors remove {called}` removes it, or give another --name"
     if path.exists():
         raise DataFileError(path, conflict)
-    try:
-        rows, _ = read_rows(runs, settings, False, catalog)
-    except DataFileError as problem:
-        raise DataFileError(problem.path, SKIP.sub("", problem.problem), problem.line) from None
+    rows, unread = read_rows(runs, settings, skip_bad, catalog)
 
     # Later questions may start in another folder, so relative paths become absolute.
     rows = [row | {name: _lasting(row[name]) for name in ("model", "system")} for row in rows]
-    anchors = make_anchors(rows, called, is_stored=True, catalog=catalog)
+    anchors = make_anchors(rows, called, is_stored=True, unread=unread, catalog=catalog)
     columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, cell in row.items() if cell)]))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, extrasaction="ignore", restval="")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from steptime.errors import InputError
+from steptime.models.model_loading import release_notes
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.result_base import Tabular, unit
@@ -61,6 +62,9 @@ class Validation(Tabular):
     )
     unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file without effect"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
+    notes: tuple[str, ...] = field(
+        default=(), metadata=unit("", "models whose shape is that of another release in the catalogue, and which")
+    )
 
     @property
     def runs(self) -> int:
@@ -205,6 +209,7 @@ def validate(
         scripted=sum(is_scripted(row) for row, reason in zip(rows, predictions.reason, strict=True) if not reason),
         unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
+        notes=tuple(release_notes((row["model"] for row in rows), catalog)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ FIGURES = 63
 MIN_RUNS_FOR_RANGES = 50
 # Doubtful runs that are named one by one.
 FEW_NAMED = 3
+# Place of a row in a file.
+LINE = re.compile(r"(.*: )?(line|row) \d+")
 # Runs from which a chart shows more than the table, and up to which each has a letter.
 MIN_SCATTER_RUNS, MAX_MARKED_RUNS = 3, 40
 QUANTITIES = {
@@ -45,8 +48,8 @@ MEANINGS = {
     "model": "Hugging Face id or catalogue name",
     "system": "catalogue name of the system",
     "engine": "vllm, sglang, trtllm, or another",
-    "input_tokens": "prompt tokens: of the longest, where lengths are drawn",
-    "output_tokens": "output tokens: of the longest, where lengths are drawn",
+    "input_tokens": "prompt tokens: of the longest, where lengths are drawn; the mean, where it is no whole number",
+    "output_tokens": "output tokens: of the longest, where lengths are drawn; the mean, where it is no whole number",
     "concurrency": "requests in flight in the whole deployment; under a scenario empty, or the maximum per replica",
     "tp": "tensor parallel ways; under a scenario empty where they are not known",
     "pp": "pipeline stages",
@@ -70,7 +73,7 @@ MEANINGS = {
     "ttft_limit_s": "of Server and Interactive: time to first token that 99 % of requests keep [s]",
     "tpot_limit_s": "of Server and Interactive: time per output token that 99 % of requests keep [s]",
     "scenario": "Offline (all requests at once), Server or Interactive (Poisson arrivals within limits)",
-    "part": "ix_aggregated, ix_mtp, ix_disaggregated, mlperf or trt_max: the highest throughput at any concurrency",
+    "part": "mlperf, trt_max (the highest throughput at any concurrency), or any label without effect",
     "spec": "none or a method of drafting; without the column a run is plain, unless it looks like a drafted one",
     "acceptance": "tokens per step; by default as measured with the draft layers of the model",
     "drafted": "tokens drafted per step; by default none",
@@ -119,7 +122,11 @@ def validation_view(validation: Validation, *, width: int) -> Answer:
     warnings = [f"not in the tables: {line}" for line in _in_few_lines(validation.doubtful)]
     if len(validation.doubtful) > FEW_NAMED:
         warnings[-1] += "; --predictions OUT.csv gives all reasons"
-    warnings += [f"left out: {line}" for line in _in_few_lines(validation.left_out)]
+    if validation.left_out:
+        of_all = counted(validation.runs + len(validation.left_out), "run")
+        reasons = "; ".join(_in_few_lines(validation.left_out))
+        warnings.insert(0, f"left out: {len(validation.left_out):,} of {of_all}: {reasons}")
+    warnings += validation.notes
     warnings += _simplifications(validation) if tables else []
     if validation.unread:
         warnings.append(f"columns that are not read: {', '.join(validation.unread)}")
@@ -221,6 +228,8 @@ def _in_few_lines(lines: Sequence[str]) -> list[str]:
 
     >>> _in_few_lines(["a: bad"]), _in_few_lines([f"{n}: too fast: {n} ms" for n in range(9)])
     (['a: bad'], ['9 runs: too fast; the first is 0'])
+    >>> _in_few_lines([f"line {n}: tp is 0" for n in range(9)])
+    ['9 runs: tp is 0; the first are line 0, line 1, line 2']
     """
     if len(lines) <= FEW_NAMED:
         return list(lines)
@@ -230,7 +239,11 @@ def _in_few_lines(lines: Sequence[str]) -> list[str]:
         sure = next((words for words in (WRONG, DOUBTFUL) if reason.startswith(words)), "")
         cause = reason.removeprefix(sure).split(":")[0].split(",")[0]
         kinds.setdefault(sure + cause, []).append(name)
-    return [f"{counted(len(names), 'run')}: {kind}; the first is {names[0]}" for kind, names in kinds.items()]
+    return [
+        f"{counted(len(names), 'run')}: {kind}; "
+        + (f"the first are {', '.join(names[:FEW_NAMED])}" if all(map(LINE.fullmatch, names)) else f"the first is {names[0]}")
+        for kind, names in kinds.items()
+    ]
 
 
 def percent(share: float, sign: str = "") -> str:

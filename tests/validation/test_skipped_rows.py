@@ -1,0 +1,92 @@
+"""Rows with means, names in another case and labels; and rows that are left out, with their number and lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from steptime.cli.main import app_for
+from steptime.errors import DataFileError, InputError
+from steptime.validation.run_table import read_runs
+from steptime.validation.user_calibration import keep
+from steptime.validation.validate_api import validate
+from tests.validation.rows import plain, written
+
+
+def run_command(words):
+    return CliRunner().invoke(app_for(words), words, env={"COLUMNS": "80"})
+
+
+def test_validate_fractional_length_is_a_mean(tmp_path):
+    """A nominal length that is a whole number and a mean in its own column give the same prediction."""
+    path = written(
+        tmp_path / "runs.csv",
+        plain(id="2026_01_01_a", input_tokens="1023.7", output_tokens="255.5", tpot_s="0.01", concurrency="15.5"),
+        plain(id="2026_01_01_b", input_mean="1023.7", output_mean="255.5", tpot_s="0.01", concurrency_mean="15.5"),
+        plain(id="2026_01_01_c", tpot_s="0.01"),
+    )
+    tpot = validate(path).predictions.tpot
+    assert tpot[0] == tpot[1] != tpot[2]
+    row = read_runs(path)[0][0]
+    assert (row["input_tokens"], row["input_mean"], row["concurrency_mean"]) == ("1024", "1023.7", "15.5")
+
+
+def test_validate_length_below_one_is_refused(tmp_path):
+    with pytest.raises(InputError, match="input_tokens must be a whole number of at least 1"):
+        read_runs(written(tmp_path / "runs.csv", plain(input_tokens="0.5")))
+
+
+def test_validate_names_in_other_case_predict_the_same(tmp_path):
+    path = written(
+        tmp_path / "runs.csv", plain(tpot_s="0.01"),
+        plain(id="b", engine="vLLM", system="HGX-H100", model="LLAMA-3.1-8B", weight_dtype="BF16", tpot_s="0.01"),
+    )  # fmt: skip
+    validation = validate(path)
+    assert validation.predictions.tpot[0] == validation.predictions.tpot[1]
+    assert [row["engine"] for row in validation.rows] == ["vllm", "vllm"]
+
+
+def test_validate_label_of_a_collection_has_no_effect_and_a_misspelt_part_is_refused(tmp_path):
+    assert len(validate(written(tmp_path / "a.csv", plain(part="blogs", tpot_s="0.01"))).rows) == 1
+    with pytest.raises(InputError, match="did you mean trt_max"):
+        validate(written(tmp_path / "b.csv", plain(part="trt_mx", tpot_s="0.01")))
+
+
+def test_validate_one_bad_row_of_a_thousand_keeps_the_others(tmp_path):
+    rows = [plain(id=str(i), tpot_s="0.01", concurrency=str(i % 64 + 1), ttft_s="") for i in range(1000)]
+    path = written(tmp_path / "runs.csv", *rows[:500], rows[500] | {"tp": "x"}, *rows[501:])
+    validation = validate(path, skip_bad=True)
+    assert len(validation.predictions.tpot) == validation.runs == 999
+    assert validation.left_out == ("line 502: tp must be a number, got 'x'",)
+
+
+def test_validate_command_prints_number_reason_and_first_lines(tmp_path):
+    path = written(tmp_path / "runs.csv", plain(tpot_s="0.01"), *(plain(tpot_s="0.01", tp="x") for _ in range(5)))
+    run = run_command(["validate", str(path), "--skip-bad"])
+    text = " ".join(run.stdout.split())
+    assert run.exit_code == 0
+    assert "left out: 5 of 6 runs" in text
+    assert "line 3, line 4, line 5" in text
+    refused = run_command(["validate", str(path)])
+    assert isinstance(refused.exception, DataFileError)
+    answer = json.loads(run_command(["validate", str(path), "--skip-bad", "--json"]).stdout)
+    assert len(answer["left_out"]) == 5
+
+
+def test_validate_release_names_are_noted(tmp_path):
+    path = written(tmp_path / "runs.csv", plain(model="unsloth/Llama-3.1-8B-Instruct", tpot_s="0.01"), plain(tpot_s="0.01"))
+    (note,) = validate(path).notes
+    assert note.startswith("unsloth/Llama-3.1-8B-Instruct: not in the catalogue")
+    assert note.count("meta-llama/Llama-3.1-8B") == 1
+
+
+def test_keep_skip_bad_keeps_the_other_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPTIME_CATALOG", str(tmp_path))
+    path = written(tmp_path / "runs.csv", plain(tpot_s="0.01"), plain(id="b", tpot_s="0.01", tp="x"))
+    with pytest.raises(InputError, match="tp must be a number"):
+        keep(path, name="mine")
+    _, anchors = keep(path, name="mine", skip_bad=True)
+    assert anchors.anchors[0].runs == ("a",)
+    assert anchors.anchors[0].left_out == ("line 3: tp must be a number, got 'x'",)
