@@ -109,6 +109,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     output.check(ctx, needs, [*changes.files(vars(inputs)), inputs.trace or ""], plot=output.plot)
     launches = output.launches()
     not_empty("--electricity", inputs.electricity, "USD per kWh, such as 0.08/kWh")
+    not_empty("--carbon", inputs.carbon, "g of CO2 per kWh, or a grid such as us")
     check_folder("--launch-dir", output.launch_dir)
     if output.simulate:
         from steptime.cli.simulate import need_numba

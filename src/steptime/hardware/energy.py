@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from steptime.errors import InputError, RangeError, UnitError, short_repr
+from steptime.errors import InputError, RangeError, UnitError, UnknownName, short_repr
 from steptime.hardware.system import DEAREST_ENERGY, Power, Rent, System
 from steptime.number_checks import Number, between
 from steptime.units import MILLION, parse, show
@@ -136,6 +136,51 @@ def read_electricity(price: str | float) -> float:
     if not 0 <= value <= DEAREST_ENERGY:
         raise RangeError(f"electricity: must cost from 0 to 10 USD/kWh, got {_price_in_words(price, value)}")
     return float(between("electricity", value, 0.0, DEAREST_ENERGY, "USD/J"))
+
+
+GRIDS: Final[Mapping[str, float]] = {
+    "australia": 525.0, "brazil": 110.0, "canada": 191.0, "china": 525.0, "france": 41.0, "germany": 330.0, "india": 670.0,
+    "japan": 477.0, "netherlands": 254.0, "norway": 28.0, "poland": 589.0, "singapore": 497.0, "south-korea": 417.0,
+    "spain": 154.0, "sweden": 35.0, "uae": 468.0, "uk": 217.0, "us": 384.0, "world": 458.0,
+}  # fmt: skip
+"""CO2 equivalents of a kWh over the life of its plants [g/kWh], yearly means of 2024 or 2025.
+
+Reported: Ember, Yearly Electricity Data, through https://ourworldindata.org/grapher/carbon-intensity-electricity (CC BY 4.0).
+"""
+# CO2 of a kWh from lignite is about 1,100 g; no grid has more [g/kWh].
+MOST_CARBON: Final = 2000.0
+
+
+def read_carbon(carbon: str | float) -> float:
+    """Read the CO2 of a grid.
+
+    Args:
+        carbon: A grid of `GRIDS`, a text such as "384" or "384 g/kWh", or a number in g/kWh.
+
+    Returns:
+        CO2 of a kWh [g].
+
+    Raises:
+        UnknownName: There is no such grid. RangeError: The number is negative or above `MOST_CARBON`.
+
+    >>> read_carbon("US"), read_carbon("25 g/kWh"), read_carbon(400)
+    (384.0, 25.0, 400.0)
+    """
+    if isinstance(carbon, bool) or not isinstance(carbon, str | int | float):
+        raise InputError(f"carbon: must be a grid or a number in g/kWh, got {short_repr(carbon)}")
+    text = str(carbon).strip().casefold().replace(" ", "-").replace("_", "-")
+    if text in GRIDS:
+        return GRIDS[text]
+    number = re.fullmatch(r"([-+0-9.e]+?)-?(g(co2e?)?/kwh)?", text)
+    try:
+        value = float(number[1]) if number else math.nan
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise UnknownName("grid", carbon, GRIDS, f"Give a number in g/kWh, or one of {', '.join(GRIDS)}.")
+    if not 0 <= value <= MOST_CARBON:
+        raise RangeError(f"carbon: must be from 0 to {MOST_CARBON:,.0f} g/kWh, got {short_repr(carbon)}")
+    return value
 
 
 def _price_in_words(price: str | float, value: float) -> str:

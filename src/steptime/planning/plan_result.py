@@ -15,6 +15,7 @@ from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.step import Step
 from steptime.picture_files import save_picture
+from steptime.planning.energy_result import PlanEnergy
 from steptime.planning.fleet import Fleet
 from steptime.planning.launch_facts import Served
 from steptime.planning.session_result import SessionCache
@@ -170,7 +171,11 @@ class Plan(Tabular):
         "tokens_per_second_per_user": unit("tok/s", "output tokens per second of each user", key=PER_USER),
         "speed_range": unit("tok/s", "90 % range of the speed", key=f"{PER_USER}_range"),
         "tokens_per_second_per_chip": unit("tok/s", "output over all chips, including idle ones", key=PER_CHIP),
-        "joules_per_output_token": unit("J", "energy of all chips per output token", key="joules_per_output_token"),
+        "joules_per_output_token": unit(
+            "J",
+            "energy of all chips per output token, at their limit; energy has it at the load of the plan",
+            key="joules_per_output_token",
+        ),
         "electricity_usd_per_million_output_tokens": unit(
             "USD", "cost of that energy; the rent may already include it", key="electricity_usd_per_million_output_tokens"
         ),
@@ -258,6 +263,9 @@ class Plan(Tabular):
     fleet: Fleet | None = field(default=None, metadata=unit("", "hosts for a rate of requests; null: no rate was given"))
     session_cache: SessionCache | None = field(
         default=None, metadata=unit("", "prefix cache that holds histories of sessions; null: the cached share is an input")
+    )
+    energy: PlanEnergy | None = field(
+        default=None, metadata=unit("", "power, energy and carbon at the load of the plan; null: the power is not known")
     )
     runner_up: Point | None = field(default=None, metadata=unit("", "the second cheapest layout"))
     front: tuple[Point, ...] = field(default=(), metadata=unit("", "Pareto front of speed and throughput, fastest first"))

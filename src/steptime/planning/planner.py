@@ -20,7 +20,7 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, InputError, RangeError, UnknownName, expect
-from steptime.hardware.energy import read_electricity
+from steptime.hardware.energy import read_carbon, read_electricity
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_single
@@ -46,6 +46,7 @@ from steptime.planning.plan_alternatives import (
     evaluate_alternative,
     list_choices,
 )
+from steptime.planning.plan_energy import plan_energy
 from steptime.planning.plan_intervals import candidate_ranges, list_distances
 from steptime.planning.plan_messages import blame_choices, chunk_without_effect, does_not_fit, list_warnings, unreachable, why
 from steptime.planning.plan_problem import (
@@ -121,6 +122,7 @@ def plan(
     engine: Engine | str | None = None,
     modes: str | tuple[str, ...] = MODES,
     electricity: str | float | None = None,
+    carbon: str | float | None = None,
     alternatives: bool = True,
     elasticities: bool = True,
     front: bool = True,
@@ -157,6 +159,7 @@ def plan(
             real one.
         modes: "aggregated", "disaggregated", or a tuple of both.
         electricity: Price of electricity, as "0.08/kWh" or in USD/J.
+        carbon: CO2 of the grid, as a number in g/kWh or a grid of `hardware.energy.GRIDS`, such as "germany".
         alternatives: Evaluate other formats, chips and modes, which takes about a third of the search time.
         elasticities: Evaluate the effect of each hardware figure, which takes longer than the search.
         front: Compute the front of speed and cost; without it the search skips candidates outside the limits.
@@ -197,7 +200,7 @@ def plan(
     slo = Slo() if slo is None else slo
     expect("a workload", workload, Workload, "a Workload, such as Workload(input_tokens=8192, output_tokens=1024)")
     expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
-    price = math.nan if electricity is None else read_electricity(electricity)
+    price, grid_carbon = _read_energy(electricity, carbon)
     check_limits(sure, slo)
     check_asked(drafts, acceptance)
     check_percentile(percentile)
@@ -252,7 +255,11 @@ def plan(
         best_plan = _plan_on_one_system(case, evidence, modes, price, sure, **effects)
     if best_plan.feasible and not (rate is None and power_cap is None):
         best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare, cap))
-    return replace(best_plan, search_seconds=time.perf_counter() - started)
+    return replace(
+        best_plan,
+        energy=plan_energy(case, best_plan, price=price, carbon=grid_carbon),
+        search_seconds=time.perf_counter() - started,
+    )
 
 
 def _plan_on_one_system(
@@ -306,6 +313,14 @@ def _plan_on_two_systems(case: PlanProblem, evidence: str, price: float, sure: f
             reason = single.reason
         singles.append(SingleSystem(system=problem.system.name, chips=problem.chips, reason=reason))
     return replace(best_plan, single_systems=tuple(singles))
+
+
+def _read_energy(electricity: str | float | None, carbon: str | float | None) -> tuple[float, float]:
+    """Return the price of electricity [USD/J] and the CO2 of the grid [g/kWh]; NaN where they are not given."""
+    return (
+        math.nan if electricity is None else read_electricity(electricity),
+        math.nan if carbon is None else read_carbon(carbon),
+    )
 
 
 def _read_power(power: float | str) -> float:

@@ -228,6 +228,13 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
         metavar="PRICE",
         default_words="electricity is not priced",
     )
+    carbon: Any = text(
+        None,
+        "CO2 of the grid: a number in g/kWh, or a grid such as us, germany, france, china or world",
+        group=DEPLOYMENT_GROUP,
+        metavar="GRID",
+        default_words="no CO2 is counted",
+    )
 
 
 # Fields and properties of `Plan` that are answers of the question; their meanings are in the metadata of `Plan`.
@@ -239,6 +246,16 @@ PLAN_FIELDS = (
 )  # fmt: skip
 # Fields of `Plan` with the ends of 90 % ranges, by answer.
 RANGES = {COST: "cost_range", TPOT: "tpot_range", TTFT: "ttft_range", OUTPUT: "throughput_range"}
+# Answers about the energy at the load of a plan: name, field, meaning and unit.
+ENERGY_ANSWERS = (
+    ("load_chip_watts", "chip_watts", "mean power of a chip at this load, without host, network and cooling", "W"),
+    ("load_joules_per_output_token", "joules", "energy of all chips per output token at this load", "J"),
+    ("carbon_grams_per_million_output_tokens", "carbon_grams", "CO2 per million output tokens, with carbon", "g"),
+    (
+        "tokens_per_second_per_megawatt", "tokens_per_second_per_megawatt",
+        "output tokens per second of a megawatt, with the power around the chips", "tok/s",
+    ),
+)  # fmt: skip
 BANDS = {name: (f"{name}_low", f"{name}_high") for name in RANGES}
 
 
@@ -250,6 +267,11 @@ def _range_end(name: str, side: int, deployment: Plan) -> float:
 
 def _decode_batch(deployment: Plan) -> float:
     return deployment.pools[-1].batch
+
+
+def _of_energy(name: str, deployment: Plan) -> float:
+    """Return a figure of the energy at the load of a plan; NaN where the power of a chip is not known."""
+    return math.nan if deployment.energy is None else float(getattr(deployment.energy, name))
 
 
 def _plan_answers() -> dict[str, Answer]:
@@ -275,6 +297,8 @@ def _plan_answers() -> dict[str, Answer]:
     answers["batch"] = Answer(
         meaning="decode batch: sequences in flight in one replica", unit="sequences", source=_decode_batch
     )
+    for name, field_name, meaning, symbol in ENERGY_ANSWERS:
+        answers[name] = Answer(meaning=meaning, unit=symbol, source=partial(_of_energy, field_name))
     return answers
 
 
@@ -356,7 +380,7 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         "sizes": {name: value for name in PINNED_SIZES if (value := getattr(inputs, name)) is not None},
         "chunk": inputs.chunk, "max_num_seqs": inputs.max_num_seqs, "rate": inputs.rate, "spare": inputs.spare,
         "power_cap": inputs.power_cap, "prefill_system": read_prefill_system(values), "prefill_chips": inputs.prefill_chips,
-        "electricity": inputs.electricity,
+        "electricity": inputs.electricity, "carbon": inputs.carbon,
     }  # fmt: skip
     effects: dict[str, Any] = {"alternatives": diagnostics, "elasticities": diagnostics, "diagnostics": diagnostics}
     if inputs.sessions is not None:

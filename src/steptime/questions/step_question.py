@@ -20,6 +20,7 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import Memory
+from steptime.physics.chip_power import StepEnergy, step_energy
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
@@ -52,6 +53,7 @@ PHASES = ("decode", "prefill", "mixed")
 PASS_GROUP = "The pass"
 TIME, LOW, HIGH = "time", "time_low", "time_high"
 COST = "usd_per_million_tokens"
+WATTS, JOULES = "chip_watts", "joules_per_token"
 # A size of the pass, in tokens unless the declaration has another unit.
 _size = partial(count, unit="tokens", broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP)
 
@@ -129,6 +131,9 @@ class StepSummary(Step):
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "notes on the answer"))
     images: ImageCost | None = field(default=None, metadata=unit("", "images and recordings of each prompt; null: none"))
     speculation: Speculation = field(default=NONE, metadata=unit("", "speculative tokens and acceptance length"))
+    energy: StepEnergy | None = field(
+        default=None, metadata=unit("", "power of a chip at this load and energy per token; null: the power is not known")
+    )
 
     @property
     def tokens_per_second_per_user(self) -> Number:
@@ -357,7 +362,17 @@ def step_summary(
         notes=(*notes, *model.notes),
         images=images,
         speculation=speculation,
-    )
+        energy=step_energy(
+            model, system, work, layout=layout, engine=engine, seconds=step.total, tokens=_all_tokens(work, speculation),
+            time_range=limits,
+        ),
+    )  # fmt: skip
+
+
+def _all_tokens(sizes: Mapping[str, Any], speculation: Speculation) -> Number:
+    """Return the decode and prefill tokens of a step, over all sequences of the replica."""
+    tokens: Number = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * _step_yield(sizes["query"], speculation)
+    return tokens
 
 
 def _evaluate(model: Model, system: System, sizes: Mapping[str, Any], engine: Engine, drafts: int, *, layout: Layout) -> Step:
@@ -425,6 +440,8 @@ ANSWERS = {
     COST: Answer(meaning="rent per million decode and prefill tokens", unit="USD"),
     f"{COST}_low": Answer(meaning="lower end of its 90 % range, from the range of the time", unit="USD"),
     f"{COST}_high": Answer(meaning="upper end of its 90 % range", unit="USD"),
+    WATTS: Answer(meaning="power of a chip at this load, without host, network and cooling", unit="W"),
+    JOULES: Answer(meaning="energy of all chips per decode and prefill token, with host, network and cooling", unit="J"),
     "memory_share": Answer(meaning="used share of a chip's memory"),
     "fits": Answer(meaning="whether it fits (1) or not (0)"),
     "bound": Answer(meaning="the largest term of the time", text=True),
@@ -448,7 +465,7 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
     speculation, sizes = pass_speculation(inputs, model), pass_sizes(inputs, layout)
     drafts, gained = speculation.drafts, _step_yield(sizes["query"], speculation)
     step = _evaluate(model, system, sizes, engine, drafts, layout=layout)
-    tokens = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * gained
+    tokens = _all_tokens(sizes, speculation)
 
     # Rates and costs count all chips of the replica.
     rent_rate = deployment_rent(layout.chips, system.rent.typical)
@@ -471,6 +488,9 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
     if answer_names & {"memory_share", "fits"}:
         memory = pass_memory(model, system, sizes, layout=layout, engine=engine, drafts=drafts)
         answers |= {"memory_share": memory.used / memory.capacity, "fits": memory.fits}
+    if answer_names & {WATTS, JOULES}:
+        energy = step_energy(model, system, sizes, layout=layout, engine=engine, seconds=step.total, tokens=tokens)
+        answers[WATTS], answers[JOULES] = (np.nan, np.nan) if energy is None else (energy.watts, energy.joules_per_token)
     if "bound" in answer_names:
         answers["bound"] = step.bound
     return answers | design_answers(model, system, answer_names)

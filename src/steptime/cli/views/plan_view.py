@@ -56,6 +56,8 @@ from steptime.planning.step_explanation import Line, equations, explain_step, so
 from steptime.units import counted, in_digits, show
 from steptime.workload.workload import step_yield
 
+# Power around the chips.
+AROUND = "the power around them"
 # Time from which a tier holds everything in practice [s].
 LONG_HOLD = 1e7
 # Main figures of a plan: name, field, and form of the value.
@@ -396,14 +398,32 @@ def _money(plan: Plan, *, full: bool) -> list[Text]:
             f"Share of the rent: {usd(plan.prefill_usd_per_million_tokens)} per million input tokens, "
             f"{usd(plan.decode_usd_per_million_tokens)} per million output tokens."
         )
-    if full or math.isfinite(plan.electricity):
-        lines.append(_energy(plan))
+    is_asked = math.isfinite(plan.electricity) or (plan.energy is not None and math.isfinite(plan.energy.carbon))
+    if full or is_asked:
+        lines += [_load_energy(plan), _energy(plan)]
     return [Text(line) for line in lines if line]
 
 
 def _rent_origin(rent: Rent) -> str:
     """Return kind, date and grade of a rent, with its note."""
     return origin_in_words(rent) + (f" ({rent.note})" if rent.note and rent.kind != "given" else "")
+
+
+def _load_energy(plan: Plan) -> str:
+    """Return power, energy, electricity and CO2 at the load of the plan."""
+    energy = plan.energy
+    if energy is None:
+        return ""
+    words = f"Energy at this load: {ranged(energy.joules, energy.joules_range, 'J')} per output token: "
+    words += f"{show(energy.chip_watts, 'W')} per chip, {show(energy.total_watts, 'W')} for all with {AROUND}; "
+    words += f"{in_digits(energy.tokens_per_second_per_megawatt)} output tok/s per MW"
+    if math.isfinite(energy.rent_per_megawatt_hour):
+        words += f", rent {usd(energy.rent_per_megawatt_hour)} per MWh"
+    if math.isfinite(energy.electricity_usd):
+        words += f"; electricity {usd(energy.electricity_usd)} per million output tokens"
+    if math.isfinite(energy.carbon_grams):
+        words += f"; {show(energy.carbon_grams, 'g')} of CO2 per million output tokens at {energy.carbon:,.0f} g/kWh"
+    return words + "."
 
 
 def _energy(plan: Plan) -> str:
@@ -413,7 +433,7 @@ def _energy(plan: Plan) -> str:
         is_asked = math.isfinite(plan.electricity)
         unknown = plan.system if not plan.prefill_system or math.isnan(float(plan.power.watts)) else plan.prefill_system
         return f"Energy: the power of {unknown} is not known; set it per chip: --set power=1.5kW." if is_asked else ""
-    words = f"Energy: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
+    words = f"Energy at the limit of all chips: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
     if plan.prefill_power is not None:
         words += f" ({plan.system}) and {power_in_words(plan.prefill_power)} ({plan.prefill_system})"
     if math.isfinite(cost):

@@ -11,6 +11,7 @@ from rich.text import Text
 from steptime.cli.views.widgets import Grid, facts, notes, ranged, share_table, stacked
 from steptime.physics.bias_correction import Anchor
 from steptime.physics.chip_memory import Memory
+from steptime.physics.chip_power import StepEnergy
 from steptime.physics.layout import show_layout
 from steptime.units import counted, show
 
@@ -40,6 +41,8 @@ RESOURCES = {
 }
 # How operators follow each other in a step without losses: a lower bound with full overlap can be shorter.
 ONE_BY_ONE = "operators one after another"
+# Power around a chip, by what the system's figure includes.
+SURROUNDINGS = {"all-in": "host, network and cooling", "rack": "its share of the rack", "whole": "its share of the machine"}
 RATES = {
     "tokens_per_second_per_user": "Speed per user",
     "output_tokens_per_second_per_chip": "Output per chip",
@@ -66,6 +69,8 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
         ("No losses", f"{show(float(card.ideal.total), 's')} ({ONE_BY_ONE})" if card.ideal else ""),
         ("With losses" if card.ideal else "Bounds", bounds(card.lower, card.upper)),
         ("Bound by", RESOURCES[str(card.bound)][0]),
+        ("Power of a chip", _power(card.energy)),
+        ("Energy", _energy(card.energy)),
         ("Fits", f"no, {misfit}" if misfit else "yes"),
     ]
     return Group(
@@ -78,6 +83,23 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
         *([resource_table(card.resources, width)] if full else []),
         memory_bar(card.memory, width),
     )
+
+
+def _power(energy: StepEnergy | None) -> str:
+    """Write the power of a chip at the load of the step, with the part around it."""
+    if energy is None:
+        return ""
+    around = (
+        f", {show(float(energy.total_watts), 'W')} with {SURROUNDINGS[energy.basis]}" if energy.basis in SURROUNDINGS else ""
+    )
+    return f"{show(float(energy.watts), 'W')}{around}"
+
+
+def _energy(energy: StepEnergy | None) -> str:
+    """Write the energy of a token with its 90 % range."""
+    if energy is None:
+        return ""
+    return f"{ranged(energy.joules_per_token, energy.joules_range, 'J')} per token"
 
 
 def _answer(card: StepSummary, misfit: str) -> Text:

@@ -1,0 +1,124 @@
+"""Power of a chip: its law by hand, published power of H100 and B200, and what load, format and range change."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from steptime.catalog.hardware_loading import load_system
+from steptime.models.model_loading import load_model
+from steptime.physics.chip_power import (
+    NINETY_PERCENT,
+    EnergyCoefficients,
+    StepWork,
+    chip_joules,
+    energy_coefficients,
+    step_energy,
+    step_work,
+    surrounding_watts,
+)
+from steptime.physics.engine import load_engine
+from steptime.physics.layout import Layout
+from steptime.questions.registry import ask
+from steptime.questions.step_question import step_summary
+from tests.conftest import machine, one_matrix
+
+VLLM = load_engine("vllm")
+
+
+def test_chip_joules_is_the_sum_of_parts_up_to_the_limit():
+    chip = EnergyCoefficients(
+        static=100.0, limit=500.0, byte=2e-11, link_byte=5e-11, flops={"bf16": 4e-13, "fp8": 2e-13}, spread=0.1, source="given"
+    )
+    work = StepWork(flops={"bf16": 1e14, "fp8": 1e14}, memory=1e12, links=2e11)
+    # 100 W x 1 s + 20 J + 40 J + 20 J + 10 J; in 0.2 s the chip would take more than 500 W.
+    assert chip_joules(chip, work, 1.0) == pytest.approx(190.0)
+    assert chip_joules(chip, work, 0.2) == pytest.approx(100.0)
+
+
+def test_step_work_of_one_matrix_is_its_bytes_and_flops():
+    """One matrix of 1e9 weights in fp8, in ten layers: 2 FLOP a weight and token, each weight read once."""
+    _, work = step_work(one_matrix(), machine(), {"batch": 4, "context": 100}, layout=Layout(), engine=load_engine("ideal"))
+    assert sum(float(flop) for flop in work.flops.values()) == pytest.approx(4 * 2 * 1e10, rel=0.01)
+    assert float(work.memory) == pytest.approx(1e10 + 4 * 100 * 1000 * 10, rel=0.01)
+    assert float(work.links) == 0.0
+
+
+def test_energy_coefficients_of_generations():
+    h100, h200, b200, mi300x = (
+        energy_coefficients(load_system(name)) for name in ("hgx-h100", "hgx-h200", "hgx-b200", "mi300x-8")
+    )
+    assert (h100.source, b200.source, mi300x.source) == ("hopper", "blackwell", "pooled")
+    # Static power, pJ per byte and per bf16 FLOP of the fit to ML.ENERGY's rows.
+    assert (h100.static, b200.static) == (pytest.approx(446, abs=5), pytest.approx(467, abs=5))
+    assert (1e12 * h100.byte, 1e12 * b200.byte) == (pytest.approx(27.8, rel=0.03), pytest.approx(84.5, rel=0.03))
+    assert (1e12 * h100.flops["bf16"], 1e12 * b200.flops["bf16"]) == (
+        pytest.approx(0.522, rel=0.03),
+        pytest.approx(0.426, rel=0.03),
+    )
+    # A byte costs the same in a generation; a narrower FLOP costs less in proportion to its rate.
+    assert h200.byte == h100.byte
+    assert h100.flops["fp8"] == pytest.approx(h100.flops["bf16"] / 2, rel=0.01)
+    assert mi300x.spread > max(h100.spread, b200.spread)
+
+
+def test_energy_coefficients_unknown_power_has_no_energy():
+    assert energy_coefficients(load_system("tpu-v6e")) is None
+    assert step_summary("llama-3.1-8b", "tpu-v6e", batch=8, context=1000).energy is None
+    assert math.isnan(ask("step", model="llama-3.1-8b", system="tpu-v6e")["joules_per_token"])
+
+
+# Watts per chip of dense models of ML.ENERGY Leaderboard 3.0 with 64 requests in flight, of chats of some 500 tokens.
+@pytest.mark.parametrize(
+    ("model", "system", "layout", "watts"),
+    [
+        ("Qwen/Qwen3-8B", "hgx-h100", Layout(), 514.4),
+        ("meta-llama/Llama-3.1-70B-Instruct", "hgx-h100", Layout(tp=4), 500.4),
+        ("Qwen/Qwen3-32B", "hgx-b200", Layout(), 945.4),
+        ("meta-llama/Llama-3.1-405B-Instruct", "hgx-b200", Layout(tp=8), 918.7),
+    ],
+)
+def test_step_energy_is_near_published_power(model, system, layout, watts):
+    energy = step_summary(model, system, batch=64, context=500, layout=layout, engine="vllm").energy
+    assert float(energy.watts) == pytest.approx(watts, rel=0.25)
+
+
+def test_step_energy_follows_load_and_format():
+    batch = np.array([1, 8, 64, 256])
+    found = ask("step", model="llama-3.1-8b", system="hgx-h100", batch=batch, context=1000)
+    assert np.all(np.diff(found["chip_watts"]) > 0)
+    assert np.all(found["chip_watts"] <= 700)
+    assert np.all(np.diff(found["joules_per_token"]) < 0)
+    in_fp8 = ask("step", model="llama-3.1-8b", system="hgx-h100", batch=batch, context=1000, weights="fp8")
+    assert np.all(in_fp8["joules_per_token"] < found["joules_per_token"])
+    prefill = ask("step", model="llama-3.1-8b", system="hgx-h100", phase="prefill", tokens=8192)
+    assert prefill["chip_watts"] > found["chip_watts"][-1]
+
+
+def test_step_energy_joules_are_watts_over_rate():
+    summary = step_summary("llama-3.1-70b", "hgx-h100", batch=64, context=4096, layout=Layout(tp=4))
+    energy = summary.energy
+    assert surrounding_watts(load_system("hgx-h100")) == pytest.approx(1370 - 700)
+    assert energy.total_watts == pytest.approx(energy.watts + 670)
+    assert energy.joules_per_token == pytest.approx(energy.total_watts / summary.output_tokens_per_second_per_chip)
+    assert energy.tokens_per_second_per_megawatt * energy.joules_per_token == pytest.approx(1e6)
+
+
+def test_step_energy_range_joins_time_and_coefficients():
+    model, system = load_model("llama-3.1-8b"), load_system("hgx-h100")
+    sizes = {"batch": 8, "context": 1000}
+    step, work = step_work(model, system, sizes, layout=Layout(), engine=VLLM)
+    chip, around = energy_coefficients(system), surrounding_watts(system)
+    arguments = {"layout": Layout(), "engine": VLLM, "seconds": step.total, "tokens": 8}
+    narrow = step_energy(model, system, sizes, **arguments, time_range=(step.total, step.total))
+    wide = step_energy(model, system, sizes, **arguments, time_range=(step.total / 1.2, step.total * 1.2))
+    share = float(narrow.watts / (narrow.watts + around))
+    low, high = (float(end / narrow.joules_per_token) for end in narrow.joules_range)
+    assert (low, high) == (pytest.approx(math.exp(-NINETY_PERCENT * chip.spread * share)), pytest.approx(1 / low))
+    slow = math.log(
+        float((chip_joules(chip, work, step.total * 1.2) + around * step.total * 1.2) / narrow.joules_per_token / 8)
+    )
+    assert float(wide.joules_range[1] / wide.joules_per_token) == pytest.approx(math.exp(math.hypot(slow, math.log(high))))
+    assert step_summary(model, system, batch=8, context=1000, engine="ideal").energy.joules_range is None
