@@ -30,7 +30,8 @@ WANTED = {
     "ai_dynamo": r"dynamo/((vllm|sglang|trtllm|frontend)/(backend_args|frontend_args)|profiler/utils/config)\.py",
     "tensorrt_llm": r"tensorrt_llm/(commands/serve|llmapi/llm_args)\.py",
 }
-ENVIRONMENT = r"^(VLLM|SGLANG)_(\w*(DEEPEP|NIXL_SIDE)\w*|ROCM_USE_AITER)$"  # what launch commands set
+# What launch commands set.
+ENVIRONMENT = r"^(VLLM|SGLANG)_(\w*(DEEPEP|NIXL_SIDE|HICACHE_FILE_BACKEND_(STORAGE_DIR|MAX_SIZE))\w*|ROCM_USE_AITER)$"
 
 
 # --- packages -----------------------------------------------------------------------------------------------------------

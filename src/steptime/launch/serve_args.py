@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from steptime.physics.layout_rules import broken
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan, Pool
 from steptime.planning.steady_state import fresh_tokens
+from steptime.units import show
 
 # Vendors, and names of the engines in notes.
 NVIDIA, AMD = "NVIDIA", "AMD"
@@ -37,6 +39,27 @@ VARIABLE: Final = '"$CHECKPOINT"'
 # Variable of a drafter without a public id, and its use in a shell word.
 DRAFTER_NAME: Final = "DRAFT_MODEL"
 DRAFTER_VARIABLE: Final = f'"${DRAFTER_NAME}"'
+
+# Name of the tier in the memory of the hosts; other tiers behind HBM are disks.
+HOST_TIER: Final = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTier:
+    """A memory tier behind HBM that holds a part of the prefix cache of a replica.
+
+    Attributes:
+        name: Name of the tier.
+        capacity: Bytes for one replica.
+    """
+
+    name: str
+    capacity: float
+
+    @property
+    def folder(self) -> str:
+        """Folder of the files of a disk tier, which the reader of a command may change."""
+        return f"/mnt/{re.sub(r'[^A-Za-z0-9]+', '_', self.name)}_kv_cache"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +82,8 @@ class ServeArgs:
         method: What drafts: mtp (the model's MTP layers), eagle3 or draft_model.
         drafter: Id or folder of a separate drafter; "" if none is known.
         sends_from_stages: Whether the prefill pool of the deployment has pipeline stages.
+        tiers: Tiers behind HBM that hold the prefix cache of the plan, fastest first.
+        cache_copies: Copies of the KV cache of a token in the chips of a data-parallel rank.
     """
 
     served: Served
@@ -76,6 +101,18 @@ class ServeArgs:
     method: str = OWN_LAYERS
     drafter: str = ""
     sends_from_stages: bool = False
+    tiers: tuple[CacheTier, ...] = ()
+    cache_copies: int = 1
+
+    @property
+    def host_tier(self) -> CacheTier | None:
+        """Tier in the memory of the hosts, if there is one."""
+        return next((tier for tier in self.tiers if tier.name == HOST_TIER), None)
+
+    @property
+    def disk_tiers(self) -> tuple[CacheTier, ...]:
+        """Tiers on disks."""
+        return tuple(tier for tier in self.tiers if tier.name != HOST_TIER)
 
     @property
     def parts(self) -> int:
@@ -145,7 +182,78 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
         method=plan.speculation.method or OWN_LAYERS,
         drafter=plan.speculation.draft_model,
         sends_from_stages=any(entry.role == "prefill" and int(entry.layout.pp) > 1 for entry in plan.pools),
+        tiers=tiers_of_pool(plan, pool),
+        cache_copies=cache_copies(plan, pool),
     )
+
+
+def tiers_of_pool(plan: Plan, pool: Pool) -> tuple[CacheTier, ...]:
+    """Return the tiers behind HBM that hold the prefix cache of a pool.
+
+    Prompts are looked up where they are prefilled, in the first pool.
+
+    Args:
+        plan: The plan.
+        pool: One of its pools.
+
+    Returns:
+        Tiers that the plan uses, fastest first; none for a plan without sessions.
+    """
+    if plan.session_cache is None or pool is not plan.pools[0]:
+        return ()
+    rows = plan.session_cache.tiers[1:]
+    return tuple(
+        CacheTier(name=row.name, capacity=row.capacity)
+        for row in rows
+        if not row.why_unused and row.capacity >= 1 and math.isfinite(row.capacity)
+    )
+
+
+def cache_copies(plan: Plan, pool: Pool) -> int:
+    """Return how many copies of the KV cache of a token the chips of a data-parallel rank hold.
+
+    Latent attention has one per tensor-parallel rank, and grouped-query attention where ranks outnumber KV heads.
+
+    Args:
+        plan: The plan.
+        pool: One of its pools.
+
+    Returns:
+        Copies, at least 1.
+    """
+    chips = int(pool.layout.chips) / int(pool.layout.dp)
+    stored, once = float(pool.memory.cache_room) * chips, pool.kv_tokens_per_rank * plan.served.kv_bytes_per_token
+    ratio = stored / once if once > 0 else 1.0
+    return max(1, round(ratio)) if math.isfinite(ratio) else 1
+
+
+def tier_notes(args: ServeArgs) -> list[str]:
+    """Return notes on disk tiers that every engine sets up in a folder.
+
+    Args:
+        args: Requirements of the pool.
+
+    Returns:
+        One note per tier.
+    """
+    return [
+        f"{tier.folder}: folder on the {tier.name} tier, {show(tier.capacity, 'B')} per replica" for tier in args.disk_tiers
+    ]
+
+
+def needs_host_tier(args: ServeArgs) -> str:
+    """Return why disk tiers are not set up: engines load them through host memory.
+
+    Args:
+        args: Requirements of the pool.
+
+    Returns:
+        The reason; "" where there is a host tier, or no tier.
+    """
+    if args.host_tier is not None or not args.disk_tiers:
+        return ""
+    names = " and ".join(tier.name for tier in args.disk_tiers)
+    return f"no {names} tier is set up: engines load disks through host memory, which the plan does not use"
 
 
 def longest_request(plan: Plan) -> int:

@@ -22,17 +22,22 @@ from steptime.launch.serve_args import (
     checkpoint,
     deepep_refusal,
     drafter_place,
+    needs_host_tier,
     queues,
     routed,
+    tier_notes,
     unsaid,
 )
 from steptime.launch.shell_script import Command, select_texts
 from steptime.planning.plan_result import Plan
+from steptime.units import show
 
 VENDORS = (NVIDIA, AMD, "Intel")
 RUNS_ON = "GPUs of NVIDIA, AMD and Intel"
 # First ports of the hosts of a replica and of prefill servers, and the distance between replicas on a host.
 RENDEZVOUS_PORT, BOOTSTRAP_PORT, STRIDE = 20000, 8998, 100
+# Unit of the size of the host tier [B].
+GIGABYTE = 1_000_000_000
 # Page size of its latent-attention kernels [tokens]; a prefill chunk must be a multiple.
 PAGE = 64
 # Default limit of a prefill batch [tokens].
@@ -74,6 +79,8 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     # SGLang counts the sequences that decode in a mixed pass in its chunk, and has no mixed passes with drafts.
     mixes = args.role == "serve" and not args.drafts
     head, head_notes = drafter_place(args)
+    tiers, tier_environment, tier_words = _tiers(args)
+    environment |= tier_environment
     # A chunk must fill whole pages of the latent-attention kernels. The window of drafts has the verified token too.
     chunk = -(-(args.tokens if mixes else args.prompt_tokens) // PAGE) * PAGE
     words = select_texts(
@@ -95,6 +102,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (args.drafts, f"--speculative-num-steps {args.drafts}", "--speculative-eagle-topk 1"),
         (args.drafts, f"--speculative-num-draft-tokens {args.drafts + 1}"),
         (mixes, "--enable-mixed-chunk"),
+        (True, *tiers),
         (args.role != "serve", f"--disaggregation-mode {args.role}", "--disaggregation-transfer-backend nixl"),
         (args.role == "prefill", f"--disaggregation-bootstrap-port {BOOTSTRAP_PORT + slot}"),
         (replica.nodes > 1, f"--nnodes {replica.nodes}", f"--node-rank {'$NODE_RANK' if rank is None else rank}"),
@@ -112,8 +120,47 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (args.parts > 1, f"--max-running-requests {scopes}"),
     )
     no_cache = f"SGLang has no KV cache in {served.kv}: expect a cache of another size"
-    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *unsaid(args, "sglang")))
+    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *tier_words, *unsaid(args, "sglang")))
     return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
+
+
+def _tiers(args: ServeArgs) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the flags of the tiers behind HBM (HiCache), their environment, and notes.
+
+    Sizes count for one chip: `--hicache-size` in whole GB (sglang 0.5.23, srt/mem_cache/pool_host/base.py), the limit of
+    files for the chip that writes them (srt/mem_cache/storage/file/lru_file_evictor.py). Of copies, one is on disk
+    (srt/mem_cache/hicache_storage.py). HiCache runs with `--dcp-size` for latent attention without drafts only
+    (srt/arg_groups/hicache_hook.py). See https://docs.sglang.io/docs/advanced_features/hicache_best_practices.
+    """
+    if not args.tiers:
+        return [], {}, []
+    host, disks, chips, copies = args.host_tier, args.disk_tiers, int(args.layout.chips), args.cache_copies
+    size = 0 if host is None else int(host.capacity / chips // GIGABYTE)
+    refusal = needs_host_tier(args)
+    if args.layout.cp > 1:
+        refusal = "no tier behind HBM is set up: SGLang's HiCache does not run with every model and --dcp-size"
+    elif size < 1 and not refusal:
+        refusal = "no tier behind HBM is set up: the plan's host tier has less than 1 GB per chip, the unit of --hicache-size"
+    if refusal or host is None:
+        return [], {}, [refusal]
+    words = select_texts(
+        (True, "--enable-hierarchical-cache", f"--hicache-size {size}"), (disks, "--hicache-storage-backend file")
+    )
+    environment = {}
+    if disks:
+        limit = int(disks[0].capacity * copies / chips)
+        environment = {
+            "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": disks[0].folder, "SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE": str(limit),
+        }  # fmt: skip
+    slower_disks = " and ".join(tier.name for tier in disks[1:])
+    copies_note = f"the host tier holds 1/{copies} of the plan's tokens, because each copy of the KV cache has its own"
+    notes = select_texts(
+        (True, f"--hicache-size counts GB for one chip: {show(host.capacity, 'B')} of host memory per replica"),
+        (True, *tier_notes(args)[:1]),
+        (slower_disks, f"SGLang has one disk tier: the {slower_disks} tier is not set up"),
+        (copies > 1, copies_note),
+    )
+    return words, environment, notes
 
 
 def _experts(args: ServeArgs) -> tuple[list[str], dict[str, str], list[str]]:

@@ -13,6 +13,7 @@ from steptime.launch.serve_args import DRAFTER_NAME, NVIDIA, ServeArgs, checkpoi
 from steptime.launch.shell_script import Command, json_file, select_texts
 from steptime.models.draft_models import EAGLE3
 from steptime.planning.plan_result import Plan
+from steptime.units import show
 
 VENDORS = (NVIDIA,)
 RUNS_ON = "GPUs of NVIDIA"
@@ -64,6 +65,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (automatic and served.checkpoint_kv not in ("", "bf16"), declared),
         (spans_hosts, f"one command starts all {replica.nodes} hosts; under Slurm use srun --mpi=pmix in place of mpirun;"),
         (spans_hosts, f"HOSTS: addresses of the hosts, each followed by :{replica.chips}, separated by commas"),
+        (True, *_tier_words(args)),
         (True, *unsaid(args, "trtllm")),
     )
     head, head_notes = drafter_place(args)
@@ -102,10 +104,13 @@ def options(args: ServeArgs) -> dict[str, Any]:
     balancer = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
     reuse = {"enable_block_reuse": True} if args.cached else {}
     room = {"free_gpu_memory_fraction": args.cache_share} if args.memory_share else {}
+    # Each rank has a host cache (_torch/pyexecutor/resource_manager.py).
+    host = args.host_tier
+    tiers = {"host_cache_size": int(host.capacity // int(args.layout.chips))} if host else {}
     settings = {
         "enable_chunked_prefill": args.role != "decode",
         "enable_attention_dp": bool(args.layout.dp > 1),
-        "kv_cache_config": {"dtype": CACHE.get(args.served.kv, "auto")} | room | reuse,
+        "kv_cache_config": {"dtype": CACHE.get(args.served.kv, "auto")} | room | reuse | tiers,
         "moe_config": balancer if redundant else {},
         "speculative_config": _speculative_config(args),
         "cache_transceiver_config": {"backend": "DEFAULT"} if args.role != "serve" else {},
@@ -113,6 +118,20 @@ def options(args: ServeArgs) -> dict[str, Any]:
         "disable_overlap_scheduler": args.role == "prefill" or (args.has_drafter and args.method != EAGLE3),
     }
     return {name: value for name, value in settings.items() if value}
+
+
+def _tier_words(args: ServeArgs) -> list[str]:
+    """Return notes on the tiers behind HBM.
+
+    Disks came after 1.2: `disk_cache_size` of https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html.
+    """
+    host, disks, copies = args.host_tier, " and ".join(tier.name for tier in args.disk_tiers), args.cache_copies
+    copies_note = f"the host tier holds 1/{copies} of the plan's tokens, because each copy of the KV cache has its own"
+    return select_texts(
+        (host, f"host_cache_size counts for one chip: {show(host.capacity if host else 0.0, 'B')} of host memory per replica"),
+        (host and copies > 1, copies_note),
+        (disks, f"no {disks} tier is set up: TensorRT-LLM 1.2 has no KV cache on disks; later releases have disk_cache_size"),
+    )
 
 
 def _speculative_config(args: ServeArgs) -> dict[str, Any]:

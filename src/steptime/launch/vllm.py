@@ -23,13 +23,16 @@ from steptime.launch.serve_args import (
     checkpoint,
     deepep_refusal,
     drafter_place,
+    needs_host_tier,
     queues,
     routed,
+    tier_notes,
     unsaid,
 )
 from steptime.launch.shell_script import Command, select_texts
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan
+from steptime.units import show
 
 # Back end of the expert exchange that runs on any link.
 ALL_GATHER = "allgather_reducescatter"
@@ -71,8 +74,8 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     if served.vendor == AMD:
         environment |= {"VLLM_ROCM_USE_AITER": "1"}
     # Pools pass the KV cache on over NIXL, with one side channel per replica on a host.
-    separate, role = args.role != "serve", "kv_producer" if args.role == "prefill" else "kv_consumer"
-    if separate:
+    connector, tier_words = _transfer_config(args)
+    if args.role != "serve":
         side_port = str(SIDE_PORT + STRIDE * replica.slot)
         environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "$NODE_ADDRESS", "VLLM_NIXL_SIDE_CHANNEL_PORT": side_port}
     batched_tokens = max(args.tokens, args.sequences * (args.drafts + 1))
@@ -89,7 +92,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (args.memory_share, f"--gpu-memory-utilization {args.memory_share:g}"),
         (args.cached, "--enable-prefix-caching"),
         (args.drafts, f"--speculative-config {_speculative_config(args)}"),
-        (separate, f"""--kv-transfer-config '{{"kv_connector":"{_connector(args)}","kv_role":"{role}"}}'"""),
+        (connector, f"--kv-transfer-config {shlex.quote(json.dumps(connector, separators=(',', ':')))}"),
         (rank == 0, f"--port {port}"),
     )
     plugin, pass_tokens = PLUGINS.get(served.vendor), f"{parts * args.tokens:,} prompt tokens"
@@ -102,7 +105,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (parts > 1, "vLLM does not schedule the next step of pipeline stages ahead, so that steps may take longer"),
     )
     no_cache = f"vLLM has no KV cache in {served.kv}: expect a cache of another size"
-    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *unsaid(args, "vllm")))
+    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *tier_words, *unsaid(args, "vllm")))
     notes = [*drafter_place(args)[1], *notes]
     return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
 
@@ -122,6 +125,43 @@ def _speculative_config(args: ServeArgs) -> str:
     # The shell fills in a missing place: the quotes end before the variable and begin again after it.
     missing = args.has_drafter and not drafter_place(args)[0]
     return text.replace(f"${DRAFTER_NAME}", f"'{DRAFTER_VARIABLE}'") if missing else text
+
+
+def _transfer_config(args: ServeArgs) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON of `--kv-transfer-config`, and notes on tiers: pools pass the KV cache on, and tiers hold it.
+
+    `cpu_bytes_to_use` counts for all chips of a data-parallel rank, and `fs` is a folder without a limit of its size
+    (https://docs.vllm.ai/en/stable/features/kv_offloading_usage/; vllm 0.33, v1/kv_offload/cpu/spec.py and
+    v1/kv_offload/tiering/fs/manager.py). Answers are offloaded too, because they are prompts of the next turn.
+    """
+    role = {"prefill": "kv_producer", "decode": "kv_consumer"}.get(args.role, "")
+    pools = {"kv_connector": _connector(args), "kv_role": role} if role else {}
+    if not args.tiers:
+        return pools, []
+    refusal = needs_host_tier(args)
+    if args.served.vendor in PLUGINS:
+        refusal = f"no tier behind HBM is set up: vLLM offloads the KV cache of GPUs only, not of {args.served.vendor}'s chips"
+    host = args.host_tier
+    if refusal or host is None:
+        return pools, [refusal]
+    folders = [{"type": "fs", "root_dir": tier.folder} for tier in args.disk_tiers]
+    settings = {"cpu_bytes_to_use": int(host.capacity // int(args.layout.dp)), "offload_prompt_only": False}
+    settings |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": folders} if folders else {}
+    tiers = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": settings}
+    copies, is_shared = args.cache_copies, int(args.layout.chips) == int(args.layout.dp * args.layout.tp)
+    is_latent = copies == int(args.layout.tp)
+    copies_note = f"the host tier holds 1/{copies} of the plan's tokens, because each copy of the KV cache has its own"
+    notes = select_texts(
+        (True, f"cpu_bytes_to_use: {show(host.capacity, 'B')} of host memory per replica"),
+        (args.layout.dp > 1, "cpu_bytes_to_use counts for one data-parallel rank"),
+        (True, *tier_notes(args)),
+        (folders, "vLLM does not limit the size of these folders: delete old files before the disks are full"),
+        (copies > 1 and not (is_latent and is_shared), copies_note),
+    )
+    if not pools:
+        return tiers, notes
+    both = {"connectors": [pools, tiers]}
+    return {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": both}, notes
 
 
 def _connector(args: ServeArgs) -> str:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from steptime.hardware.system import System
-from steptime.models.model import Model, stored_formats
+from steptime.models.model import Model, kv_bytes_per_token, stored_formats
 from steptime.physics.layout import LARGEST_HOST, host_chips
 from steptime.result_base import unit
 
@@ -19,6 +19,9 @@ class Served:
     weights: str = field(default="", metadata=unit("", "format of the dense layers' weights"))
     experts: str = field(default="", metadata=unit("", "format of the routed experts; empty: no routed experts"))
     kv: str = field(default="", metadata=unit("", "format of the KV cache"))
+    kv_bytes_per_token: float = field(
+        default=math.nan, metadata=unit("B", "KV cache of a token, stored once", key="kv_bytes_per_token")
+    )
     checkpoint_weights: str = field(default="", metadata=unit("", "format of the dense layers in the checkpoint"))
     checkpoint_experts: str = field(default="", metadata=unit("", "format of the routed experts in the checkpoint"))
     checkpoint_kv: str = field(default="", metadata=unit("", "format of the KV cache that the checkpoint specifies"))
@@ -50,6 +53,7 @@ def what_is_served(model: Model, system: System) -> Served:
         weights=weights,
         experts=experts,
         kv=model.kv_format,
+        kv_bytes_per_token=float(kv_bytes_per_token(model)),
         checkpoint_weights=stored.weights,
         checkpoint_experts=stored.experts,
         checkpoint_kv=stored.kv,
