@@ -50,6 +50,8 @@ def test_parse(text, unit, value):
         (80, "B", "no unit"),
         ("80 GB", "B/s", "quantity in B, but one in B/s"),
         ("80 Gx", "B", "unknown unit"),
+        ("10Tb", "B", "did you mean 10TB"),
+        ("80 Gibit", "B", "did you mean 80GiB"),
         ("1e999 GB", "B", "finite"),
         ("", "B", "not a number"),
         ("3 GB/s/s", "B/s", "unknown unit"),

@@ -72,6 +72,8 @@ SYMBOLS: Final[dict[str, tuple[str, float, bool]]] = {
     "t": ("kg", 1000.0, False),
     "metre": ("m", 1.0, False),
 }
+# Ends of units in bits, in which rates are given and capacities are not.
+BITS: Final = ("b", "bit")
 # TFLOPS is TFLOP/s.
 CONTRACTIONS: Final = {"FLOPS": "FLOP/s", "OPS": "OP/s", "bps": "b/s", "Bps": "B/s"}
 
@@ -136,6 +138,10 @@ def parse(text: str | float, unit: str = "") -> float:
     0.001
     >>> parse("2 TFLOPS", "FLOP/s")
     2000000000000.0
+    >>> parse("10 Tb", "B")
+    Traceback (most recent call last):
+        ...
+    steptime.errors.UnitError: '10 Tb' is in bits, but a capacity is in bytes; did you mean 10TB?
     >>> parse("80 GiB", "B/s")
     Traceback (most recent call last):
         ...
@@ -152,6 +158,9 @@ def parse(text: str | float, unit: str = "") -> float:
             return number * PREFIXES[written]
         raise UnitError(f"{short_repr(text)}: unknown unit {short_repr(written)}; use {_EXAMPLE[unit]!r}")
     dimension, size = parsed_unit
+    if unit == dimension == "B" and written.endswith(BITS):
+        in_bytes = f"{number:g}{written.removesuffix('bit').removesuffix('b')}B"
+        raise UnitError(f"{short_repr(text)} is in bits, but a capacity is in bytes; did you mean {in_bytes}?")
     if dimension != unit:
         needed = f"one in {unit} is needed, such as {_EXAMPLE.get(unit, unit)!r}" if unit else "a plain number is needed"
         raise UnitError(f"{short_repr(text)} is a quantity in {dimension}, but {needed}")

@@ -30,6 +30,15 @@ def test_json_of_a_pair_has_both_systems_and_what_each_costs_alone():
     assert "two systems" in " ".join(data["launch"]["vllm"])
 
 
+def test_one_system_on_both_sides_is_named_once():
+    shown = run(PLAN + "--prefill-system hgx-h200 --prefill-chips 2")
+    assert shown.returncode == 0, shown.stderr
+    text = words(shown.stdout)
+    assert "on 4 chips of hgx-h200 (2 for prefill, 2 for decode)" in text
+    assert "On hgx-h200 without fixed pools (8 chips in whole hosts," in text
+    assert "published runs of such a pair" not in text
+
+
 def test_text_of_a_pair_names_both_systems_and_the_missing_evidence():
     shown = run(PAIR + "--simulate --explain")
     assert shown.returncode == 0, shown.stderr
@@ -48,7 +57,9 @@ def test_text_of_a_pair_names_both_systems_and_the_missing_evidence():
         ("--prefill-system hgx-h100 --mode aggregated", "--mode: pools on two systems are separate"),
         ("--prefill-system hgx-h100 --launch vllm", "--launch writes commands for one system"),
         ("--prefill-system mi300x-8", "--prefill-system: engines move KV caches between chips of one vendor"),
-        ("--prefill-system hgx-h10", "unknown system 'hgx-h10'"),
+        ("--prefill-system hgx-h10", "--prefill-system: unknown system 'hgx-h10'"),
+        ("--prefill-system hgx-h100 --prefill-rent abc", "--prefill-rent: unknown kind of rent 'abc'"),
+        ("--prefill-system hgx-h100 --sessions chat", "leave out --prefill-system, or --sessions"),
     ],
 )
 def test_what_a_pair_cannot_do_is_refused_in_one_message(options, message):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.errors import RangeError
+from steptime.errors import RangeError, UnitError
 from steptime.hardware.system import Power
 from steptime.physics.layout import Layout
 from steptime.planning.fleet import MONTH, replicas_within, size_fleet
@@ -85,10 +85,16 @@ def test_the_largest_fleet_within_a_power_and_its_refusals():
     assert found.fleet.rate == pytest.approx(served * found.fleet.replicas)
     assert found.fleet.utilisation == pytest.approx(1)
     assert fleet(power_cap=40_000.0, rate=served).fleet.replicas == 1
-    with pytest.raises(RangeError, match=r"power_cap: 40.0 kW supply .* which serve at most"):
-        fleet(power_cap="40kW", rate=1000 * found.fleet.rate)
-    with pytest.raises(RangeError, match=r"power_cap: must be at least 4.00 kW"):
-        fleet(power_cap="1kW")
+    for options, words in (
+        ({"power_cap": "40kW", "rate": 1000 * found.fleet.rate}, "40.0 kW supply"),
+        ({"power_cap": "40kW", "spare": 100_000}, "all of them spare"),
+        ({"power_cap": "1kW"}, "the hosts of one replica take 4.00 kW"),
+    ):
+        short = fleet(**options)
+        assert (short.feasible, short.fleet) == (False, None)
+        assert words in short.reason
+    with pytest.raises(UnitError, match=r"power_cap: 'abc' is not a number in W"):
+        fleet(power_cap="abc")
     with pytest.raises(RangeError, match=r"--set power=1\.5kW"):
         closed_plan(MODEL, replace(NODES, power=Power()), WORK, st.Slo(tpot=8e-3), **given, power_cap="1MW")
 

@@ -134,6 +134,7 @@ def test_plan_compares_each_system_alone_for_the_same_rent(planned):
     for single, system in zip(planned.single_systems, (FIRST, SECOND), strict=True):
         alone = 8 * float(system.rent.typical) / (single.requests_per_second * 256) * 1e6
         assert single.usd_per_million_output_tokens == pytest.approx(alone)
+        assert single.usd_per_second == pytest.approx(8 * RENTED[system.name] / HOUR)
 
 
 def test_lower_rent_and_faster_chips_do_not_cost_more(planned):

@@ -303,13 +303,24 @@ def _refused(problem: InputError) -> int:
     return IMPOSSIBLE if isinstance(problem, Impossible) else WRONG
 
 
+# An input with its option behind it in parentheses.
+NAMED_TWICE = re.compile(r"\b([a-z][a-z_]*)((?: too)?) \((--[a-z-]+)\)")
+
+
 def _with_option(message: str) -> str:
-    """Return a message that begins with the name of an input with the option that the command line has for it."""
+    """Return a message with options in place of inputs: at its beginning, and where the option follows in parentheses."""
+    message = NAMED_TWICE.sub(_option_alone, message)
     name, _, remainder = message.partition(" ")
     plain = name.rstrip(":")
     typed = {word.partition("=")[0] for word in sys.argv if word.startswith("--")}
     option = f"--{plain.replace('_', '-')}"
     return f"{option}{name[len(plain) :]} {remainder}" if option in typed else message
+
+
+def _option_alone(match: re.Match[str]) -> str:
+    """Return the option without the input of the same name in front of it."""
+    name, too, option = match.groups()
+    return f"{option}{too}" if option == f"--{name.replace('_', '-')}" else match[0]
 
 
 def _misread(problem: Any) -> int:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from steptime.errors import RangeError
+from steptime.errors import Impossible, RangeError
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.result_base import unit
 from steptime.units import DAY, show
@@ -111,7 +111,8 @@ def replicas_within(power_cap: float, *, replica_chips: int, host_chips: int, ch
         Number of replicas.
 
     Raises:
-        RangeError: The power of a chip is not known, or the cap is too low for one replica.
+        RangeError: The power of a chip is not known.
+        Impossible: The cap is too low for one replica.
 
     >>> replicas_within(100e3, replica_chips=4, host_chips=8, chip_watts=1250.0)
     20
@@ -123,5 +124,7 @@ def replicas_within(power_cap: float, *, replica_chips: int, host_chips: int, ch
     replicas = int(power_cap / host_watts + 1e-9) // hosts_each * per_host
     if replicas < 1:
         needed = show(hosts_each * host_watts, "W")
-        raise RangeError(f"power_cap: must be at least {needed}, the hosts of a replica, got {show(power_cap, 'W')}")
+        raise Impossible(
+            f"the hosts of one replica take {needed}, more than the {show(power_cap, 'W')} of --power-cap; raise it to {needed}"
+        )
     return replicas

@@ -140,7 +140,8 @@ class SingleSystem:
     """The cheapest deployment of the same requests on one of two systems, for about the same rent."""
 
     system: str = field(metadata=unit("", "name of the system"))
-    chips: int = field(metadata=unit("", "chips for the same rent, in whole hosts; without a rent, as many chips"))
+    chips: int = field(metadata=unit("", "chips in whole hosts for about the same rent; without a rent, as many chips"))
+    usd_per_second: float = field(default=math.nan, metadata=unit("USD/s", "rent of these chips", key="rent_usd_per_s"))
     reason: str = field(default="", metadata=unit("", "why no layout meets the limits; empty where one does"))
     layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
     requests_per_second: float = field(default=math.nan, metadata=unit("requests/s", "request rate of the whole deployment"))
@@ -335,6 +336,9 @@ class Plan(Tabular):
         """The chips and the system, or those of both pools."""
         if not self.prefill_system:
             return f"{counted(self.chips, 'chip')} of {self.system}"
+        if not self.is_pair:
+            pools = f"{self.prefill_chips:,} for prefill, {self.chips:,} for decode"
+            return f"{counted(self.total_chips, 'chip')} of {self.system} ({pools})"
         prefill = f"{counted(self.prefill_chips, 'chip')} of {self.prefill_system} for prefill"
         return f"{prefill} and {counted(self.chips, 'chip')} of {self.system} for decode"
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import Impossible, InputError, RangeError, UnknownName, expect
+from steptime.errors import Impossible, InputError, RangeError, UnitError, UnknownName, expect
 from steptime.hardware.energy import read_carbon, read_electricity
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.hardware.system import System
@@ -253,13 +253,14 @@ def plan(
     else:
         effects = {"alternatives": alternatives, "elasticities": elasticities}
         best_plan = _plan_on_one_system(case, evidence, modes, price, sure, **effects)
+    best_plan = replace(best_plan, energy=plan_energy(case, best_plan, price=price, carbon=grid_carbon))
     if best_plan.feasible and not (rate is None and power_cap is None):
-        best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare, cap))
-    return replace(
-        best_plan,
-        energy=plan_energy(case, best_plan, price=price, carbon=grid_carbon),
-        search_seconds=time.perf_counter() - started,
-    )
+        try:
+            best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare, cap))
+        except Impossible as problem:
+            # The plan of one replica stays, as data; it cannot have this fleet.
+            best_plan = replace(best_plan, feasible=False, reason=str(problem))
+    return replace(best_plan, search_seconds=time.perf_counter() - started)
 
 
 def _plan_on_one_system(
@@ -311,7 +312,8 @@ def _plan_on_two_systems(case: PlanProblem, evidence: str, price: float, sure: f
                 singles.append(as_single_system(single))
                 continue
             reason = single.reason
-        singles.append(SingleSystem(system=problem.system.name, chips=problem.chips, reason=reason))
+        rent = float(problem.rent)
+        singles.append(SingleSystem(system=problem.system.name, chips=problem.chips, usd_per_second=rent, reason=reason))
     return replace(best_plan, single_systems=tuple(singles))
 
 
@@ -325,7 +327,11 @@ def _read_energy(electricity: str | float | None, carbon: str | float | None) ->
 
 def _read_power(power: float | str) -> float:
     """Return a power in W; raise an error where it is none."""
-    return float(positive("power_cap", parse(power, "W") if isinstance(power, str) else power, "W"))
+    try:
+        watts = parse(power, "W") if isinstance(power, str) else power
+    except UnitError as problem:
+        raise UnitError(f"power_cap: {problem}") from None
+    return float(positive("power_cap", watts, "W"))
 
 
 def _pinned(sizes: Mapping[str, int] | None, chunk: int | None, max_num_seqs: int | None) -> Pinned:
@@ -377,6 +383,9 @@ def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, 
     """Return the fleet of a plan: replicas of one pool are units of their own, separate pools one unit.
 
     Without a rate it is the largest fleet within the power.
+
+    Raises:
+        Impossible: The power does not supply the replicas.
     """
     single = len(deployment.pools) == 1
     count = int(deployment.pools[-1].layout.replicas) if single else 1
@@ -388,17 +397,17 @@ def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, 
     }
     replicas = replicas_within(power_cap, **sizes) if math.isfinite(power_cap) else math.inf
     if replicas <= spare:
-        raise RangeError(
-            f"power_cap: {show(power_cap, 'W')} supply {counted(int(replicas), 'replica')}, got {spare} spare (--spare)"
-        )
+        supplied = counted(int(replicas), "replica")
+        raise Impossible(f"{show(power_cap, 'W')} supply {supplied}, all of them spare (--spare {spare}); raise --power-cap")
     fleet = size_fleet(
         (replicas - spare) * served if rate is None else rate, served=served, chip_rent=float(case.system.rent.typical),
         output_tokens=float(case.workload.output_tokens), spare=spare, **sizes,
     )  # fmt: skip
     if fleet.replicas + spare > replicas:
-        raise RangeError(
-            f"power_cap: {show(power_cap, 'W')} supply {counted(int(replicas), 'replica')}, which serve at most "
-            f"{in_digits((replicas - spare) * served)} requests/s, got a rate of {in_digits(fleet.rate)}"
+        most = in_digits((replicas - spare) * served)
+        raise Impossible(
+            f"{show(power_cap, 'W')} supply {counted(int(replicas), 'replica')}, which serve at most {most} requests/s of "
+            f"{in_digits(fleet.rate)}; raise --power-cap, or lower --rate"
         )
     return replace(fleet, power_cap=power_cap if math.isfinite(power_cap) else math.nan)
 

@@ -233,6 +233,7 @@ def as_single_system(plan: Plan) -> SingleSystem:
     return SingleSystem(
         system=plan.system,
         chips=plan.chips,
+        usd_per_second=plan.usd_per_second,
         layout_text=plan.layout_text,
         requests_per_second=plan.requests_per_second,
         usd_per_million_output_tokens=plan.usd_per_million_output_tokens,

@@ -385,7 +385,8 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
     effects: dict[str, Any] = {"alternatives": diagnostics, "elasticities": diagnostics, "diagnostics": diagnostics}
     if inputs.sessions is not None:
         if arguments["prefill_system"] is not None:
-            raise RangeError("prefill_system: histories of sessions are on one system; leave out prefill_system, or sessions")
+            raise RangeError("prefill_system: histories of sessions are on one system; leave out prefill_system (--prefill-system), or sessions "
+                "(--sessions)")
         return _plan_sessions(inputs, model, system, engine, arguments, effects)
     deployment = plan(model, system, workload, inputs.slo(), **arguments, **effects)
     trace = values.get("trace")
@@ -412,7 +413,7 @@ def _plan_sessions(
         make_plan, inputs.drawn_sessions(inputs.input, inputs.output, inputs.spread, inputs.output_spread), inputs.slo(),
         model=as_served(model, system, engine), system=system, modes=arguments["modes"],
         evidence=inputs.evidence if has_range(engine) else ANY,
-        capacities=read_tier_capacities(inputs.prefix_cache) if inputs.prefix_cache else None,
+        capacities=read_tier_capacities(inputs.prefix_cache, system) if inputs.prefix_cache else None,
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steptime.errors import RangeError, short_repr
+from steptime.errors import RangeError, UnitError, UnknownName, short_repr
+from steptime.hardware.system import System
 from steptime.number_checks import MOST_TOKENS, at_least_zero
 from steptime.questions.declaration import count, number, text
 from steptime.questions.subject import REQUESTS_GROUP
@@ -87,27 +88,33 @@ class SessionInputs:
         )  # fmt: skip
 
 
-def read_tier_capacities(words: str) -> dict[str, float]:
+def read_tier_capacities(words: str, system: System) -> dict[str, float]:
     """Return the capacities of memory tiers in a text.
 
     Args:
         words: Text such as "hbm=20GB,host=1TB".
+        system: System, which has the tiers.
 
     Returns:
         Bytes by tier.
 
     Raises:
-        RangeError: If a tier has no capacity, or is given twice.
-
-    >>> read_tier_capacities("host=1TB")
-    {'host': 1000000000000.0}
+        RangeError: If a tier has no capacity, is given twice, or is not one of the system.
+        UnitError: If a capacity is not a number of bytes.
     """
-    tiers: dict[str, float] = {}
+    names, tiers = [tier.name for tier in (system.chip.hbm, *system.tiers)], dict[str, float]()
     for part in words.split(","):
         name, equals, size = part.strip().partition("=")
         if not equals:
             raise RangeError(f"prefix_cache: must be TIER=CAPACITY, such as host=1TB, got {short_repr(part)}")
         if name in tiers:
             raise RangeError(f"prefix_cache: {name} is given twice; keep one")
-        tiers[name] = at_least_zero(f"prefix_cache: {name}", parse(size, "B"), "B")
+        if name not in names:
+            unknown = UnknownName("memory tier", name, names, f"Known: {', '.join(names)}.")
+            raise RangeError(f"prefix_cache: {unknown}")
+        try:
+            capacity = parse(size, "B")
+        except UnitError as problem:
+            raise UnitError(f"prefix_cache: {name}: {problem}") from None
+        tiers[name] = at_least_zero(f"prefix_cache: {name}", capacity, "B")
     return tiers

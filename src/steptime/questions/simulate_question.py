@@ -227,7 +227,7 @@ class SchedulerInputs:
             return None
         from steptime.simulation.prefix_cache import cache_with_capacities
 
-        return cache_with_capacities(system, layout, read_tier_capacities(self.prefix_cache))
+        return cache_with_capacities(system, layout, read_tier_capacities(self.prefix_cache, system))
 
 
 @dataclass(frozen=True, kw_only=True)

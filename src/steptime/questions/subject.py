@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.hardware_loading import load_system, resolve_system
-from steptime.errors import ConfigError, Impossible, RangeError, UnitError, UnknownName, short_repr
+from steptime.errors import ConfigError, Impossible, InputError, RangeError, UnitError, UnknownName, short_repr
 from steptime.hardware.energy import BANDWIDTH, CAPACITY, FLOPS, LEAST_LEFT, LINK, PARTS, flops_left, power_shares
 from steptime.hardware.number_formats import with_software
 from steptime.hardware.rental_prices import KINDS, kind_asked, with_rent
@@ -320,15 +320,22 @@ def read_prefill_system(values: Mapping[str, Any]) -> System | None:
         if rate is not None:
             raise RangeError("prefill_rent: needs another system for prefill; give prefill_system too (--prefill-system)")
         return None
-    system = _system(name, values.get("catalog")) if isinstance(name, str) else resolve_system(name)
+    try:
+        system = _system(name, values.get("catalog")) if isinstance(name, str) else resolve_system(name)
+    except UnknownName as problem:
+        raise InputError(f"prefill_system: {problem}") from None
     if values.get("software") is not None and system.chip.software:
         system = with_software(system, values["software"])
     kind = values.get("rent")
     if rate is None and isinstance(kind, str) and kind_asked(kind) in KINDS:
         rate = kind
-    if isinstance(rate, str):
-        return with_rent(system, rate)
-    return system if rate is None else vary(system, {"rent": rate})
+    try:
+        if isinstance(rate, str):
+            return with_rent(system, rate)
+        return system if rate is None else vary(system, {"rent": rate})
+    except InputError as problem:
+        name = "rent" if values.get("prefill_rent") is None else "prefill_rent"
+        raise RangeError(f"{name}: {str(problem).removeprefix('rent: ')}") from None
 
 
 def _varied(name: str, arch: Mapping[str, Any], formats: Mapping[str, str], catalog: str | None) -> Model:

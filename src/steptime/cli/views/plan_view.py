@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -44,6 +44,7 @@ from steptime.planning.plan_messages import trained_context_warning
 from steptime.planning.plan_result import (
     Plan,
     Pool,
+    SingleSystem,
     chosen_point,
     cost_changes,
     mean_resources,
@@ -82,6 +83,8 @@ FORMULAS = (
 LIKELY = 0.9
 # Saving of a narrower format from which the first lines name it, and the options of formats.
 LARGE_SAVING, FORMAT_OPTIONS = 0.4, ("--weights", "--experts")
+# Relative difference up to which two rents are the same.
+SAME_RENT: Final = 0.005
 # Rows of the Pareto front.
 FRONT_ROWS = 7
 
@@ -348,12 +351,11 @@ def _tier_table(plan: Plan) -> list[RenderableType | None]:
 
 
 def _single_systems(plan: Plan) -> list[Text]:
-    """Return what the same requests cost on each of two systems alone, for about the same rent."""
+    """Return what the same requests cost on each of two systems alone, in whole hosts, each with its rent."""
     lines = []
     for single in plan.single_systems:
-        chips = counted(single.chips, "chip")
-        share = f", {'about the same rent' if has_rent(plan) else 'about as many chips'} in whole hosts"
-        words = f"On {single.system} alone ({chips}{share}): "
+        name = f"On {single.system} {'alone' if plan.is_pair else 'without fixed pools'}"
+        words = f"{name} ({counted(single.chips, 'chip')}{_rent_against(plan, single)}): "
         if single.reason:
             words += f"not possible: {single.reason}"
         elif has_rent(plan) and math.isfinite(single.usd_per_million_output_tokens):
@@ -365,6 +367,15 @@ def _single_systems(plan: Plan) -> list[Text]:
             words += f"{in_digits(single.requests_per_second)} requests/s, {single.layout_text}"
         lines.append(Text(f"{words.rstrip('.')}."))
     return lines
+
+
+def _rent_against(plan: Plan, single: SingleSystem) -> str:
+    """Return the rent of a system alone, against that of the plan. Costs per token at full load compare at unlike rents."""
+    if not (has_rent(plan) and math.isfinite(single.usd_per_second)):
+        return ""
+    change = single.usd_per_second / plan.usd_per_second - 1
+    against = "the same" if abs(change) < SAME_RENT else f"{abs(change):.0%} {'more' if change > 0 else 'less'}"
+    return f" in whole hosts, {show(single.usd_per_second, 'USD/s')}, {against} rent"
 
 
 def _fleet(plan: Plan) -> list[Text]:
@@ -390,7 +401,7 @@ def _money(plan: Plan, *, full: bool) -> list[Text]:
     lines = []
     if has_rent(plan):
         words = f"Rent: {show(plan.usd_per_second, 'USD/s')} for {counted(plan.total_chips, 'chip')}, {_rent_origin(plan.rent)}"
-        if plan.prefill_rent is not None:
+        if plan.prefill_rent is not None and (plan.is_pair or plan.prefill_rent != plan.rent):
             words += f" ({plan.system}), {_rent_origin(plan.prefill_rent)} ({plan.prefill_system})"
         lines.append(f"{words}.")
     if has_rent(plan) and full:
