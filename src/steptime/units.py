@@ -322,6 +322,23 @@ def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
     return f"{_digits(value / size, digits)} {prefix}{unit}"
 
 
+def speed_change(ratio: float) -> str:
+    """Write a ratio of two speeds in words.
+
+    Args:
+        ratio: The speed over that without the change.
+
+    Returns:
+        How much faster or slower.
+
+    >>> speed_change(1.234), speed_change(0.5), speed_change(0.999)
+    ('1.23x as fast', '50% slower', 'as fast')
+    """
+    if round(ratio, 2) == 1:
+        return "as fast"
+    return f"{ratio:.2f}x as fast" if ratio > 1 else f"{1 - ratio:.0%} slower"
+
+
 def counted(n: float, singular: str, plural: str = "") -> str:
     """Write a number with its noun.
 

@@ -166,6 +166,21 @@ def test_imbalance_is_the_engines_unless_it_is_given():
     assert even < usual < uneven
 
 
+@pytest.mark.parametrize("words", ["step deepseek-v3 hgx-h200 --batch 64", "simulate deepseek-v3 hgx-h200 --rate 1"])
+def test_imbalance_without_expert_parallelism_is_refused(words):
+    refused = run(f"{words} --tp 8 --imbalance 2")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--imbalance: has no effect without expert parallelism" in refused.stderr
+    assert "give --ep too" in refused.stderr
+
+
+def test_a_plan_without_expert_parallelism_says_that_the_imbalance_has_no_effect():
+    words = "plan deepseek-v3 hgx-h200 --engine ideal --chips 8 --tp 8 --imbalance 2 --json"
+    noted = {size: json.loads(run(f"{words} --ep {size}").stdout)["warnings"] for size in (1, 8)}
+    assert any("(--imbalance) has no effect" in line for line in noted[1])
+    assert not any("--imbalance" in line for line in noted[8])
+
+
 def test_launch_commands():
     shown = run(MAIN + " --launch all").stdout
     for words in ("vllm serve", "sglang.launch_server", "trtllm-serve"):
@@ -361,7 +376,7 @@ SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 20
         "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
         "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
         "--rate 20 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB,host=10GB --replicas 2 --route prefix-aware",
-        "--rate 20 --drafted 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
+        "--rate 20 --drafts 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
     ],
 )  # fmt: skip
 def test_simulate(words):

@@ -48,7 +48,7 @@ def test_commands_of_all_engines_draft():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--acceptance 1.8", "needs a number of drafts"),
+        ("--acceptance 1.8", "--acceptance: needs speculative tokens, got none"),
         ("--drafts many", "from 0 to 8, or auto, got 'many'"),
         ("--drafts 2 --acceptance 0.85", "with drafts 2 (drafts + 1), got 0.85"),
         ("--drafts auto --acceptance 1.8", "got auto"),
@@ -100,7 +100,7 @@ def test_a_prior_widens_the_range_of_a_plan():
 
 def test_a_simulation_drafts():
     pytest.importorskip("numba")
-    told, plain = answer(f"{SIMULATED} --drafted 3 --draft-model eagle3"), answer(SIMULATED)
+    told, plain = answer(f"{SIMULATED} --drafts 3 --draft-model eagle3"), answer(SIMULATED)
     assert told["speculation"]["method"] == "eagle3"
     assert "speculation" not in plain
 
@@ -108,6 +108,31 @@ def test_a_simulation_drafts():
 def test_launch_lines_of_a_plan_name_the_head():
     lines = run(f"{PLAN} --drafts 2 --draft-model eagle3 --launch vllm").stdout
     assert '"model":"RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3","num_speculative_tokens":2' in lines
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--drafts 0 --draft-model eagle3", "--draft-model: needs speculative tokens, got 0;"),
+        ("--draft-model eagle3", "--draft-model: needs speculative tokens, got none;"),
+        ("--drafts 0 --acceptance 2", "--acceptance: needs speculative tokens, got 0;"),
+        ("--acceptance 2", "--acceptance: needs speculative tokens, got none;"),
+    ],
+)
+def test_drafters_without_drafts_are_refused_alike_in_every_command(given, message):
+    errors = set()
+    for words in (PLAN, STEP, SIMULATED):
+        refused = run(f"{words} {given}")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        errors.add(refused.stderr)
+    (error,) = errors
+    assert message in error
+
+
+def test_a_step_that_drafts_make_slower_is_called_slower():
+    shown = run(f"{STEP} --drafts 8 --draft-model eagle3 --acceptance 1.2")
+    assert "% slower" in shown.stdout
+    assert "speed-up" not in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -119,9 +144,9 @@ def test_launch_lines_of_a_plan_name_the_head():
         ("step glm-4.6 hgx-h200 --tp 8 --drafts 3 --draft-model eagle3", "no shape of an EAGLE-3 head"),
         (f"{STEP} --drafts 3 --draft-model eagle3 --query 2", "query"),
         (f"{STEP} --drafts 3 --draft-model eagle3 --acceptance 5", "from 1 to 4 tokens per step"),
-        (f"{PLAN} --draft-model eagle3", "needs a number of drafts"),
+        (f"{PLAN} --draft-model eagle3", "needs speculative tokens, got none"),
         (f"{PLAN} --drafts auto --draft-model qwen3-0.6b", "must have the vocabulary of"),
-        (f"{SIMULATED} --drafted 2 --draft-model qwen3-0.6b", "must have the vocabulary of"),
+        (f"{SIMULATED} --drafts 2 --draft-model qwen3-0.6b", "must have the vocabulary of"),
     ],
 )
 def test_what_cannot_draft_gets_one_message(words, message):

@@ -61,7 +61,7 @@ def test_command_of_a_model_that_does_not_fit_leaves_with_1(words):
     [
         ("plan llama-3.1-8b hgx-h100 --speed 40 --speed 50", "--speed"),
         ("step llama-3.1-8b hgx-h100 --batch 1 --batch=2", "--batch"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 5 --drafted 3", "acceptance"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 5 --drafts 3", "acceptance"),
         ("plan llama-3.1-8b hgx-h100 --set chip.peak.bf16=1FLOP/s", "chip.peak.bf16"),
         ("plan llama-3.1-8b hgx-h100 --set chip.hbm.bandwidth=1B/s", "chip.hbm.bandwidth"),
         ("plan llama-3.1-8b hgx-h100 --set rent=3600USD/s", "rent"),

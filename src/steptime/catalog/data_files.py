@@ -224,7 +224,8 @@ def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str,
 def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) -> Path:
     """Return the file of a path, a name of the catalogue, or an alias.
 
-    Capitals do not count, and "_" and " " count as "-".
+    Capitals do not count, and "_" and " " count as "-". An owner in front of the name may be left out, as long as one entry
+    has the name.
 
     Args:
         kind: Name of the folders, as for `folders`.
@@ -253,6 +254,10 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     for path in sorted(paths.values(), key=lambda path: folded_name not in folded(path.stem)):
         if folded_name in map(folded, _aliases(path)):
             return path
+    # The name after the owner is enough where one entry has it.
+    owned = [path for key, path in paths.items() if folded(key).rpartition("/")[2] == folded_name]
+    if len(owned) == 1:
+        return owned[0]
     aliases = [alias for path in paths.values() for alias in _aliases(path)]
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
     hint = f"`steptime {command}` lists them; a path to a file works too."

@@ -25,7 +25,6 @@ def step(
     needs = {
         "--phase prefill or mixed": (inputs.phase != "decode", "tokens prompts prefix image audio"),
         "--phase decode or mixed": (inputs.phase != "prefill", "batch context query acceptance"),
-        "--drafts": (inputs.drafts > 0, "draft_model acceptance"),
     }
     output.check(ctx, needs, changes.files(vars(inputs)))
     values = changes.values(ctx, StepInputs)

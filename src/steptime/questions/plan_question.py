@@ -348,6 +348,7 @@ def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Eng
         Checked inputs, model, system, engine, and workload.
     """
     inputs = bind(PlanInputs, values, "plan")
+    inputs.check_drafting(read_drafts(inputs.drafts), inputs.acceptance)
     inputs = replace(inputs.with_trace(), **inputs.session_figures(values))
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
@@ -385,13 +386,24 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
     effects: dict[str, Any] = {"alternatives": diagnostics, "elasticities": diagnostics, "diagnostics": diagnostics}
     if inputs.sessions is not None:
         if arguments["prefill_system"] is not None:
-            raise RangeError("prefill_system: histories of sessions are on one system; leave out prefill_system (--prefill-system), or sessions "
-                "(--sessions)")
-        return _plan_sessions(inputs, model, system, engine, arguments, effects)
-    deployment = plan(model, system, workload, inputs.slo(), **arguments, **effects)
+            raise RangeError(
+                "prefill_system: histories of sessions are on one system; leave out prefill_system (--prefill-system), or sessions "
+                "(--sessions)"
+            )
+        deployment = _plan_sessions(inputs, model, system, engine, arguments, effects)
+    else:
+        deployment = plan(model, system, workload, inputs.slo(), **arguments, **effects)
     trace = values.get("trace")
     caution = "" if trace is None else trace_lengths(trace).caution
-    return replace(deployment, warnings=(caution, *deployment.warnings)) if caution else deployment
+    cautions = [words for words in (caution, _idle_imbalance(values, deployment)) if words]
+    return replace(deployment, warnings=(*cautions, *deployment.warnings)) if cautions else deployment
+
+
+def _idle_imbalance(values: Mapping[str, Any], deployment: Plan) -> str:
+    """Return a warning where the user's expert imbalance has no effect, because the plan does not divide its experts."""
+    if values.get("imbalance") is None or any(int(pool.layout.ep) > 1 for pool in deployment.pools):
+        return ""
+    return "the expert imbalance (--imbalance) has no effect: the plan has no expert parallelism" if deployment.pools else ""
 
 
 def _plan_sessions(

@@ -24,6 +24,7 @@ from steptime.questions.subject import (
     ParallelSizes,
     PricedSubject,
     PromptMedia,
+    check_imbalance,
     read_subject,
     with_prompt_media,
 )
@@ -164,10 +165,10 @@ class SchedulerInputs:
         default_words="time to read the HBM once",
     )
     patience: Any = number(0.0, "maximum wait in seconds of a static batch for more requests", unit="s", group=POLICY)
-    drafted: Any = count(0, "speculative (draft) tokens per step", minimum=0, group=POLICY)
+    drafts: Any = count(0, "speculative tokens per step", minimum=0, group=POLICY)
     acceptance: Any = number(
         None,
-        "acceptance length: output tokens per step, from 1 to drafted + 1 (a count, not a share)",
+        "acceptance length: output tokens per step, from 1 to drafts + 1 (a count, not a share)",
         group=POLICY,
         default_words="measured, or the prior of what drafts",
     )
@@ -198,15 +199,15 @@ class SchedulerInputs:
         """
         from steptime.simulation.scheduling_policy import policy_for
 
-        if self.drafted and self.acceptance is None:
+        if self.drafts and self.acceptance is None:
             raise RangeError(
-                f"acceptance: is needed with drafted {self.drafted}, got none; give the tokens that a step yields, from 1 to "
-                f"{self.drafted + 1}"
+                f"acceptance: is needed with drafts {self.drafts}, got none; give the tokens that a step yields, from 1 to "
+                f"{self.drafts + 1}"
             )
         return policy_for(
             engine, system, prompt=prompt, kind=self.policy, max_num_seqs=self.max_sequences,
             max_num_batched_tokens=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full,
-            interval=self.interval, patience=self.patience, speculative_tokens=self.drafted,
+            interval=self.interval, patience=self.patience, speculative_tokens=self.drafts,
             acceptance_length=1.0 if self.acceptance is None else self.acceptance, route=self.route,
         )  # fmt: skip
 
@@ -307,6 +308,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     if find_spec("numba") is None:
         raise RangeError(NUMBA_MISSING)
     inputs = bind(SimulateInputs, values, "simulate")
+    inputs.check_drafting(values.get("drafts"), inputs.acceptance)
     inputs = replace(inputs, **inputs.session_figures(values))
     model, system, engine = read_subject(values)
     speculation = _speculation(inputs, model)
@@ -331,6 +333,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
         layout = Layout(**sizes, microbatches=sizes.get("pp", 1), replicas=inputs.replicas)
     else:
         layout = replace(default_layout(model, system, engine=engine, batch=1, context=context), replicas=inputs.replicas)
+    check_imbalance(values, layout)
 
     # The prefill pool takes the tensor-parallel size of the decode pool by default.
     tp = layout.tp if inputs.prefill_tp is None else inputs.prefill_tp
@@ -352,11 +355,9 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
 
 def _speculation(inputs: SimulateInputs, model: Model) -> Speculation:
     """Return the speculative tokens of a run with their source; none where the drafts come from outside the model."""
-    if not inputs.drafted and inputs.draft_model is not None:
-        raise RangeError("draft_model: needs a number of drafted tokens, got none; give drafted too (--drafted 3)")
-    if not inputs.drafted or not model.can_draft or inputs.drafted > MOST_DRAFTS:
+    if not inputs.drafts or not model.can_draft or inputs.drafts > MOST_DRAFTS:
         return NONE
-    return choose_speculation(model, int(inputs.drafted), inputs.acceptance)
+    return choose_speculation(model, int(inputs.drafts), inputs.acceptance)
 
 
 def solve(values: Mapping[str, Any]) -> Any:

@@ -37,13 +37,14 @@ from steptime.questions.subject import (
     ParallelSizes,
     PricedSubject,
     PromptMedia,
+    check_imbalance,
     design_answers,
     parallel_size,
     read_subject,
     with_prompt_media,
 )
 from steptime.result_base import broadcast, json_key, unit
-from steptime.units import show
+from steptime.units import show, speed_change
 from steptime.workload.workload import MOST_DRAFTS, NONE, Speculation, choose_speculation
 
 if TYPE_CHECKING:
@@ -214,13 +215,10 @@ def pass_speculation(inputs: StepInputs, model: Model) -> Speculation:
         Drafts and acceptance length; none without drafts.
 
     Raises:
-        RangeError: A drafter or an acceptance length without drafts, or drafts together with query tokens.
+        RangeError: Drafts together with query tokens.
         InputError: Nothing can draft for the model.
     """
     if not inputs.drafts:
-        dependent = [name for name in ("draft_model", "acceptance") if getattr(inputs, name) is not None]
-        if dependent:
-            raise RangeError(f"{dependent[0]}: needs a number of drafts, got none; give drafts too (--drafts 3)")
         return NONE
     if np.any(np.asarray(inputs.query) != 1):
         raise RangeError(
@@ -324,7 +322,9 @@ def step_summary(
     if drafts and np.any(work["batch"] > 0):
         plain = _evaluate(model, system, {**work, "query": 1}, engine, 0, layout=layout).total
         gained = float(np.mean(speculation.acceptance * plain / step.total))
-        notes.append(f"without drafts a step takes {show(float(np.mean(plain)), 's')}: speed-up {gained:.2f}x")
+        notes.append(
+            f"without drafts a step takes {show(float(np.mean(plain)), 's')}; with drafts, tokens come {speed_change(gained)}"
+        )
     if drafts and (words := drafter_words(model)):
         notes.append(words)
     reach = np.max(np.maximum(work["context"], work["tokens"] + work["prefix"]))
@@ -397,7 +397,7 @@ def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Eng
         Checked inputs, model, system, engine, and layout.
 
     Raises:
-        RangeError: If the phase does not use an input that is given.
+        RangeError: If the phase does not use an input that is given, or a drafter has no drafts.
     """
     phase = values.get("phase") or "decode"
     for name in IDLE.get(phase, ()):
@@ -407,6 +407,7 @@ def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Eng
                 f"{name}: has no meaning in phase {phase}; give phase={other_phase} or phase=mixed, or leave it out"
             )
     inputs = bind(StepInputs, values, "step")
+    inputs.check_drafting(values.get("drafts"), inputs.acceptance)
     model, system, engine = read_subject(values)
     # Images and recordings are part of the prompts, and lengthen their prefill.
     if inputs.phase != "decode":
@@ -427,6 +428,7 @@ def solve(values: Mapping[str, Any]) -> StepSummary:
         The step with range, memory and notes.
     """
     inputs, model, system, engine, layout = bind_pass(with_layout(STEP, values))
+    check_imbalance(values, layout)
     speculation = pass_speculation(inputs, model)
     return step_summary(model, system, layout=layout, engine=engine, speculation=speculation, **pass_sizes(inputs, layout))
 
@@ -462,6 +464,7 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
     """
     answer_names = answer_names or frozenset(ANSWERS)
     inputs, model, system, engine, layout = bind_pass(values)
+    check_imbalance(values, layout)
     speculation, sizes = pass_speculation(inputs, model), pass_sizes(inputs, layout)
     drafts, gained = speculation.drafts, _step_yield(sizes["query"], speculation)
     step = _evaluate(model, system, sizes, engine, drafts, layout=layout)

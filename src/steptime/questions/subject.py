@@ -22,6 +22,7 @@ from steptime.models.model_loading import load_model, resolve_model
 from steptime.models.model_variants import KEYS, variant
 from steptime.number_checks import positive, share
 from steptime.physics.engine import Engine, engine_for, with_imbalance
+from steptime.physics.layout import Layout
 from steptime.questions.declaration import (
     COUNT,
     POWER,
@@ -120,6 +121,23 @@ class DraftModel:
         metavar="NAME",
         default_words="mtp where the model has such layers",
     )
+
+    def check_drafting(self, drafts: Any, acceptance: Any = None) -> None:
+        """Check that what drafts, and an acceptance length, have speculative tokens.
+
+        Args:
+            drafts: Number of speculative tokens per step, "auto" or None.
+            acceptance: Acceptance length, or None.
+
+        Raises:
+            RangeError: There are no speculative tokens.
+        """
+        if drafts is not None and (isinstance(drafts, str) or np.any(np.asarray(drafts) != 0)):
+            return
+        for name, value in (("draft_model", self.draft_model), ("acceptance", acceptance)):
+            if value is not None:
+                got = "none" if drafts is None else "0"
+                raise RangeError(f"{name}: needs speculative tokens, got {got}; give drafts too (--drafts 3), or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +295,23 @@ def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
     engine = engine_for(system, values.get("engine"), catalog)
     imbalance = values.get("imbalance")
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
+
+
+def check_imbalance(values: Mapping[str, Any], layout: Layout) -> None:
+    """Check that a layout divides its experts over ranks, where the user gives their imbalance.
+
+    Args:
+        values: Values of inputs by name.
+        layout: Layout of the replica.
+
+    Raises:
+        RangeError: An imbalance is given, and each rank has all experts.
+    """
+    if values.get("imbalance") is not None and not np.any(np.asarray(layout.ep) > 1):
+        raise RangeError(
+            f"imbalance: has no effect without expert parallelism, got {short_repr(values['imbalance'])} with ep 1; give ep "
+            "too (--ep), or leave it out"
+        )
 
 
 def read_machine(values: Mapping[str, Any]) -> System:

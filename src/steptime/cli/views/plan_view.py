@@ -54,7 +54,7 @@ from steptime.planning.plan_result import (
 from steptime.planning.plan_search import AS_CHEAP, is_small_chunk
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import Line, equations, explain_step, sources, step_given
-from steptime.units import counted, in_digits, show
+from steptime.units import counted, in_digits, show, speed_change
 from steptime.workload.workload import step_yield
 
 # Power around the chips.
@@ -611,8 +611,8 @@ def _speculation_table(plan: Plan) -> list[RenderableType | None]:
         return []
     grid = listing(
         "Batch: {batch:,} | Plain TPOT: {tpot_without:s} | Speculative: {tpot:s} | Plain rate: {rate_without:tok/s} | "
-        "Speculative: {rate:tok/s} | Speed-up: {speed_up:.2f} x",
-        plan.drafted, first_to_go=(3, 4),
+        "Speculative: {rate:tok/s} | With drafts: {change}",
+        plan.drafted, first_to_go=(3, 4), change=lambda row: speed_change(row.speed_up),
     )  # fmt: skip
     words = footnote("TPOT and rate per chip of decode steps without prefill chunks.")
     return [Text(), heading("Speculative decoding at each batch"), grid, words]
