@@ -92,14 +92,16 @@ def test_every_model_file_names_its_source(name):
 
 
 def test_a_name_without_its_owner_is_found_in_any_case(tmp_path):
-    assert load_model("kimi-k2-instruct").name == "moonshotai/Kimi-K2-Instruct"
+    assert st.load_model("kimi-k2-instruct").name == "moonshotai/Kimi-K2-Instruct"
     # Two entries of one name need the owner.
     folder = tmp_path / "models"
     folder.mkdir()
     text = find("models", "moonshotai/Kimi-K2-Instruct").read_text()
-    (folder / "mine.json").write_text(text.replace('"moonshotai/Kimi-K2-Instruct"', '"me/Kimi-K2-Instruct"'))
+    (folder / "me--Kimi-K2-Instruct.json").write_text(text.replace('"moonshotai/Kimi-K2-Instruct"', '"me/Kimi-K2-Instruct"'))
+    with pytest.raises(UnknownName, match="did you mean"):
+        st.load_model("kimi-k2-instruct", catalog=tmp_path)
     for owner in ("me", "moonshotai"):
-        assert load_model(f"{owner}/kimi-k2-instruct", catalog=tmp_path).name.startswith(owner)
+        assert st.load_model(f"{owner}/kimi-k2-instruct", catalog=tmp_path).name.startswith(owner)
 
 
 def test_names_are_found_in_any_case_and_by_alias():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.cli.test_commands import run
+from tests.launch.reading import commands
 
 PLAN = "plan llama-3.1-8b hgx-h200 --chips 2 --input 2k --output 256 --speed 50 --ttft 1 "
 PAIR = PLAN + "--prefill-system hgx-h100 --prefill-chips 2 "
@@ -27,7 +28,10 @@ def test_json_of_a_pair_has_both_systems_and_what_each_costs_alone():
     cost = rent / (data["requests_per_s"] * 256) * 1e6
     assert data["usd_per_million_output_tokens"] == pytest.approx(cost)
     assert [single["system"] for single in data["single_systems"]] == ["hgx-h200", "hgx-h100"]
-    assert "two systems" in " ".join(data["launch"]["vllm"])
+    prefill, decode, router = commands(data["launch"]["vllm"])
+    assert ('"kv_role":"kv_producer"' in prefill.one("--kv-transfer-config")) and "NixlConnector" in str(decode.flags)
+    assert router.program == "vllm-router"
+    assert "host 0: hgx-h100, host 1: hgx-h200" in " ".join(data["launch"]["vllm"])
 
 
 def test_one_system_on_both_sides_is_named_once():
@@ -55,7 +59,6 @@ def test_text_of_a_pair_names_both_systems_and_the_missing_evidence():
         ("--prefill-chips 8", "--prefill-chips: needs another system"),
         ("--prefill-rent 2", "--prefill-rent: needs another system"),
         ("--prefill-system hgx-h100 --mode aggregated", "--mode: pools on two systems are separate"),
-        ("--prefill-system hgx-h100 --launch vllm", "--launch writes commands for one system"),
         ("--prefill-system mi300x-8", "--prefill-system: engines move KV caches between chips of one vendor"),
         ("--prefill-system hgx-h10", "--prefill-system: unknown system 'hgx-h10'"),
         ("--prefill-system hgx-h100 --prefill-rent abc", "--prefill-rent: unknown kind of rent 'abc'"),

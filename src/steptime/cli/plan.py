@@ -148,11 +148,6 @@ def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutp
     second = read_prefill_system(values)
     if launches and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
-    if launches and second is not None:
-        raise InputError(
-            "--launch writes commands for one system, got two; plan the prefill pool and the decode pool on their system each, "
-            "or leave out --launch"
-        )
     try:
         with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: not _is_compiling()):
             deployment = solve(values)
@@ -236,5 +231,4 @@ def _print(planned: Planned, output: PlanOutput, launches: tuple[str, ...]) -> N
     # Readers who asked for more know the options already.
     if not (output.explain or launches):
         tables = "" if output.full else "--full (time, memory, Pareto front)"
-        launch = "" if planned.prefill_system is not None else "--launch all"
-        console.print(more_line(tables, "--explain", launch, "--plot FILE", "--json"))
+        console.print(more_line(tables, "--explain", "--launch all", "--plot FILE", "--json"))

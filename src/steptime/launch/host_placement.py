@@ -8,7 +8,7 @@ inside a domain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -103,8 +103,10 @@ def racks(plan: Plan, replicas: Sequence[Replica]) -> tuple[tuple[int, ...], ...
         replicas: Placement of all replicas.
 
     Returns:
-        Numbers of hosts by domain; empty if there is one domain, or a replica needs two.
+        Numbers of hosts by domain; empty if there is one domain, a replica needs two, or pools are on two systems.
     """
+    if plan.prefill_served is not None:
+        return ()
     hosts_per_domain = plan.served.domain_chips // plan.served.host_chips
     hosts = sorted({host for r in replicas for host in r.hosts})
     if (
@@ -127,6 +129,8 @@ def place_replicas(plan: Plan) -> tuple[Replica, ...]:
     Returns:
         Replicas in the order of the pools.
     """
+    if plan.prefill_served is not None:
+        return _on_two_systems(plan)
     host = plan.served.host_chips
     kinds = [Kind(int(p.layout.replicas), *equal_parts(int(p.layout.chips), host)) for p in plan.pools]
     order = sorted(range(len(kinds)), key=lambda n: (-kinds[n].nodes, -kinds[n].chips_per_place, n))
@@ -148,6 +152,15 @@ def place_replicas(plan: Plan) -> tuple[Replica, ...]:
                 role=plan.pools[n].role, number=number, hosts=hosts, devices=devices, slot=slot
             )
     return tuple(placed_replicas[key] for key in sorted(placed_replicas))
+
+
+def _on_two_systems(plan: Plan) -> tuple[Replica, ...]:
+    """Return the placement of pools on two systems: the hosts of the prefill pool first, then those of the decode pool."""
+    prefill, decode = plan.pools
+    first = place_replicas(replace(plan, pools=(prefill,), served=plan.served_by("prefill"), prefill_served=None))
+    second = place_replicas(replace(plan, pools=(decode,), prefill_served=None))
+    after = 1 + max(host for replica in first for host in replica.hosts)
+    return first + tuple(replace(replica, hosts=tuple(after + host for host in replica.hosts)) for replica in second)
 
 
 def _in_domains(kinds: Sequence[Kind], host: int, domain: int) -> list[Places]:

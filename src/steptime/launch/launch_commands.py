@@ -92,8 +92,6 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
 
 def _refusal(plan: Plan, engine: str) -> str:
     """Return the reason why an engine cannot serve a plan; "" if it can."""
-    if plan.prefill_system:
-        return f"there are no commands for pools on two systems ({plan.prefill_system} and {plan.system})"
     vendor, writer = plan.served.vendor, WRITERS[engine]
     runs = vendor in ("", *writer.VENDORS)
     return "" if runs else f"{NAMES[engine]} runs on {writer.RUNS_ON}, not on chips of {vendor}"
@@ -105,6 +103,23 @@ def _plan_notes(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> list[
     limit_text = f"are longer than the model's context of {served.max_context:,.0f}, which servers enforce"
     started = NAMES[engine]
     differs = f"{started} may not start this layout, and its times differ; for {started} plan with --engine {engine}"
+
+    if plan.prefill_served is not None:
+        lengths = f"requests of {requests:,.0f} tokens {limit_text}: serve a checkpoint with extended positions"
+        planned = f"planned for {NAMES.get(plan.engine)}: {differs}"
+        machines = (("prefill", plan.prefill_system), ("decode", plan.system))
+        hosts_by_role = {role: sorted({h for r in replicas if r.role == role for h in r.hosts}) for role, _ in machines}
+        systems = ", ".join(
+            f"{'hosts' if len(hosts_by_role[role]) > 1 else 'host'} {in_words(hosts_by_role[role])}: {name}"
+            for role, name in machines
+        )
+        idle = f"{counted(plan.idle_chips, 'chip')} of the {plan.total_chips} that the cost counts stay idle"
+        return select_texts(
+            (requests > served.max_context, lengths),
+            (plan.engine in NAMES and plan.engine != engine, planned),
+            (True, f"{systems}; KV caches move over a network between both"),
+            (plan.idle_chips, idle),
+        )
 
     # Replicas that do not divide evenly over hosts leave chips idle.
     hosts, host = len({h for r in replicas for h in r.hosts}), served.host_chips
@@ -288,7 +303,7 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
             hosts, chips = [", ".join(hosts)], ["; ".join(chips[:1] if r.is_symmetric else chips)]
         rows += [f"| `{script}` | {host} | {devices} |" for script, host, devices in zip(scripts, hosts, chips, strict=True)]
     first = "; start a script for several hosts only on the first one" if engine == "trtllm" else ""
-    title = escape_markdown(f"{plan.model} on {plan.chips} chips of {plan.system}")
+    title = escape_markdown(f"{plan.model} on {plan.machines_text}")
     missing_manifest = plan.served.vendor == NVIDIA and "dynamo.yaml" not in files
     after = select_texts(
         (
@@ -334,6 +349,8 @@ def _manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Map
     image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{RELEASE}"
     components = [_component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))]
     notes: list[str] = []
+    if plan.is_pair:
+        notes.append(f"prefill runs on {plan.prefill_system}, decode on {plan.system}: add a nodeSelector to each component")
     for role, args in pools.items():
         # All replicas of a pool have one layout, so that the first stands for all.
         first, *remaining = (r for r in replicas if r.role == role)

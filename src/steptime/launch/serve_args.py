@@ -163,11 +163,12 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
     # A prefill pool runs whole prompts; other pools run prefill chunks.
     prefill_tokens = math.ceil(sequences * fresh_tokens(plan.workload)) if prefills else max(pool.chunk, 0)
     decoding = 0 if prefills else math.ceil(pool.batch / groups)
-    memory, chip = pool.memory, plan.served.memory
+    served = plan.served_by(pool.role)
+    memory, chip = pool.memory, served.memory
     share, workspace = float(memory.capacity) / chip, float(memory.activations + memory.reserved)
     free = chip - float(memory.weights) - workspace
     return ServeArgs(
-        served=plan.served,
+        served=served,
         role=pool.role,
         layout=pool.layout,
         sequences=sequences,

@@ -287,6 +287,9 @@ class Plan(Tabular):
         default=(), metadata=unit("", "effect of speculative tokens at each batch; empty without them", key="drafted_by_batch")
     )
     served: Served = field(default_factory=Served, metadata=unit("", "checkpoint, formats and hosts, for launch commands"))
+    prefill_served: Served | None = field(
+        default=None, metadata=unit("", "those of the system of the prefill pool; null: the same system")
+    )
 
     @property
     def slo_probability(self) -> dict[str, float]:
@@ -330,6 +333,17 @@ class Plan(Tabular):
     def is_pair(self) -> bool:
         """Whether the pools are on two different systems."""
         return self.prefill_system not in ("", self.system)
+
+    def served_by(self, role: str) -> Served:
+        """Return the facts that launch commands of a pool need.
+
+        Args:
+            role: Role of the pool.
+
+        Returns:
+            Those of the system of the pool.
+        """
+        return self.prefill_served if role == "prefill" and self.prefill_served is not None else self.served
 
     @property
     def machines_text(self) -> str:

@@ -605,6 +605,7 @@ def _second_system(case: PlanProblem) -> dict[str, Any]:
         "prefill_chips": case.prefill_chips,
         "prefill_rent": system.rent,
         "prefill_power": system.power,
+        "prefill_served": what_is_served(case.model, system),
     }
 
 
