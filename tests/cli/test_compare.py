@@ -85,3 +85,34 @@ def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
     found = run(f"compare {words}")
     assert found.returncode == 2
     assert says in " ".join((found.stderr or found.stdout).split())
+
+
+PAIRED = "compare llama-3.1-8b hgx-h100,hgx-h200 --pairs --input 2k --output 256 --speed 50 --ttft 1 "
+
+
+def test_pairs_of_systems_stand_next_to_single_systems():
+    found = run(PAIRED + "--chips 8 --json")
+    assert found.returncode == 0, found.stderr
+    rows = {(row["prefill_system"], row["system"]): row for row in json.loads(found.stdout)["standings"]}
+    assert set(rows) == {("", "hgx-h100"), ("", "hgx-h200"), ("hgx-h100", "hgx-h200"), ("hgx-h200", "hgx-h100")}
+    for (prefill, system), row in rows.items():
+        assert row["feasible"]
+        assert row["chips"] == 8 + row["prefill_chips"]
+        assert (row["prefill_chips"] > 0, row["quick"]) == (bool(prefill), bool(prefill))
+        assert row["label"] == (f"{prefill} (prefill) + {system}" if prefill else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("compare llama-3.1-8b all --pairs", "--pairs: at most 12 pairs of systems"),
+        ("compare llama-3.1-8b hgx-h100 --pairs", "--pairs: need two systems of one vendor"),
+        ("compare llama-3.1-8b hgx-h100,mi300x-8 --pairs", "--pairs: need two systems of one vendor"),
+        (PAIRED + "--chips any", "--pairs: need a number of chips"),
+        (PAIRED + "--mode aggregated", "--pairs: have separate pools"),
+    ],
+)
+def test_pairs_that_cannot_be_tried_are_refused_before_the_work(words, message):
+    refused = run(words)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert message in refused.stderr

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from steptime.hardware.system import System
 
 ALL, ANY = "all", "any"
+# Time of a quick plan on two systems, on one core.
+SECONDS_PER_SYSTEM_PAIR = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,13 @@ class Requests(RequestSizes, LatencyLimits):
         group="Deployment", metavar="N", default_words="the usual number of each system, as in plan",
     )  # fmt: skip
     mode: str = declared(PlanInputs, "mode")
+    pairs: Annotated[
+        bool,
+        option(
+            "Also try prefill on one system and decode on another of the same vendor, for at most 4 systems.", "Deployment",
+            "--pairs",
+        ),
+    ] = False  # fmt: skip
 
     def chip_count(self) -> int | str | None:
         """Return the number of chips.
@@ -151,12 +160,18 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
             "chip-hour, such as --rent 2.10"
         )
     from steptime.sweeps.ranking import compare as rank
+    from steptime.sweeps.ranking import system_pairs
 
     pairs, seconds_per_pair = len(models) * len(machines), 3 if chip_count == ANY else 0.6
-    with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each ..."):
+    words = f"planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each"
+    if requests.pairs:
+        couples = len(system_pairs(models, machines, chip_count, modes))
+        words += f", and {counted(couples, 'pair')} of systems, some {SECONDS_PER_SYSTEM_PAIR} s each on a core"
+    with patience(f"steptime: {words} ..."):
         ranking = rank(
             models, machines, requests.workload(), slo, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,
             modes=modes, rent=rivals.rent, sure=requests.sure, percentile=requests.percentile, evidence=requests.evidence,
+            pairs=requests.pairs,
         )  # fmt: skip
     show.print(ranking, "comparison_view.ranking_view")
     if not any(standing.feasible for standing in ranking.standings):

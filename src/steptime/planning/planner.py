@@ -255,11 +255,7 @@ def plan(
         best_plan = _plan_on_one_system(case, evidence, modes, price, sure, **effects)
     best_plan = replace(best_plan, energy=plan_energy(case, best_plan, price=price, carbon=grid_carbon))
     if best_plan.feasible and not (rate is None and power_cap is None):
-        try:
-            best_plan = replace(best_plan, fleet=_fleet(case, best_plan, rate, spare, cap))
-        except Impossible as problem:
-            # The plan of one replica stays, as data; it cannot have this fleet.
-            best_plan = replace(best_plan, feasible=False, reason=str(problem))
+        best_plan = _with_fleet(case, best_plan, rate, spare, cap)
     return replace(best_plan, search_seconds=time.perf_counter() - started)
 
 
@@ -379,6 +375,15 @@ def _no_layout(case: PlanProblem) -> InputError:
     return RangeError(f"no layout with {words} can serve this model: {why[0] if why else 'other sizes must be given too'}")
 
 
+def _with_fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, power_cap: float) -> Plan:
+    """Return a plan with its fleet; not feasible, with the reason, where the power does not supply the fleet."""
+    try:
+        return replace(deployment, fleet=_fleet(case, deployment, rate, spare, power_cap))
+    except Impossible as problem:
+        # The plan of one replica stays, as data.
+        return replace(deployment, feasible=False, reason=str(problem))
+
+
 def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, power_cap: float) -> Fleet:
     """Return the fleet of a plan: replicas of one pool are units of their own, separate pools one unit.
 
@@ -404,9 +409,9 @@ def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, 
         output_tokens=float(case.workload.output_tokens), spare=spare, **sizes,
     )  # fmt: skip
     if fleet.replicas + spare > replicas:
-        most = in_digits((replicas - spare) * served)
+        supplied, served_at_most = counted(int(replicas), "replica"), in_digits((replicas - spare) * served)
         raise Impossible(
-            f"{show(power_cap, 'W')} supply {counted(int(replicas), 'replica')}, which serve at most {most} requests/s of "
+            f"{show(power_cap, 'W')} supply {supplied}, which serve at most {served_at_most} requests/s of "
             f"{in_digits(fleet.rate)}; raise --power-cap, or lower --rate"
         )
     return replace(fleet, power_cap=power_cap if math.isfinite(power_cap) else math.nan)

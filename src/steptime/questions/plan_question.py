@@ -387,8 +387,8 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
     if inputs.sessions is not None:
         if arguments["prefill_system"] is not None:
             raise RangeError(
-                "prefill_system: histories of sessions are on one system; leave out prefill_system (--prefill-system), or sessions "
-                "(--sessions)"
+                "prefill_system: histories of sessions are on one system; leave out prefill_system (--prefill-system), or "
+                "sessions (--sessions)"
             )
         deployment = _plan_sessions(inputs, model, system, engine, arguments, effects)
     else:

@@ -22,6 +22,7 @@ from steptime.physics.engine import Engine, engine_for, load_engine
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.planning.evidence import ANY as NO_EVIDENCE
 from steptime.planning.evidence import EVIDENCE, MEASURED, PUBLISHED
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, plan
 from steptime.processes import map_in_processes
@@ -35,13 +36,15 @@ EVIDENCE_WORDS: Final = {
 }  # fmt: skip
 # Pairs from which all are searched quickly and then the first ones wholly, and the number of these.
 MANY_PAIRS, WHOLE_SEARCHES = 9, 3
+# Pairs of systems that are tried, at most: those of four systems of one vendor. Each takes some seconds.
+MOST_SYSTEM_PAIRS: Final = 12
 # Names in a note, at most.
 MAX_NAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The cheapest plan of one model on one system, or the reason for a missing plan."""
+    """The cheapest plan of one model on one system, or with pools on two systems, or the reason for a missing plan."""
 
     place: int = field(
         default=0, metadata=unit("", "place from 1 by cost, or by output per chip if no rent is known at all; 0: no place")
@@ -50,13 +53,17 @@ class Standing:
     tied: bool = field(default=False, metadata=unit("", "whether its range of cost overlaps with the range of the cheapest"))
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
-    label: str = field(default="", metadata=unit("", "name as the user wrote it, if two systems share a name"))
+    label: str = field(
+        default="", metadata=unit("", "name as the user wrote it, if two systems share a name; both names of two systems")
+    )
+    prefill_system: str = field(default="", metadata=unit("", "name of the system of the prefill pool; empty: the same system"))
+    prefill_chips: int = field(default=0, metadata=unit("", "rented chips of that system; 0: the same system"))
     vendor: str = field(metadata=unit("", "vendor of the chip"))
     year: int = field(metadata=unit("", "year of the chip"))
     feasible: bool = field(metadata=unit("", "whether a plan meets the limits"))
     reason: str = field(default="", metadata=unit("", "why no plan meets the limits"))
     engine: str = field(default="", metadata=unit("", "name of the engine"))
-    chips: int = field(default=0, metadata=unit("", "number of rented chips"))
+    chips: int = field(default=0, metadata=unit("", "number of rented chips, those of both systems"))
     mode: str = field(default="", metadata=unit("", "aggregated or disaggregated"))
     layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
     usd_per_million_output_tokens: float = field(
@@ -245,6 +252,7 @@ def compare(
     percentile: str = "p90",
     evidence: str = MEASURED,
     catalog: str | None = None,
+    pairs: bool = False,
 ) -> Ranking:
     """Return the cheapest plan of each model on each system, the cheapest pair first.
 
@@ -263,9 +271,11 @@ def compare(
         percentile: Percentile of requests that meets the limits, as for `plan`.
         evidence: Kinds of layouts to prefer, as for `plan`.
         catalog: Folder that is searched before the packaged catalogue.
+        pairs: Whether to try a prefill pool on one system and a decode pool on another of the same vendor too, by quick
+            searches. `chips` then decode.
 
     Returns:
-        One standing per pair; a pair without a plan has a `reason`.
+        One standing per pair of model and system, and per pair of systems; one without a plan has a `reason`.
 
     Raises:
         InputError: If an input is wrong for all pairs.
@@ -295,15 +305,68 @@ def compare(
         "evidence": evidence,
     }
     plan_options |= {"alternatives": False, "elasticities": False, "diagnostics": False}
-    pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
+    subjects = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
+    jobs = system_pairs(loaded, machines, chips, modes) if pairs else []
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
-    is_quick = len(pairs) >= MANY_PAIRS
-    standings = tuple(_placed(map_in_processes(partial(stand, quick=is_quick), pairs)))
+    is_quick = len(subjects) >= MANY_PAIRS
+    # All plans are found in one call, so that processes share the work.
+    rows = map_in_processes(partial(_stand_any, stand, is_quick), [*jobs, *((subject, None) for subject in subjects)])
+    standings = tuple(_placed(rows))
     if is_quick:
-        standings = tuple(_placed(_with_whole_searches(stand, standings, pairs)))
+        standings = tuple(_placed(_with_whole_searches(stand, standings, subjects)))
     chips_text = "" if chips is None else str(chips)
     ranking = Ranking(workload=workload, slo=slo, percentile=percentile, chips=chips_text, standings=standings)
-    return replace(ranking, flips=tuple(flips(ranking, pairs, plan_options)))
+    return replace(ranking, flips=tuple(flips(ranking, subjects, plan_options)))
+
+
+def system_pairs(
+    models: Sequence[Model], systems: Sequence[System], chips: int | str | None, modes: str | tuple[str, ...]
+) -> list[tuple[tuple[Model, System, str], System]]:
+    """Return the pairs of systems that can exchange KV caches: each with the system that decodes, and that of prefill.
+
+    Args:
+        models: Models.
+        systems: Systems.
+        chips: Chips that decode.
+        modes: Deployment modes.
+
+    Returns:
+        Model, system of the decode pool and label; and the system of the prefill pool.
+
+    Raises:
+        RangeError: There are no such pairs, or too many, or pools or chips are not those of pairs.
+    """
+    if chips == ANY:
+        raise RangeError(f"pairs: need a number of chips that decode, got {ANY}; leave out chips (--chips)")
+    if DISAGGREGATED not in modes:
+        raise RangeError(f"pairs: have separate pools, got mode {AGGREGATED}; leave out pairs (--pairs), or mode (--mode)")
+    networked = [system for system in systems if not system.is_box]
+    couples = [
+        (decoding, prefilling)
+        for decoding in networked
+        for prefilling in networked
+        if decoding.name != prefilling.name and decoding.chip.vendor == prefilling.chip.vendor
+    ]
+    if not couples:
+        raise RangeError("pairs: need two systems of one vendor with a network, got none; name more systems")
+    if len(models) * len(couples) > MOST_SYSTEM_PAIRS:
+        raise RangeError(
+            f"pairs: at most {MOST_SYSTEM_PAIRS} pairs of systems are tried, some seconds each, got "
+            f"{len(models) * len(couples):,}; name up to 4 systems of a vendor, and one model"
+        )
+    return [
+        ((model, decoding, f"{prefilling.name} (prefill) + {decoding.name}"), prefilling)
+        for model in models
+        for decoding, prefilling in couples
+    ]
+
+
+def _stand_any(
+    stand: Callable[..., Standing], is_quick: bool, job: tuple[tuple[Model, System, str], System | None]
+) -> Standing:
+    """Return the standing of a model on a system, or on two; two are searched quickly, since each search has several sizes."""
+    subject, prefill_system = job
+    return stand(subject, quick=is_quick or prefill_system is not None, prefill_system=prefill_system)
 
 
 def _several(subjects: Any) -> list[Any]:
@@ -353,13 +416,15 @@ def _standing(
     chips: int | str | None,
     plan_options: dict[str, Any],
     quick: bool = False,
+    prefill_system: System | None = None,
 ) -> Standing:
-    """Return the best plan of a model on a system, over the numbers of chips to try."""
+    """Return the best plan of a model on a system, or on two, over the numbers of chips to try."""
     model, system, label = pair
     identity: dict[str, Any] = {
         "model": model.name, "system": system.name, "vendor": system.chip.vendor, "year": system.chip.year, "rent": system.rent,
-        "label": label,
+        "label": label, "prefill_system": "" if prefill_system is None else prefill_system.name,
     }  # fmt: skip
+    plan_options = plan_options | {"prefill_system": prefill_system}
 
     # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
@@ -375,18 +440,20 @@ def _standing(
             best = candidate
     if best is None:
         return Standing(feasible=False, reason=reason, **identity)
-    watts = float(best.power.watts)
     runs, rests = _rests_on(best, system, plan_options["engine"])
+    if prefill_system is not None:
+        runs, rests = 0, "no run of a pool on each of two systems"
     return Standing(
         feasible=True,
-        tokens_per_second_per_kilowatt=1e3 * best.tokens_per_second_per_chip / watts,
+        prefill_chips=best.prefill_chips,
+        tokens_per_second_per_kilowatt=1e3 / best.joules_per_output_token,
         power_basis=best.power.basis,
         quick=quick,
         runs=runs,
         rests_on=rests,
         plan=best,
         **identity,
-        **{name: getattr(best, name) for name in FROM_PLAN},
+        **{name: getattr(best, name) for name in FROM_PLAN} | {"chips": best.total_chips},
     )
 
 
@@ -395,7 +462,7 @@ def _with_whole_searches(
 ) -> list[Standing]:
     """Return standings of quick searches, the first ones with plans of whole searches."""
     by_name = {(model.name, system.name, label): (model, system, label) for model, system, label in pairs}
-    leaders = [standing for standing in standings if standing.place][:WHOLE_SEARCHES]
+    leaders = [row for row in standings if row.place and not row.prefill_system][:WHOLE_SEARCHES]
     jobs = [(by_name[leader.model, leader.system, leader.label], leader.chips) for leader in leaders]
     return [*map_in_processes(partial(_whole_search, stand), jobs), *(row for row in standings if row not in leaders)]
 
@@ -470,7 +537,7 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
     Yields:
         One sentence per rent, format and engine.
     """
-    if len(ranking.priced) < 2:
+    if len(ranking.priced) < 2 or any(standing.prefill_system for standing in ranking.priced[:2]):
         return
     first, second = both = ranking.priced[:2]
     by_name = {(model.name, system.name, label): (model, system) for model, system, label in pairs}

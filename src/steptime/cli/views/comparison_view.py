@@ -158,6 +158,9 @@ def _ranking_table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) 
         return f"{show(float(row.rent.typical), 'USD/s')} {kind} {row.rent.date}".rstrip() if has_known_rent else "not known"
 
     def hourly(row: Standing) -> str:
+        if row.plan is not None and row.prefill_system:
+            # The mean of both systems.
+            return f"{row.plan.usd_per_second / row.chips * HOUR:.2f}" if math.isfinite(row.plan.usd_per_second) else "-"
         mark = " o" if row.rent.kind == ON_DEMAND else ""
         return f"{float(row.rent.typical) * HOUR:.2f}{mark}" if has_rent(row.rent) else "-"
 
