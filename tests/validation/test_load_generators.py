@@ -234,8 +234,12 @@ def test_files_are_known_by_what_they_hold(tmp_path):
 @pytest.mark.parametrize(
     ("options", "result", "says"),
     [
-        ("", VLLM, "r.json:1: has no system of the run: give --system NAME"),
-        ("--system hgx-h100", VLLM, "give --tp WAYS"),
+        (
+            "",
+            VLLM,
+            "r.json:1: has no system, tp and weight_dtype of the run: give --system NAME, --tp WAYS and --weights FORMAT",
+        ),
+        ("--system hgx-h100", VLLM, "give --tp WAYS and --weights FORMAT"),
         ("--system hgx-h100 --tp 1", VLLM, "give --weights FORMAT"),
         (OPTIONS, SGLANG_OLD, "give --model NAME"),
         (

@@ -550,11 +550,12 @@ def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog:
         try:
             return load_anchor(path, engine=engine, catalog=catalog, **settings)
         except NotTold as problem:
-            name = next(name for name, column in SETTING_COLUMNS.items() if column == problem.column)
-            if not defaults.get(name) or name in settings:
+            names = [name for name, column in SETTING_COLUMNS.items() if column in problem.columns]
+            known = {name: defaults[name] for name in names if defaults.get(name) and name not in settings}
+            if not known:
                 hint = (
                     f"{in_own_words(problem.problem)} behind the file, as in --anchor {os.path.basename(path)},tp=4,weights=fp8"
                 )
                 raise DataFileError(problem.path, hint, problem.line) from None
-            settings[name] = defaults[name]
+            settings |= known
     raise RangeError(f"--anchor: {path} lacks settings of the run")

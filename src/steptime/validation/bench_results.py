@@ -252,8 +252,8 @@ def read_results(
         except InputError as error:
             problem = str(error)
         else:
-            # Neither the file nor the user gives a required column.
-            if untold := next((c for c in OPTIONS if not row[c] and MAY_LACK.get(c) != ""), None):
+            # Neither the file nor the user gives required columns.
+            if untold := tuple(c for c in OPTIONS if not row[c] and MAY_LACK.get(c) != ""):
                 raise NotTold(path, untold, line)
             problem = find_problem(row)
             if problem.startswith("unknown model") and "model" not in overrides:
@@ -268,11 +268,17 @@ def read_results(
 
 
 class NotTold(DataFileError):
-    """Error for a result that lacks a required `column` of a run."""
+    """Error for a result that lacks required `columns` of a run."""
 
-    def __init__(self, path: object, column: str, line: int | None = None) -> None:
-        self.column = column
-        super().__init__(path, f"has no {column} of the run: give {OPTIONS[column]}", line)
+    def __init__(self, path: object, columns: tuple[str, ...], line: int | None = None) -> None:
+        self.columns = columns
+        options = _joined([OPTIONS[column] for column in columns])
+        super().__init__(path, f"has no {_joined(columns)} of the run: give {options}", line)
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return names as a list in words."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def objects(text: str) -> Iterator[tuple[int, Any]]:
