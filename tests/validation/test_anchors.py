@@ -106,7 +106,7 @@ def test_a_result_of_a_load_generator_is_read(tmp_path):
     assert (found.tpot.runs, found.ttft.runs) == (1, 1)
     with pytest.raises(DataFileError) as caught:
         st.load_anchor(path, system="hgx-h100")
-    assert str(caught.value).startswith(f"{path}:1: has no tp of the run")
+    assert str(caught.value).startswith(f"{path}:1: has no tp and weight_dtype of the run")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (args.parts > 1, f"--max-running-requests {scopes}"),
     )
     no_cache = f"SGLang has no KV cache in {served.kv}: expect a cache of another size"
-    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *tier_words, *unsaid(args, "sglang")))
+    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *tier_words), (True, *unsaid(args, "sglang")))
     return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
 
 

@@ -105,7 +105,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (parts > 1, "vLLM does not schedule the next step of pipeline stages ahead, so that steps may take longer"),
     )
     no_cache = f"vLLM has no KV cache in {served.kv}: expect a cache of another size"
-    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *tier_words, *unsaid(args, "vllm")))
+    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *tier_words), (True, *unsaid(args, "vllm")))
     notes = [*drafter_place(args)[1], *notes]
     return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
 
@@ -145,7 +145,7 @@ def _transfer_config(args: ServeArgs) -> tuple[dict[str, Any], list[str]]:
     if refusal or host is None:
         return pools, [refusal]
     folders = [{"type": "fs", "root_dir": tier.folder} for tier in args.disk_tiers]
-    settings = {"cpu_bytes_to_use": int(host.capacity // int(args.layout.dp)), "offload_prompt_only": False}
+    settings: dict[str, Any] = {"cpu_bytes_to_use": int(host.capacity // int(args.layout.dp)), "offload_prompt_only": False}
     settings |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": folders} if folders else {}
     tiers = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": settings}
     copies, is_shared = args.cache_copies, int(args.layout.chips) == int(args.layout.dp * args.layout.tp)
