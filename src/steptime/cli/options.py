@@ -551,11 +551,11 @@ def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog:
             return load_anchor(path, engine=engine, catalog=catalog, **settings)
         except NotTold as problem:
             names = [name for name, column in SETTING_COLUMNS.items() if column in problem.columns]
-            known = {name: defaults[name] for name in names if defaults.get(name) and name not in settings}
-            if not known:
+            filled = {name: defaults[name] for name in names if defaults.get(name) and name not in settings}
+            if not filled:
                 hint = (
                     f"{in_own_words(problem.problem)} behind the file, as in --anchor {os.path.basename(path)},tp=4,weights=fp8"
                 )
                 raise DataFileError(problem.path, hint, problem.line) from None
-            settings |= known
+            settings |= filled
     raise RangeError(f"--anchor: {path} lacks settings of the run")
