@@ -215,9 +215,13 @@ def find_release(name: str, names: Mapping[str, Iterable[str]]) -> Release | Non
     nearest = min(map(distance, pool))
     entries = tuple(sorted((entry for entry in pool if distance(entry) == nearest), key=lambda entry: (len(entry), entry)))
     is_later = nearest != (0, 0) or core != "-".join(release_name.core)
+    applies_format = bool(release_name.weights and not exact)
+    # A name that several entries have is not that of another release: it needs its owner.
+    if len(entries) > 1 and not (release_name.owner or is_later or applies_format):
+        return None
     return Release(
         name=name, entries=entries, weights=release_name.weights, kv=release_name.kv, is_later=is_later,
-        applies_format=bool(release_name.weights and not exact),
+        applies_format=applies_format,
     )  # fmt: skip
 
 

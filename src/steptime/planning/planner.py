@@ -254,8 +254,7 @@ def plan(
         effects = {"alternatives": alternatives, "elasticities": elasticities}
         best_plan = _plan_on_one_system(case, evidence, modes, price, sure, **effects)
     best_plan = replace(best_plan, energy=plan_energy(case, best_plan, price=price, carbon=grid_carbon))
-    if best_plan.feasible and not (rate is None and power_cap is None):
-        best_plan = _with_fleet(case, best_plan, rate, spare, cap)
+    best_plan = _with_fleet(case, best_plan, rate, spare, cap)
     return replace(best_plan, search_seconds=time.perf_counter() - started)
 
 
@@ -376,7 +375,12 @@ def _no_layout(case: PlanProblem) -> InputError:
 
 
 def _with_fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, power_cap: float) -> Plan:
-    """Return a plan with its fleet; not feasible, with the reason, where the power does not supply the fleet."""
+    """Return a plan with its fleet; not feasible, with the reason, where the power does not supply the fleet.
+
+    Without a rate and a power there is no fleet.
+    """
+    if not deployment.feasible or (rate is None and math.isinf(power_cap)):
+        return deployment
     try:
         return replace(deployment, fleet=_fleet(case, deployment, rate, spare, power_cap))
     except Impossible as problem:
