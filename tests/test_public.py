@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from inspect import isfunction, signature
@@ -111,22 +112,65 @@ def test_every_public_function_that_takes_a_model_takes_a_name():
         assert (found["model"].annotation, found["system"].annotation) == ("ModelLike", "SystemLike"), name
 
 
-@pytest.mark.slow
-def test_without_numba_the_simulator_says_what_to_install_and_all_else_works():
-    code = """
+# Import names of every extra of pyproject.toml.
+EXTRAS = (
+    "distributed", "fastapi", "genai_prices", "httptools", "huggingface_hub", "matplotlib", "netCDF4", "numba", "openpyxl",
+    "pandas", "pyarrow", "pydantic", "scipy", "torch", "transformers", "uvicorn", "uvloop", "xarray", "yaml", "zarr",
+)  # fmt: skip
+WITHOUT_EXTRAS = f"""
 import sys
-sys.modules["numba"] = None
+for name in {EXTRAS}:
+    sys.modules[name] = None
+import inspect
+import json
 import steptime as st
-print(st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=9, output_tokens=9), chips=1).feasible, st.validate)
-for name in ("simulate", "Policy"):
-    try:
-        getattr(st, name)
-    except st.InputError as problem:
-        print(problem)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.startswith("True <function validate")
-    assert found.count("pip install '.[simulate]'") == 2
+
+
+def run_without_extras(code: str) -> str:
+    command = [sys.executable, "-c", WITHOUT_EXTRAS + code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_public_names_without_extras_are_all_there():
+    printed = run_without_extras("""
+names = {}
+exec("from steptime import *", names)
+members = {name for name, _ in inspect.getmembers(st) if not name.startswith("_")}
+print(json.dumps([
+    sorted(set(names) - {"__builtins__"}) == dir(st), members >= set(dir(st)), all(hasattr(st, name) for name in dir(st)),
+]))
+""")
+    assert json.loads(printed) == [True, True, True]
+
+
+def test_a_missing_extra_is_reported_by_the_call_that_needs_it():
+    printed = run_without_extras("""
+step = st.decode_step("llama-3.1-8b", "hgx-h100", batch=64, context=4096)
+traffic = st.open_loop(5, 40, st.Lengths(mean=100), st.Lengths(mean=20))
+messages = {}
+for extra, call in {
+    "simulate": lambda: st.simulate("llama-3.1-8b", "hgx-h100", traffic, policy=st.Policy(max_num_seqs=8)),
+    "pandas": lambda: st.sweep("step", {"batch": [1, 2]}, model="llama-3.1-8b", system="hgx-h100", context=99).to_dataframe(),
+}.items():
+    try:
+        call()
+    except st.InputError as problem:
+        messages[extra] = str(problem)
+print(json.dumps(messages))
+""")
+    messages = json.loads(printed)
+    assert "pip install 'steptime[simulate]'" in messages["simulate"]
+    assert "pandas" in messages["pandas"]
+
+
+@pytest.mark.slow
+def test_a_plan_without_numba_has_means():
+    printed = run_without_extras("""
+plan = st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=9, output_tokens=9), chips=1)
+print(json.dumps([plan.feasible, st.validate.__name__]))
+""")
+    assert json.loads(printed) == [True, "validate"]
 
 
 def test_a_name_costs_nothing_where_a_thing_is_given():

@@ -43,20 +43,9 @@ def __getattr__(name: str) -> Any:
         near = " or ".join(did_you_mean(name, _modules(), cutoff=0.65))
         raise AttributeError(f"module 'steptime' has no attribute {name!r}" + (f"; did you mean {near}?" if near else ""))
     module = _modules()[name]
-    attribute = import_module(f"steptime.{name}") if module == "steptime" else getattr(_load(module), name)
+    attribute = import_module(f"steptime.{name}") if module == "steptime" else getattr(import_module(module), name)
     globals()[name] = attribute
     return attribute
-
-
-def _load(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as missing:
-        if missing.name != "numba":
-            raise
-    from steptime.errors import NUMBA_MISSING, InputError
-
-    raise InputError(NUMBA_MISSING)
 
 
 def __dir__() -> list[str]:

@@ -223,9 +223,12 @@ def install_hint(extra: str) -> str:
         extra: Name of the extra, such as "simulate".
 
     Returns:
-        The pip command in a checkout, with the name for a package index.
+        The pip command for the released package, and that for a checkout.
+
+    >>> install_hint("plot")
+    "pip install 'steptime[plot]' (in a checkout: pip install '.[plot]')"
     """
-    return f"pip install '.[{extra}]' in a checkout, or 'steptime[{extra}]'"
+    return f"pip install 'steptime[{extra}]' (in a checkout: pip install '.[{extra}]')"
 
 
 # Message of every entry to the simulator where numba is missing.

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
 
+from steptime.errors import install_hint
 from steptime.launch import sglang, trtllm, vllm
 from steptime.launch.host_placement import Replica, in_words, place_replicas, racks
 from steptime.launch.serve_args import (
@@ -317,8 +318,7 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
         ),
         (
             missing_manifest,
-            "A Kubernetes manifest needs PyYAML: run `pip install '.[launch]'` in a checkout, or "
-            "`pip install 'steptime[launch]'`, then write this folder again.",
+            f"A Kubernetes manifest needs PyYAML: {install_hint('launch')}; then write this folder again.",
         ),
     )
     text = [

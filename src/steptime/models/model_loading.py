@@ -22,7 +22,7 @@ from steptime.catalog.data_files import (
     looks_like,
     read_file,
 )
-from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, short_repr
+from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, install_hint, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse
@@ -595,9 +595,7 @@ def fetch(name: str) -> Path | str:
     try:
         from huggingface_hub import errors, hf_hub_download
     except ImportError:
-        return (
-            "after `pip install '.[hub]'` (in a checkout; else 'steptime[hub]') and with a network, any Hugging Face id works"
-        )
+        return f"any Hugging Face id works with a network, after {install_hint('hub')}"
 
     # Special kinds of errors come before their base classes.
     reasons = {

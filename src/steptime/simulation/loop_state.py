@@ -18,7 +18,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from numba import njit
+
+from steptime.errors import NUMBA_MISSING, InputError
+
+try:
+    from numba import njit
+# An extra: names of this package import without it, and a call of the simulator says what to install.
+except ModuleNotFoundError:
+    njit = None
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -61,6 +68,8 @@ def inlined(function: Function) -> Function:
 
 def _compiled(function: Function, **options: bool) -> Function:
     """Compile a function with numba, and cache the result on disk where possible."""
+    if njit is None:
+        return cast(Function, _report_missing_numba)
     settings: dict[str, Any] = {"error_model": "numpy", "nogil": True, "_nrt": False, "no_cfunc_wrapper": True, **options}
     dispatcher: Any
     try:
@@ -69,6 +78,10 @@ def _compiled(function: Function, **options: bool) -> Function:
     except RuntimeError:
         dispatcher = njit(**settings)(function)
     return cast(Function, dispatcher)
+
+
+def _report_missing_numba(*_: Any) -> None:
+    raise InputError(NUMBA_MISSING)
 
 
 # Status of a request.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -29,6 +28,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from steptime.errors import InputError, RangeError, SteptimeError, UnknownName, short_repr
 from steptime.planning.planner import plan
+from steptime.processes import core_count
 from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXT, TEXTS, Question, read_value
 from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
@@ -410,7 +410,7 @@ def serve(
         server.Worker(config, patience, lambda: None if app.state.is_stuck() else beat()).run(sockets=[listening])
 
     if server.is_forkable():
-        workers = server.Watchdog(work, min(len(os.sched_getaffinity(0)), server.MOST_PROCESSES), patience)
+        workers = server.Watchdog(work, min(core_count(), server.MOST_PROCESSES), patience)
         workers.run(partial(server.open_page, address, announce, browse=browse))
     else:
         server.open_page(address, announce, browse=browse)

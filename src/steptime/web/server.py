@@ -93,7 +93,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
     """
     for number in range(port, min(port + PORTS, 65_536)) if port else (0,):
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # On Windows SO_REUSEADDR would share the port with a server that listens already.
+        if sys.platform != "win32":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             # Two servers can bind one port; only one of them can listen on it.
             listening.bind((host, number))
