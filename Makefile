@@ -19,6 +19,7 @@ names:
 
 types:
 	$(PYTHON) -m mypy
+	MYPYPATH=src $(PYTHON) -m mypy tests/strict_script.py
 
 imports:
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command as main; main()"

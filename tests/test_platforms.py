@@ -29,8 +29,8 @@ DARWIN = {"os": ("sched_getaffinity", "sched_setaffinity"), "signal": ("sigwaiti
 MODULES_OF_UNIX = ("fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "posix_ipc")
 # Other packages are imported first, because they belong to this machine; steptime is not.
 START = """
-import sys, os, signal, json, asyncio, multiprocessing, multiprocessing.popen_spawn_posix, concurrent.futures.process, subprocess
-import ctypes, mmap, shutil, socket, threading, webbrowser
+import sys, os, signal, json, asyncio, multiprocessing, multiprocessing.popen_spawn_posix, concurrent.futures.process
+import ctypes, subprocess, mmap, shutil, socket, threading, webbrowser
 import numpy, typer, rich.console, plotille
 try:
     import uvicorn, fastapi

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from inspect import isfunction, signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from steptime.catalog.data_files import find, read_file
 from steptime.errors import InputError, UnknownName
 
 WORK, LIMITS = st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=0.05)
+# Without `site`, which imports modules for some installed packages.
+PATH = f"import sys; sys.path.append({str(Path(st.__file__).parents[1])!r}); "
 PASSES = {
     "decode_step": {"batch": 64, "context": 4096},
     "prefill_step": {"tokens": 2048},
@@ -34,6 +37,12 @@ def test_importing_loads_nothing_heavy():
     heavy = ("numpy", "pydantic", "numba", "pandas", "rich", "typer")
     code = f"import sys, steptime; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_importing_imports_no_other_module():
+    code = "import sys; before = set(sys.modules); import steptime; print(sorted(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-S", "-c", PATH + code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "['steptime']"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ wheel/bin/python -c "import steptime as st; names = {}; exec('from steptime impo
 
 # The source distribution alone: the README's first command as it stands there, then a part of the tests of the second.
 mkdir source && tar -xzf "$dist"/steptime-*.tar.gz -C source --strip-components 1 && cd source
-bash -euo pipefail -c "$(grep -m 1 '^    python3 -m venv' README.md | sed "s|python3|$python|")" | head -n 12
+bash -euo pipefail -c "$(grep -m 1 '^    python3 -m venv' README.md | sed "s|python3|$python|")" >"$work/plan" || { cat "$work/plan"; exit 1; }
+grep -A 2 '^Serve ' "$work/plan"
 .venv/bin/pip install --quiet '.[test]'
 .venv/bin/python -m pytest -n auto tests/test_public.py tests/test_release.py tests/blackboard

@@ -14,23 +14,23 @@ result has a short repr, `to_dict()` and `to_json()`; a table also has `to_dataf
 when they are first used; `__init__.pyi` lists their modules.
 """
 
-from functools import cache
-from importlib import import_module
-from typing import Any
+# Nothing is imported up here, not even `typing`: the import of steptime takes no time.
+_MODULES: dict[str, str] = {}
 
 
-@cache
 def _modules() -> dict[str, str]:
     """Return the module of each public name, from the imports of the stub file."""
-    import ast
-    from pathlib import Path
+    if not _MODULES:
+        import ast
+        from pathlib import Path
 
-    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+        stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+        imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+        _MODULES.update({alias.name: str(node.module) for node in imports for alias in node.names})
+    return _MODULES
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__all__":
         return __dir__()
 
@@ -42,6 +42,8 @@ def __getattr__(name: str) -> Any:
 
         near = " or ".join(did_you_mean(name, _modules(), cutoff=0.65))
         raise AttributeError(f"module 'steptime' has no attribute {name!r}" + (f"; did you mean {near}?" if near else ""))
+    from importlib import import_module
+
     module = _modules()[name]
     attribute = import_module(f"steptime.{name}") if module == "steptime" else getattr(import_module(module), name)
     globals()[name] = attribute

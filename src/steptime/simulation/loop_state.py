@@ -15,17 +15,18 @@ functions would take a third of the compile time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from steptime.errors import NUMBA_MISSING, InputError
 
-try:
-    from numba import njit
 # An extra: names of this package import without it, and a call of the simulator says what to install.
-except ModuleNotFoundError:
-    njit = None
+njit: Any = None
+with suppress(ModuleNotFoundError):
+    njit = import_module("numba").njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
