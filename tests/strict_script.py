@@ -52,7 +52,7 @@ def trained() -> tuple[str, float]:
     run: st.Training = st.train(MODEL, SYSTEM, chips=64, batch=256, tokens=1e12)
     size: st.Budget = st.budget("100B@200T", st.Demand(served=200e12))
     law: st.Law = st.load_law("hoffmann")
-    return law.name, float(run.step.total) + size.params
+    return law.name, float(run.step.total) + size.choices[0].params
 
 
 def priced() -> st.PriceReading:
