@@ -7,6 +7,7 @@ import re
 import subprocess
 import tomllib
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ PLACEHOLDER = "https://github.com/steptime/steptime"
 VENDORED = PACKAGE / "web" / "static" / "vendor"
 
 
+@cache
 def data_files() -> list[str]:
     return sorted(
         path.relative_to(DATA).as_posix()
