@@ -51,6 +51,7 @@ class Server:
         self.padding: list[Job] = []  # of a static batch: done, but their seats are not free
         self.done: list[Job] = []
         self.turns = 0  # requests that came so far
+        self.link_free = 0.0  # when the loads of all requests so far have ended
 
     def seconds(self, decode: list[Job], chunks: list[tuple[int, int]]) -> float:
         """Time of a step: decode sequences, and (tokens, tokens before them) of each chunk."""
@@ -86,9 +87,8 @@ class Server:
         first = rules.kind == PREFILL_FIRST
         chunks: list[tuple[int, int]] = []
         ended: list[Job] = []
-        load = 0.0
         if first:
-            load = self._read(min(rules.budget, rules.reads), chunks, ended)
+            self._read(min(rules.budget, rules.reads), chunks, ended)
         if not chunks:
             pressed = False
             while self.free(rules.growth) < 0:
@@ -97,14 +97,14 @@ class Server:
             decode = [job for job in self.seats if job.decoding]
             if rules.kind in (CONTINUOUS, TRAIN):
                 budget = min(rules.budget - rules.query * len(decode), rules.reads)
-                load += self._read(budget, chunks, ended, closed=pressed)
+                self._read(budget, chunks, ended, closed=pressed)
             elif rules.kind == STATIC and not decode:
-                load += self._read(1 << 60, chunks, ended)
+                self._read(1 << 60, chunks, ended)
             decode = [job for job in self.seats if job.decoding]
-            time = self.seconds([*decode, *self.padding], chunks) + load
+            time = self.seconds([*decode, *self.padding], chunks)
         else:
             decode = []
-            time = self.seconds([], chunks) + load
+            time = self.seconds([], chunks)
         if rules.kind == TRAIN:
             time = rules.interval * max(1.0, math.ceil(time / rules.interval - ROUND))
         self.clock += time
@@ -141,9 +141,8 @@ class Server:
                 break
         return True
 
-    def _read(self, budget: int, chunks: list[tuple[int, int]], ended: list[Job], *, closed: bool = False) -> float:
-        """Go on with the prompt that is half read, then seat what waits; return the seconds of loading cache."""
-        load = 0.0
+    def _read(self, budget: int, chunks: list[tuple[int, int]], ended: list[Job], *, closed: bool = False) -> None:
+        """Go on with the prompt that is half read, then seat what waits."""
         half = [job for job in self.seats if not job.decoding]
         while budget > 0:
             if half:
@@ -162,7 +161,6 @@ class Server:
                 self.queue.remove(job)
                 self.seats.append(job)
                 job.read, job.scheduled = job.cached, self.clock if math.isnan(job.scheduled) else job.scheduled
-                load += job.load
                 if ready:
                     job.first = self.clock if math.isnan(job.first) else job.first
                     self._join(job)
@@ -174,7 +172,6 @@ class Server:
             budget -= tokens
             if job.read == job.inputs + job.made:
                 ended.append(job)
-        return load
 
     def _heads(self) -> list[Job]:
         """The front of each class."""
@@ -277,5 +274,7 @@ def _admit(server: Server, job: Job, rules: Rules) -> bool:
     server.turns += 1
     job.turn = server.turns
     job.ready = job.arrival + rules.before + rules.before_token * job.inputs
+    if job.load > 0:
+        job.ready = server.link_free = max(job.ready, server.link_free) + job.load
     server.queue.append(job)
     return True

@@ -72,16 +72,19 @@ def test_a_schedule_is_the_engines_unless_told():
 
 
 def test_a_cache_has_the_machines_tiers_and_the_capacities_given():
-    system = st.load_system("gb200-nvl72")
-    cache = cache_with_capacities(system, st.Layout(tp=2), {"ssd": 1e12, "host": 1e11})
+    system, model = st.load_system("gb200-nvl72"), st.load_model("llama-3.1-8b")
+    cache = cache_with_capacities(model, system, st.Layout(tp=2), {"ssd": 1e12, "host": 1e11})
     assert [(tier.name, tier.capacity) for tier in cache.tiers] == [("hbm", 0.0), ("host", 1e11), ("ssd", 1e12)]
     bandwidths = {tier.name: tier.bandwidth for tier in (system.chip.hbm, *system.tiers)}
-    assert all(tier.bandwidth == bandwidths[tier.name] for tier in cache.tiers)
-    assert cache_with_capacities(system, st.Layout(tp=2), {"hbm": 2 * system.chip.hbm.capacity}).tiers[0].capacity == 372e9
+    # Both chips load their heads; all chips load the same latent vectors of MLA.
+    assert [tier.bandwidth for tier in cache.tiers] == pytest.approx([2 * bandwidths[tier.name] for tier in cache.tiers])
+    latent = cache_with_capacities(st.load_model("deepseek-v3"), system, st.Layout(tp=2), {"host": 1e11})
+    assert [tier.bandwidth for tier in latent.tiers] == pytest.approx([bandwidths[tier.name] for tier in latent.tiers])
+    assert cache_with_capacities(model, system, st.Layout(tp=2), {"hbm": 2 * system.chip.hbm.capacity}).tiers[0].capacity == 372e9
     with pytest.raises(InputError, match="at most 397 GB"):
-        cache_with_capacities(system, st.Layout(tp=2), {"hbm": 2.01 * system.chip.capacity})
+        cache_with_capacities(model, system, st.Layout(tp=2), {"hbm": 2.01 * system.chip.capacity})
     with pytest.raises(InputError, match="did you mean host"):
-        cache_with_capacities(system, st.Layout(), {"hots": 1.0})
+        cache_with_capacities(model, system, st.Layout(), {"hots": 1.0})
 
 
 def test_latencies_are_those_of_served_requests():

@@ -110,7 +110,7 @@ def test_hits_end_at_what_sessions_repeat_and_grow_with_the_tier():
 
 def test_two_tiers_find_what_one_of_their_size_finds():
     traffic = draw_sessions(CHAT, rate=5, requests=4000)
-    one, two = (simulate(traffic, cache=cache_of(*sizes)).cache for sizes in ((800_000,), (200_000, 600_000)))
+    one, two = (simulate(traffic, cache=cache_of(*sizes)).cache for sizes in ((0, 800_000), (200_000, 600_000)))
     assert two.hit_rate == pytest.approx(one.hit_rate, abs=0.005)
     assert sum(tier.hit_share for tier in two.by_tier) == pytest.approx(two.hit_rate)
     assert two.by_tier[1].hit_share > two.by_tier[0].hit_share > 0
@@ -125,7 +125,7 @@ def test_loads_from_a_slower_tier_delay_the_first_token():
 
 def test_turns_stay_with_their_history_if_the_router_knows_it():
     traffic = draw_sessions(CHAT, rate=8, requests=4000)
-    layout, tiers = st.Layout(replicas=4), cache_of(10**8)
+    layout, tiers = st.Layout(replicas=4), cache_of(0, 10**8)
     hits = {
         route: simulate(traffic, cache=tiers, layout=layout, policy=st.Policy(route=route)).cache.hit_rate
         for route in ("round-robin", "prefix-aware")

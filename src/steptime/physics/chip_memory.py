@@ -17,7 +17,7 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
-from steptime.models.model import Attention, Model, Op, cache_entries
+from steptime.models.model import Attention, Model, Op, cache_bytes, cache_entries
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
@@ -282,6 +282,27 @@ def cache_per_sequence(model: Model, context: Number, layout: Layout) -> Number:
             cached_bytes = a.kv_bytes * cache_entries(a, context) / cache_ways(a, layout) if a.stored else 0.0
             total = total + n * (cached_bytes + a.state_bytes / state_ways(a, layout))
     return total * stage_share(model, layout)
+
+
+def cache_parts(model: Model, layout: Layout) -> Number:
+    """Return the number of chips among which the KV cache of one request is divided.
+
+    Each chip of its data-parallel rank has a part. Heads that several chips have a copy of do not divide it.
+
+    Args:
+        model: The model.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Bytes that a token adds to a long context, over those on one chip; 1 where tokens add nothing.
+
+    >>> from steptime.models.model_loading import load_model
+    >>> [round(float(cache_parts(load_model(name), Layout(tp=8)))) for name in ("llama-3.1-8b", "deepseek-v3")]
+    [8, 1]
+    """
+    on_chip = cache_per_sequence(model, 1 << 14, layout) - cache_per_sequence(model, 1 << 13, layout)
+    whole = cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)
+    return np.where(np.asarray(on_chip) > 0, whole / np.maximum(on_chip, 1e-300), 1.0)
 
 
 def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number:

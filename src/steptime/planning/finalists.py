@@ -23,6 +23,7 @@ from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, T
 from steptime.planning.plan_search import LEAST_CHUNK, LEAST_USUAL_CHUNK, best_of_families, chunk_sizes, fitting, ranking
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.refinement import evaluate_occupancy, first_token_of, matched_rate
+from steptime.planning.session_loop import SessionLoop
 from steptime.planning.simulated_rate import (
     ACCURACY,
     CONFIRM_FACTORS,
@@ -65,6 +66,8 @@ ROUGH_FACTOR = 4.0
 PAIR_TOKENS = 20_000_000
 # Share of the rate that a finalist may lose to other draws.
 LARGE_LOSS = 0.06
+# Most finalists that are confirmed with turns of sessions.
+MOST_WITH_TURNS = 4
 # Sequences in flight for which slots are kept, over those of the candidate.
 SLACK = 1.4
 
@@ -165,13 +168,13 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
         # the last one lost much, or was not confirmed at all.
         top = max((entry.run.rate for entry in checked.values() if entry), default=0.0)
         for finalist in ranking():
-            if top >= (1 - LARGE_LOSS) * expected(finalist):
+            if top >= (1 - LARGE_LOSS) * expected(finalist) or (case.turns is not None and len(checked) >= MOST_WITH_TURNS):
                 break
             if finalist.candidate not in checked:
                 checked[finalist.candidate] = now = _confirmed(case, finalist, top)
                 top = max(top, now.run.rate if now else 0.0)
         lucky = [first for key in checked if (first := finalists[key]) and top < (1 - LARGE_LOSS) * first.run.rate]
-        if case.rough or not lucky or not top:
+        if case.rough or not lucky or not top or case.turns is not None:
             break
         losses = {_design(first.candidate): top / first.run.rate for first in lucky}
         # What was worse than a lucky one may be better than what is left of it.
@@ -242,8 +245,11 @@ def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) ->
     return None if run is None else Finalist(candidate=candidate, pools=pools, run=run)
 
 
-def _loop(case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft: float, tpot: float, **settings: Any) -> Loop:
-    """Return the loop of some pools, given their expected rate and times."""
+def _loop(
+    case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft: float, tpot: float, *, confirms: bool = False,
+    **settings: Any,
+) -> Loop:  # fmt: skip
+    """Return the loop of some pools, given their expected rate and times; one that confirms serves turns of sessions."""
     deployment = Deployment(
         model=case.model,
         system=case.system,
@@ -254,7 +260,10 @@ def _loop(case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft
         speculation=case.speculation,
     )
     tokens = float(decode_steps(case.workload, case.speculation)) * float(case.speculation.acceptance)
-    return Loop(deployment, rate, min(ttft, case.limits.ttft) + tokens * tpot, memo=case.memo, **settings)
+    lifetime = min(ttft, case.limits.ttft) + tokens * tpot
+    if case.turns is not None and confirms:
+        return SessionLoop(deployment, rate, lifetime, case.turns, memo=case.memo, **settings)
+    return Loop(deployment, rate, lifetime, memo=case.memo, **settings)
 
 
 def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
@@ -282,11 +291,15 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
             run.mean_ttft,
             run.mean_tpot,
             seed=seed,
+            confirms=True,
             factor=float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1])),
         )
         for seed in (CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS)
     ]
-    now = confirmed(loops, run, _limits(case, finalist.candidate), case.percentile, least)
+    limits = _limits(case, finalist.candidate)
+    # The search leaves time for loads, which runs with sessions contain.
+    limits = replace(limits, ttft=limits.ttft + case.turns.load) if case.turns is not None else limits
+    now = confirmed(loops, run, limits, case.percentile, least)
     return None if now is None else replace(finalist, run=now)
 
 

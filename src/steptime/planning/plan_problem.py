@@ -29,6 +29,7 @@ from steptime.physics.operator_time import TINY
 from steptime.planning.batch_queue import LEVELS, queue_share, upper_tail
 from steptime.planning.evidence import ANY
 from steptime.planning.prefill_pool import Prefill, prefill_pool, within_limit
+from steptime.planning.session_result import SessionCase
 from steptime.planning.steady_state import (
     MOST_UTILISED,
     SPARE_DEVIATIONS,
@@ -79,7 +80,7 @@ class PlanProblem:
     holds factors on the targets of TPOT and TTFT. `front` also evaluates candidates that miss the limits, for
     the front of speed and cost. `diagnostics` adds the runner-up, the ideal and the binding limits. `memo`
     holds results of `memoize`. With `prefill_system`, the prefill pool has `prefill_chips` chips of that system, and
-    `chips` of `system` only decode.
+    `chips` of `system` only decode. With `turns`, finalists are confirmed with turns of sessions.
     """
 
     model: Model
@@ -103,6 +104,7 @@ class PlanProblem:
     diagnostics: bool = True
     prefill_system: System | None = None
     prefill_chips: int = 0
+    turns: SessionCase | None = None
     memo: dict[tuple[object, ...], Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property

@@ -18,7 +18,7 @@ from steptime.picture_files import save_picture
 from steptime.planning.energy_result import PlanEnergy
 from steptime.planning.fleet import Fleet
 from steptime.planning.launch_facts import Served
-from steptime.planning.session_result import SessionCache
+from steptime.planning.session_result import SessionCache, SessionRun
 from steptime.planning.slo_probability import likelihood
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.svg import curve
@@ -262,6 +262,9 @@ class Plan(Tabular):
         default=(), metadata=unit("", "the same requests on each of two systems alone; empty for a plan on one system")
     )
     fleet: Fleet | None = field(default=None, metadata=unit("", "hosts for a rate of requests; null: no rate was given"))
+    session_run: SessionRun | None = field(
+        default=None, metadata=unit("", "what turns of sessions found when the plan was confirmed", left_out=True)
+    )
     session_cache: SessionCache | None = field(
         default=None, metadata=unit("", "prefix cache that holds histories of sessions; null: the cached share is an input")
     )

@@ -66,6 +66,7 @@ from steptime.planning.plan_result import Alternative, Drafted, Plan, Point, Poo
 from steptime.planning.plan_search import absent_because, fitting, is_small_chunk, ranked, search
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
+from steptime.planning.session_result import SessionCase
 from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
 from steptime.planning.steady_state import State, decode_pool, mean_context
 from steptime.planning.two_systems import (
@@ -142,6 +143,7 @@ def plan(
     power_cap: float | str | None = None,
     prefill_system: SystemLike | None = None,
     prefill_chips: int | None = None,
+    turns: SessionCase | None = None,
 ) -> Plan:
     """Return the cheapest deployment of a workload within limits.
 
@@ -183,6 +185,7 @@ def plan(
         power_cap: Power [W, or a text such as "1MW"] of all hosts. Without a rate, the fleet is the largest within it.
         prefill_system: System of the prefill pool, if it is another one; `system` then only decodes.
         prefill_chips: Number of chips of that system; by default the whole hosts with the lowest cost per token.
+        turns: Sessions with which finalists are confirmed, as `plan_sessions` gives them.
 
     Returns:
         The plan.
@@ -239,6 +242,7 @@ def plan(
         levels=tuple(levels),
         percentile=percentile,
         pinned=pinned,
+        turns=turns,
     )
     if chunk is not None and chunk > (most_tokens := case.model.max_context * pinned.slots):
         raise RangeError(f"chunk: must be at most {most_tokens:,.0f} tokens, max_num_seqs times the context, got {chunk:,}")
@@ -758,6 +762,7 @@ def _delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
             case.engine, case.system, drafts=bool(case.speculation.drafts), pools=prefill is not None
         ),
         "drafted": _drafted(case, candidate),
+        "session_run": None if selection.run is None else selection.run.session,
         **ranges,
     }
 

@@ -5,10 +5,14 @@ histories for a shorter time. Therefore quick plans with several shares search t
 plan (`estimate_share`), and the whole search begins with it (`whole_plan`). One pool and two pools hold unlike shares, and each
 mode gets its own.
 
-The HBM of a replica holds what its running sequences leave. A history is used until the end of its answer, and again after
-the think time and the wait for the first token. Host memory and disks belong to the chips of the replica. A tier is used
-where a load is faster than prefill, and no more than its bandwidth allows. A load delays the first token; it does not take
-time from other requests. Every session stays with its replica.
+Closed forms give the hits of quick plans (`session_hits`). The whole search confirms its finalists with drawn turns, whose
+histories are in real tiers (`session_loop`). It lowers their rate until the limits are met and the tiers keep the sessions in
+progress, also at a slightly higher rate. The plan states what these runs show.
+
+The HBM of a replica holds what its turns in progress leave. A history is in use until the end of its answer, and again after
+the think time. Host memory and disks belong to the chips of the replica. A tier is used where a load is faster than prefill, and
+no more than its bandwidth allows. A load delays the first token of its request, and not other requests. Every session stays with
+its replica.
 """
 
 from __future__ import annotations
@@ -20,20 +24,30 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.errors import RangeError, UnknownName, expect
 from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cached_token_bytes
-from steptime.planning.evidence import ANY, EVIDENCE
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.physics.chip_memory import cache_parts
+from steptime.physics.engine import anchored, engine_for
+from steptime.physics.kv_dtype import as_served
+from steptime.physics.uncertainty import has_range
+from steptime.planning.evidence import ANY, EVIDENCE, MEASURED
+from steptime.planning.plan_problem import DISAGGREGATED
 from steptime.planning.plan_result import Plan, Pool
+from steptime.planning.planner import MODES, plan
 from steptime.planning.session_hits import Flow, find_hits, flow_of_sessions, found_tokens
-from steptime.planning.session_result import SessionCache, TierHits
+from steptime.planning.session_result import SessionCache, SessionCase, TierHits
 from steptime.planning.slo_probability import QUANTILES
-from steptime.workload.sessions import Sessions, as_workload, held_share, mean_history, turn_shares
+from steptime.workload.sessions import PRESETS, Sessions, as_workload, held_share, mean_history, turn_shares
 from steptime.workload.workload import Slo, Workload, decode_steps
 
 # Most quick plans, and most plans of the whole search.
 MOST_QUICK: Final = 5
 MOST_WHOLE: Final = 4
+# Most of them where turns of sessions confirm each, and the cached share below which no smaller one is tried.
+MOST_REPLAYED, SMALL_SHARE = 2, 0.02
 # Difference between two cached shares that is small, over the share that is not cached.
 TOLERANCE: Final = 0.05
 # Change of what tiers hold beyond the cached share, with that share: -1 where the rate stays, and less where it rises.
@@ -43,8 +57,9 @@ ENOUGH: Final = 0.95
 TOO_SLOW = "prefill is faster than a load"
 UNSETTLED = "the tiers hold fewer histories than each plan counts"
 
-# Function that makes a plan from requests, limits and modes; the last argument asks for a quick one.
-Planner = Callable[[Workload, Slo, tuple[str, ...], bool], Plan]
+# Function that makes a plan from requests, limits and modes. The last argument has the sessions that confirm it; None asks for a
+# quick plan.
+Planner = Callable[[Workload, Slo, tuple[str, ...], SessionCase | None], Plan]
 
 
 class Trial(NamedTuple):
@@ -55,10 +70,15 @@ class Trial(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """What a replica that prefills gets: turns per second, chips, KV cache per token [B], and mean prompt [tokens]."""
+    """What a replica that prefills gets: turns per second, KV cache per token [B], and mean prompt [tokens].
+
+    `parts` is the number of chips among which the cache of a request is divided, and `ranks` that of data-parallel ranks, each of
+    which has its links.
+    """
 
     rate: float
-    chips: int
+    parts: float
+    ranks: int
     token_bytes: float
     prompt: float
 
@@ -66,8 +86,7 @@ class Replica(NamedTuple):
 class SessionProblem(NamedTuple):
     """What a plan for sessions is made from.
 
-    `tiers` are those of a chip, HBM first; `capacities` [B] replace their capacities for a replica. `token_bytes` is the KV
-    cache per token [B], and `longest` the longest context of the model [tokens].
+    `tiers` are those of a chip, HBM first; `capacities` [B] replace their capacities for a replica.
     """
 
     make_plan: Planner
@@ -75,24 +94,29 @@ class SessionProblem(NamedTuple):
     slo: Slo
     tiers: tuple[MemoryTier, ...]
     capacities: Mapping[str, float] | None
-    token_bytes: float
-    longest: float
+    model: Model
+
+    @property
+    def longest(self) -> float:
+        """Longest context of the model [tokens]."""
+        return float(self.model.max_context)
 
     def plan(self, modes: tuple[str, ...], share: float, load: float, *, quick: bool) -> Plan:
         """Return the plan with a cached share, whose limit on the first token leaves time for a load [s]."""
         slo = self.slo
         if math.isfinite(slo.ttft):
             slo = replace(slo, ttft=max(slo.ttft - load, 1e-3 * slo.ttft))
-        return self.make_plan(as_workload(self.sessions, share, self.longest), slo, modes, quick)
+        turns = None if quick else SessionCase(self.sessions, self.capacities, self.slo.ttft - slo.ttft if load else 0.0)
+        return self.make_plan(as_workload(self.sessions, share, self.longest), slo, modes, turns)
 
     def cache(self, deployment: Plan) -> SessionCache:
         """Return what the prefix cache of a plan holds at its rate."""
-        return evaluate_cache(
-            deployment, self.sessions, self.tiers, self.capacities, width=self.token_bytes, longest=self.longest
-        )
+        return evaluate_cache(deployment, self.sessions, self.tiers, self.capacities, model=self.model)
 
     def load(self, deployment: Plan, cache: SessionCache) -> float:
-        """Return the load time at the percentile of a plan [s]."""
+        """Return the load time at the percentile of a plan [s]; 0 where its first token contains loads."""
+        if deployment.session_run is not None:
+            return 0.0
         return cache.load_seconds * history_ratio(self.sessions, self.longest, deployment.percentile)
 
     @property
@@ -115,6 +139,66 @@ class Estimate(NamedTuple):
 
 
 def plan_sessions(
+    model: ModelLike,
+    system: SystemLike,
+    sessions: Sessions | str,
+    slo: Slo | None = None,
+    *,
+    prefix_cache: Mapping[str, float] | None = None,
+    **settings: Any,
+) -> Plan:
+    """Return the cheapest deployment of sessions within limits: conversations or agents, whose prompts repeat their history.
+
+    The hit rate of the prefix cache is a result: the plan has a `session_cache`. Without numba, it rests on closed forms.
+
+    Args:
+        model: Model, or its name as for `load_model`.
+        system: System, or its name as for `load_system`.
+        sessions: Sessions, or "chat" or "agent".
+        slo: Limits on TTFT and TPOT [s]; by default no limits.
+        prefix_cache: Capacity of the prefix cache of one replica by tier [B]; by default free HBM, host memory and disks of the
+            system. HBM that is not named has what running sequences leave.
+        settings: Further arguments of `plan`, such as `chips` and `engine`; systems of two pools are not among them.
+
+    Returns:
+        The plan.
+
+    Raises:
+        RangeError: An argument is out of range, or the model has no KV cache that grows with tokens.
+        UnknownName: There are no such sessions, or the system has no such tier.
+    """
+    if isinstance(sessions, str):
+        if sessions not in PRESETS:
+            raise UnknownName("kind of sessions", sessions, PRESETS, f"Known: {', '.join(PRESETS)}.")
+        sessions = PRESETS[sessions]
+    expect("sessions", sessions, Sessions, 'Sessions, such as "chat" or Sessions(turns=5, input_tokens=300, ...)')
+    for name in ("prefill_system", "prefill_chips"):
+        if settings.get(name) is not None:
+            raise RangeError(f"{name}: histories of sessions are on one system; leave out {name}, or sessions")
+    model, system = resolve_model(model), resolve_system(system)
+    runs_on = anchored(
+        engine_for(system, settings.get("engine")), settings.get("anchor"), model=model.name, system=system.name
+    )
+    modes = settings.get("modes", MODES)
+    modes = (modes,) if isinstance(modes, str) else tuple(modes)
+    effects = ("alternatives", "elasticities", "diagnostics", "front")
+
+    def make_plan(workload: Workload, limits: Slo, modes_now: tuple[str, ...], turns: SessionCase | None) -> Plan:
+        changes: dict[str, Any] = {"modes": modes_now, "turns": turns}
+        # A chunk has no effect on separate pools.
+        if modes_now == (DISAGGREGATED,) != modes:
+            changes["chunk"] = None
+        if turns is None:
+            changes |= dict.fromkeys(effects, False) | {"quick": True}
+        return plan(model, system, workload, limits, **(settings | changes))
+
+    return plan_turns(
+        make_plan, sessions, Slo() if slo is None else slo, model=as_served(model, system, runs_on), system=system, modes=modes,
+        evidence=settings.get("evidence", MEASURED) if has_range(runs_on) else ANY, capacities=prefix_cache,
+    )  # fmt: skip
+
+
+def plan_turns(
     make_plan: Planner,
     sessions: Sessions,
     slo: Slo,
@@ -152,7 +236,7 @@ def plan_sessions(
     for name in capacities or {}:
         if name not in names:
             raise UnknownName("memory tier", name, names, f"Known: {', '.join(names)}.")
-    case = SessionProblem(make_plan, sessions, slo, tiers, capacities, width, float(model.max_context))
+    case = SessionProblem(make_plan, sessions, slo, tiers, capacities, model)
 
     # Where the tiers hold all that repeats, the share is the same for all layouts. Otherwise one and two pools hold unlike
     # shares, and each mode gets its own.
@@ -208,39 +292,51 @@ def estimate_share(case: SessionProblem, modes: tuple[str, ...]) -> Estimate:
 def whole_plan(case: SessionProblem, modes: tuple[str, ...], estimate: Estimate) -> Plan:
     """Return the plan of the whole search, which may find another layout than quick plans, whose tiers hold more or less.
 
+    A plan that turns of sessions confirmed is true with any cached share; the share only ranks layouts. Without such runs, its
+    tiers hold at least what it counts.
+
     Args:
         case: Problem.
         modes: Deployment modes.
         estimate: Where to begin.
 
     Returns:
-        The plan; its tiers hold at least what it counts.
+        The plan.
     """
     share, load, slope, hit_share = estimate
     before: Trial | None = None
-    safe: tuple[Plan, SessionCache, float] | None = None
+    best: tuple[Plan, SessionCache, float] | None = None
     for turn in range(MOST_WHOLE + 1):
         deployment = case.plan(modes, share, load, quick=False)
         if not deployment.feasible:
-            break
+            # No finalist keeps the sessions at nearly its rate: others, which count on fewer hits, have lower rates.
+            if best is not None or share < SMALL_SHARE:
+                break
+            share = share / 2 if turn < MOST_WHOLE - 1 else 0.0
+            continue
         cache = case.cache(deployment)
-        load, surplus = case.load(deployment, cache), cache.hit_share - share
-        # A plan whose tiers hold less than it counts would not deliver; one whose tiers hold more does.
-        if surplus > 0 or is_small(surplus, share):
-            safe = (deployment, cache, load)
-        if is_small(surplus, share) or (turn == MOST_WHOLE - 1 and safe is not None):
+        surplus = cache.hit_share - share
+        is_replayed = deployment.session_run is not None
+        # A plan of closed forms whose tiers hold less than it counts would not deliver; one whose tiers hold more does.
+        if is_replayed or surplus > 0 or is_small(surplus, share):
+            load_now = case.load(deployment, cache)
+            if best is None or not is_replayed or deployment.requests_per_second > best[0].requests_per_second:
+                best = (deployment, cache, load_now)
+        load = load if is_replayed else case.load(deployment, cache)
+        last = MOST_REPLAYED if is_replayed else MOST_WHOLE
+        if is_small(surplus, share) or (turn >= last - 1 and best is not None):
             break
         if before is not None and share != before.share:
             slope = (surplus - before.surplus) / (share - before.share)
         before = Trial(share, surplus)
         # The share that tiers hold does not rise with the cached share. The last plan counts what the one before held.
-        following = cache.hit_share if turn == MOST_WHOLE - 1 else share - surplus / min(slope, -1.0)
+        following = cache.hit_share if turn == last - 1 else share - surplus / min(slope, -1.0)
         share = min(max(following, 0.0), case.held_share)
-    if safe is None:
+    if best is None:
         return replace(
             deployment, feasible=False, slo=case.slo, reason=(deployment.reason or UNSETTLED) + _held_words(hit_share)
         )
-    return with_loads(safe[0], case.slo, safe[1], safe[2])
+    return with_loads(best[0], case.slo, best[1], best[2])
 
 
 def is_small(surplus: float, share: float) -> bool:
@@ -303,6 +399,22 @@ def history_ratio(sessions: Sessions, longest: float, percentile: str) -> float:
     return (min(turns, len(shares) - 1) * sessions.growth + sessions.system_prompt) / mean
 
 
+def history_square_ratio(sessions: Sessions, longest: float) -> float:
+    """Return the mean square of histories over the square of their mean; 1 where there are none.
+
+    Args:
+        sessions: Sessions.
+        longest: Longest context of the model [tokens].
+
+    Returns:
+        Ratio; the histories contain the system prompt.
+    """
+    shares = turn_shares(sessions, longest)
+    histories = sessions.system_prompt + np.arange(len(shares)) * sessions.growth
+    mean = float(shares @ histories)
+    return float(shares @ histories**2) / mean**2 if mean else 1.0
+
+
 def with_loads(deployment: Plan, slo: Slo, cache: SessionCache, load: float) -> Plan:
     """Return a plan with its prefix cache, and loads in the time to first token.
 
@@ -317,12 +429,13 @@ def with_loads(deployment: Plan, slo: Slo, cache: SessionCache, load: float) -> 
     """
     ends, share = deployment.ttft_range, float(deployment.workload.cached_share)
     warnings = deployment.warnings
-    if not is_small(cache.hit_share - share, share):
+    if not cache.is_replayed and not is_small(cache.hit_share - share, share):
         words = f"the plan counts {share:.0%} of the prompt tokens as cached, and its tiers hold {cache.hit_share:.0%}"
         warnings = (f"{words}: with more in the cache, the cheapest layout is another one, whose tiers hold less", *warnings)
+    mean = 0.0 if cache.is_replayed else cache.load_seconds
     deployment = replace(
-        deployment, slo=slo, session_cache=cache, warnings=warnings,
-        ttft=deployment.ttft + load, mean_ttft=deployment.mean_ttft + cache.load_seconds,
+        deployment, slo=slo, session_cache=cache, warnings=warnings, ttft=deployment.ttft + load,
+        mean_ttft=deployment.mean_ttft + mean,
         ttft_range=None if ends is None else (ends[0] + load, ends[1] + load),
         **{
             name: replace(point, ttft=point.ttft + load)
@@ -346,34 +459,32 @@ def evaluate_cache(
     tiers: tuple[MemoryTier, ...],
     capacities: Mapping[str, float] | None,
     *,
-    width: float,
-    longest: float,
+    model: Model,
 ) -> SessionCache:
-    """Return what the prefix cache of a plan holds at its rate.
+    """Return what the prefix cache of a plan holds at its rate: the hits of its replay with sessions where there is one.
 
     Args:
         deployment: A feasible plan.
         sessions: Sessions.
         tiers: Memory tiers of the system for one chip, HBM first.
         capacities: Capacity of tiers for one replica [B], or None for those of the system.
-        width: KV cache per token [B].
-        longest: Longest context of the model [tokens].
+        model: Model as it is served.
 
     Returns:
         Hits, loads and needed bytes.
     """
+    width, longest = cached_token_bytes(model), float(model.max_context)
     # Prompts are looked up where they are prefilled.
     pool, workload = deployment.pools[0], deployment.workload
     replicas, chips = int(pool.layout.replicas), int(pool.layout.chips)
     rate = deployment.requests_per_second / replicas
-    # A pool that only prefills has a history until it is sent, and needs it again after the whole answer.
-    answer, spread = deployment.mean_ttft, 0.0
-    if len(deployment.pools) > 1:
-        decode = float(decode_steps(workload, deployment.speculation)) * deployment.mean_tpot
-        answer, spread = answer + decode, float(workload.output_spread) * decode / (answer + decode)
+    # A history is in use until the end of its answer. A pool that only prefills has it until it is sent.
+    is_separate = len(deployment.pools) > 1
+    answer = float(decode_steps(workload, deployment.speculation)) * deployment.mean_tpot if is_separate else 0.0
+    spread = float(workload.output_spread)
     flow = flow_of_sessions(sessions, rate=rate, answer=answer, answer_spread=spread, longest=longest)
     free_bytes = free_tokens(deployment, sessions.system_prompt) * width
-    prefill_seconds = seconds_per_prompt_token(pool, workload)
+    prefill_seconds, parts = seconds_per_prompt_token(pool, workload), float(cache_parts(model, pool.layout))
 
     # Capacities of one replica; a tier that is slower than prefill is left out.
     used: list[tuple[MemoryTier, float, str]] = []
@@ -381,25 +492,32 @@ def evaluate_cache(
         size = float(tier.capacity) * chips if place else free_bytes
         if capacities is not None:
             size = min(capacities.get(tier.name, free_bytes), free_bytes) if place == 0 else capacities.get(tier.name, 0.0)
-        is_slow = place > 0 and width / (float(tier.bandwidth) * chips) > prefill_seconds
+        is_slow = place > 0 and width / (float(tier.bandwidth) * parts) > prefill_seconds
         used.append((tier, size, TOO_SLOW if is_slow else ""))
     hits = find_hits([0.0 if reason else size / width for _, size, reason in used], flow)
     # Not rounded, so that shares are at most that of a cache of any size.
     prompt = sessions.system_prompt + mean_history(sessions, longest) + sessions.input_tokens
-    replica = Replica(rate=rate, chips=chips, token_bytes=width, prompt=prompt)
+    replica = Replica(rate=rate, parts=parts, ranks=int(pool.layout.dp), token_bytes=width, prompt=prompt)
     rows = tuple(
         _tier_hits(replica, tier, size, reason, tokens=float(hits.tokens[place]), hold=float(hits.hold_seconds[place]))
         if place
         else _hbm_hits(replica, tier, size, float(hits.tokens[0]), float(hits.hold_seconds[0]))
         for place, (tier, size, reason) in enumerate(used)
     )
+    load = sum(row.load_seconds for row in rows)
+    wait = load_wait(rate / replica.ranks, load, history_square_ratio(sessions, longest))
+    run = deployment.session_run
+    if run is not None:
+        rows = tuple(replace(row, hit_share=run.hits.get(row.name, 0.0)) for row in rows)
     return SessionCache(
         sessions=sessions,
+        mean_turns=1 / float(flow.shares[0]),
         sessions_in_progress=_in_progress(deployment, sessions, flow),
         held_share=held_share(sessions, longest),
         hit_share=sum(row.hit_share for row in rows),
+        is_replayed=run is not None,
         tiers=rows,
-        load_seconds=sum(row.load_seconds for row in rows),
+        load_seconds=load + wait if run is None else run.load,
         **_needed(rows, flow, width),
     )
 
@@ -414,8 +532,8 @@ def _hbm_hits(replica: Replica, tier: MemoryTier, size: float, tokens: float, ho
 
 def _tier_hits(replica: Replica, tier: MemoryTier, size: float, reason: str, *, tokens: float, hold: float) -> TierHits:
     """Return the hits of a slower tier of a replica, as far as its bandwidth goes."""
-    bandwidth = float(tier.bandwidth) * replica.chips
-    utilisation = replica.rate * tokens * replica.token_bytes / bandwidth
+    bandwidth = float(tier.bandwidth) * replica.parts
+    utilisation = replica.rate * tokens * replica.token_bytes / (bandwidth * replica.ranks)
     loaded = tokens / max(1.0, utilisation)
     share = loaded / replica.prompt
     return TierHits(
@@ -425,8 +543,32 @@ def _tier_hits(replica: Replica, tier: MemoryTier, size: float, reason: str, *, 
     )  # fmt: skip
 
 
+def load_wait(rate: float, load: float, square_ratio: float) -> float:
+    r"""Return the mean wait of a load for the loads before it on the link of a data-parallel rank.
+
+    This is the formula of Pollaczek and Khinchine for a queue M/G/1: $W = \lambda E[L^2] / 2(1 - \lambda E[L])$. The loop has the
+    same link, on which loads wait for each other (`event_loop.arrive`).
+
+    Args:
+        rate: Requests of the rank [requests/s].
+        load: Mean load time [s].
+        square_ratio: Mean square of load times over the square of their mean.
+
+    Returns:
+        Seconds; infinite where loads take all the time of the link.
+
+    >>> load_wait(1.0, 0.5, 1.0), load_wait(2.0, 0.5, 1.0)
+    (0.25, inf)
+    """
+    busy = rate * load
+    return rate * square_ratio * load**2 / (2 * (1 - busy)) if busy < 1 else math.inf
+
+
 def free_tokens(deployment: Plan, system_prompt: float) -> float:
-    """Return the KV cache of a replica that prefills which its running sequences leave, on average.
+    """Return the KV cache of a replica that prefills which turns in progress leave, on average.
+
+    A turn has its prompt in use from its arrival to the end of its answer, and half of its answer on average. A pool that only
+    prefills has the prompt until it is sent.
 
     Args:
         deployment: A feasible plan.
@@ -437,13 +579,11 @@ def free_tokens(deployment: Plan, system_prompt: float) -> float:
     """
     pool, workload = deployment.pools[0], deployment.workload
     room = float(pool.kv_tokens_per_rank) * int(pool.layout.dp)
-    replicas = int(pool.layout.replicas)
-    prompt = float(workload.input_tokens) - system_prompt
-    if len(deployment.pools) > 1:
-        # A prefill pool has the prompts of the pass that runs, and of the one that is sent.
-        return max(0.0, room - 2 * float(pool.batch) * deployment.utilisation * prompt)
-    in_slots = deployment.requests_per_second * float(decode_steps(workload, deployment.speculation)) * deployment.mean_tpot
-    return max(0.0, room - in_slots / replicas * (prompt + float(workload.output_tokens) / 2))
+    tokens, seconds = float(workload.input_tokens) - system_prompt, deployment.mean_ttft
+    if len(deployment.pools) == 1:
+        tokens += float(workload.output_tokens) / 2
+        seconds += float(decode_steps(workload, deployment.speculation)) * deployment.mean_tpot
+    return max(0.0, room - deployment.requests_per_second / int(pool.layout.replicas) * seconds * tokens)
 
 
 def seconds_per_prompt_token(pool: Pool, workload: Workload) -> float:

@@ -35,6 +35,7 @@ from steptime.planning.plan_as_traffic import (
     within_context,
     workload_prompts,
 )
+from steptime.planning.session_result import SessionRun
 from steptime.planning.steady_state import MOST_LOADED, mean_context
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
@@ -125,7 +126,8 @@ class Run:
     `ttft` and `tpot` [s] are those at the percentile of the limits, next to their means. `batch` counts the sequences
     that decode in a replica, on average. `busy` is the share of time in which each pool works. `worst` is the largest
     ratio of a figure to its limit: at most 1 if the run meets all of them, infinite if a queue grows. `binding` names
-    that figure. `growth` is the share of the requests that came and did not end, after the start.
+    that figure. `growth` is the share of the requests that came and did not end, after the start. `session` is what turns of
+    sessions found in the prefix cache.
     """
 
     rate: float
@@ -138,6 +140,7 @@ class Run:
     worst: float
     binding: str = ""
     growth: float = 0.0
+    session: SessionRun | None = None
 
 
 def draw(workload: Workload, requests: int, seed: int) -> Draws:
@@ -285,7 +288,8 @@ class Loop:
                 replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk), memo[key].pace, replicas
             )
 
-        self.server = part_of_server(pool(server.layout, policy, server_replicas), self.parts)
+        self.whole_server = pool(server.layout, policy, server_replicas)
+        self.server = part_of_server(self.whole_server, self.parts)
         self.reader: Server | None = None
         self.sent: Callable[[Any], Any] | None = None
         if reader is not None:
@@ -327,12 +331,12 @@ class Loop:
         skipped = skipped_tokens(self.prompts, traffic.inputs)
         if self.reader is None:
             served, rules, pool = serve(
-                _joined(started, traffic), self.server.policy, self.server.pace, replicas=self.server.replicas,
+                joined_traffic(started, traffic), self.server.policy, self.server.pace, replicas=self.server.replicas,
                 cached=np.concatenate([started.inputs, skipped]),
             )  # fmt: skip
             requests, ends = served[len(started) :], served["finish"][: len(started)]
             queue = ("serve", requests["arrival"], requests["scheduled"], rules.seats * self.server.replicas)
-            return self._figures(requests, ends, [queue], (_busy(pool),), rate, slo, percentile)
+            return self._figures(requests, ends, [queue], (busy_share(pool),), rate, slo, percentile)
         requests, prefill_queue, busy = self._prefill(traffic, skipped)
         # Prompts that are already too late need no decode.
         late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
@@ -376,14 +380,16 @@ class Loop:
         counted = (requests["arrival"] > START_SHARE * end) & (requests["arrival"] < end - END_LIFETIMES * self.lifetime)
         return counted if np.count_nonzero(counted) >= LEAST_REQUESTS / 10 else requests["arrival"] > START_SHARE * end
 
-    def _prefill(self, traffic: Traffic, skipped: Any) -> tuple[Any, Any, float]:
+    def _prefill(self, traffic: Traffic, skipped: Any, **settings: Any) -> tuple[Any, Any, float]:
         """Return requests after the prefill pool, its queue, and the share of time in which it works."""
         assert self.reader is not None
         only = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
-        requests, rules, pool = serve(only, self.reader.policy, self.reader.pace, replicas=self.reader.replicas, cached=skipped)
+        requests, rules, pool = serve(
+            only, self.reader.policy, self.reader.pace, replicas=self.reader.replicas, cached=skipped, **settings
+        )
         requests["outputs"] = traffic.outputs
         queue = ("prefill", requests["arrival"], requests["scheduled"], rules.seats * self.reader.replicas)
-        return requests, queue, _busy(pool)
+        return requests, queue, busy_share(pool)
 
     def _decode(self, requests: Any, started: Traffic) -> tuple[Any, Any, Any, float]:
         """Return requests after the decode pool, the ends of those of the start, its queue, and its share of time at work."""
@@ -397,7 +403,7 @@ class Loop:
         order = np.argsort(moved_at, kind="stable")
         go_on, moved_at = go_on[order], moved_at[order]
         moved = Traffic(arrival=moved_at, inputs=requests["inputs"][go_on], outputs=requests["outputs"][go_on])
-        both = _joined(started, moved)
+        both = joined_traffic(started, moved)
         pace = replace(self.server.pace, before=0.0, before_token=0.0)
         served, rules, pool = serve(both, self.server.policy, pace, replicas=self.server.replicas, cached=both.inputs)
         ends, served = served["finish"][: len(started)], served[len(started) :]
@@ -405,7 +411,7 @@ class Loop:
             served["finish"], served["preempted"], served["status"],
         )  # fmt: skip
         requests["moved"][go_on], requests["resumed"][go_on] = moved_at, served["scheduled"]
-        return requests, ends, ("decode", moved_at, served["scheduled"], rules.seats * self.server.replicas), _busy(pool)
+        return requests, ends, ("decode", moved_at, served["scheduled"], rules.seats * self.server.replicas), busy_share(pool)
 
     def _visible(self, requests: Any) -> Any:
         late = pipeline_delay_seconds(requests, self.reader or self.server)
@@ -475,8 +481,16 @@ def _percentile(percentile: str, values: Any) -> float:
     return float(np.mean(values) if percentile == "mean" else np.quantile(values, PERCENTILES[percentile]))
 
 
-def _joined(first: Traffic, second: Traffic) -> Traffic:
-    """Return the requests of both, in this order."""
+def joined_traffic(first: Traffic, second: Traffic) -> Traffic:
+    """Return the requests of both, in this order.
+
+    Args:
+        first: Requests.
+        second: Further requests.
+
+    Returns:
+        The traffic.
+    """
     return Traffic(
         arrival=np.concatenate([first.arrival, second.arrival]),
         inputs=np.concatenate([first.inputs, second.inputs]),
@@ -484,8 +498,15 @@ def _joined(first: Traffic, second: Traffic) -> Traffic:
     )
 
 
-def _busy(pool: Replicas) -> float:
-    """Return the share of time in which the replicas of a pool work."""
+def busy_share(pool: Replicas) -> float:
+    """Return the share of time in which the replicas of a pool work.
+
+    Args:
+        pool: Replicas after a run.
+
+    Returns:
+        Share.
+    """
     return float(np.sum(pool.seconds[:, BUSY]) / np.sum(np.maximum(pool.seconds[:, CLOCK], 1e-12)))
 
 

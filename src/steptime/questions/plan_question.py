@@ -15,10 +15,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive
 from steptime.physics.engine import Engine
-from steptime.physics.kv_dtype import as_served
-from steptime.physics.uncertainty import has_range
-from steptime.planning.evidence import ANY, EVIDENCE
-from steptime.planning.plan_problem import DISAGGREGATED
+from steptime.planning.evidence import EVIDENCE
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, MOST_SLOTS, OWN_CHUNKS, PINNED_SIZES, plan
 from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
@@ -390,7 +387,12 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
                 "prefill_system: histories of sessions are on one system; leave out prefill_system (--prefill-system), or "
                 "sessions (--sessions)"
             )
-        deployment = _plan_sessions(inputs, model, system, engine, arguments, effects)
+        # Plans of requests need no search for hits.
+        from steptime.planning.session_plan import plan_sessions
+
+        capacities = read_tier_capacities(inputs.prefix_cache, system) if inputs.prefix_cache else None
+        drawn = inputs.drawn_sessions(inputs.input, inputs.output, inputs.spread, inputs.output_spread)
+        deployment = plan_sessions(model, system, drawn, inputs.slo(), prefix_cache=capacities, **arguments, **effects)
     else:
         deployment = plan(model, system, workload, inputs.slo(), **arguments, **effects)
     trace = values.get("trace")
@@ -404,29 +406,6 @@ def _idle_imbalance(values: Mapping[str, Any], deployment: Plan) -> str:
     if values.get("imbalance") is None or any(int(pool.layout.ep) > 1 for pool in deployment.pools):
         return ""
     return "the expert imbalance (--imbalance) has no effect: the plan has no expert parallelism" if deployment.pools else ""
-
-
-def _plan_sessions(
-    inputs: PlanInputs, model: Model, system: System, engine: Engine, arguments: dict[str, Any], effects: dict[str, Any]
-) -> Plan:
-    """Return the cheapest plan for sessions, whose cached share follows from its prefix cache."""
-    from steptime.planning.session_plan import plan_sessions
-
-    def make_plan(workload: Workload, slo: Slo, modes: tuple[str, ...], quick: bool) -> Plan:
-        settings = arguments | {"modes": modes} | effects
-        # A chunk has no effect on separate pools.
-        if modes == (DISAGGREGATED,) != arguments["modes"]:
-            settings |= {"chunk": None}
-        if quick:
-            settings |= dict.fromkeys((*effects, "front"), False) | {"quick": True}
-        return plan(model, system, workload, slo, **settings)
-
-    return plan_sessions(
-        make_plan, inputs.drawn_sessions(inputs.input, inputs.output, inputs.spread, inputs.output_spread), inputs.slo(),
-        model=as_served(model, system, engine), system=system, modes=arguments["modes"],
-        evidence=inputs.evidence if has_range(engine) else ANY,
-        capacities=read_tier_capacities(inputs.prefix_cache, system) if inputs.prefix_cache else None,
-    )  # fmt: skip
 
 
 def read_modes(words: str) -> tuple[str, ...]:

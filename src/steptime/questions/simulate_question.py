@@ -12,6 +12,7 @@ from steptime.errors import NUMBA_MISSING, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
+from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import default_layout
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, text
@@ -178,7 +179,8 @@ class SchedulerInputs:
     )  # fmt: skip
     prefix_cache: str = text(
         "",
-        "capacity of the prefix cache of one replica by tier, such as hbm=20GB,host=1TB,ssd=4TB",
+        "capacity of the prefix cache of one replica by tier, such as hbm=20GB,host=1TB,ssd=4TB; of HBM, sessions have at most "
+        "what running sequences leave, also where it is not named",
         group=POLICY,
         metavar="TIERS",
     )
@@ -211,12 +213,14 @@ class SchedulerInputs:
             acceptance_length=1.0 if self.acceptance is None else self.acceptance, route=self.route,
         )  # fmt: skip
 
-    def cache(self, system: System, layout: Layout) -> Cache | None:
+    def cache(self, model: Model, system: System, layout: Layout, *, has_sessions: bool = False) -> Cache | None:
         """Return the prefix cache of a replica, from tiers such as hbm=20GB,host=1TB.
 
         Args:
+            model: The model as it is served.
             system: The machine.
             layout: Layout of the replica.
+            has_sessions: Whether requests are turns of sessions; HBM without a capacity then has what they leave.
 
         Returns:
             The cache; None if no tier is given.
@@ -228,7 +232,9 @@ class SchedulerInputs:
             return None
         from steptime.simulation.prefix_cache import cache_with_capacities
 
-        return cache_with_capacities(system, layout, read_tier_capacities(self.prefix_cache, system))
+        return cache_with_capacities(
+            model, system, layout, read_tier_capacities(self.prefix_cache, system), free_hbm=has_sessions
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +346,10 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     prefill = Layout(tp=tp, replicas=inputs.prefill_replicas) if inputs.prefill_replicas else None
     arguments: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": inputs.slo(), "prefill": prefill,
-        "cache": inputs.cache(system, prefill or layout), "percentile": inputs.percentile,
+        "percentile": inputs.percentile,
+        "cache": inputs.cache(
+            as_served(model, system, engine), system, prefill or layout, has_sessions=inputs.sessions is not None
+        ),
     }  # fmt: skip
 
     # Replicas of the fast tier run the same policy with their own number of slots.

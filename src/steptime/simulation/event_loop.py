@@ -36,6 +36,7 @@ from steptime.simulation.loop_state import (
     FREE,
     GAPS,
     JOINED,
+    LINK_FREE,
     LIVE,
     NEXT_RANK,
     NEXT_RECORD,
@@ -381,6 +382,14 @@ def take_blocks(p: Replicas, rules: Rules, r: int, n: int) -> None:
 def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
     """Put a request into the queue of a replica, or reject it if it cannot be served.
 
+    Before its place in the queue, its cache is loaded from slower memory, while other requests run. Each data-parallel rank has
+    one link, on which loads wait for each other. In vLLM such a request is in the state WAITING_FOR_REMOTE_KVS, and the
+    scheduler goes on with the next one (`Scheduler.schedule`).
+
+    References:
+        https://github.com/vllm-project/vllm/blob/main/vllm/v1/core/sched/scheduler.py
+        https://blog.vllm.ai/2026/01/08/kv-offloading-connector.html
+
     Args:
         q: Requests.
         p: Replicas.
@@ -403,11 +412,14 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
         q[i].status = REJECTED
         return False
     q[i].status = WAITING
-    q[i].line = q[i].rank
+    q[i].line, group = q[i].rank, 0
     if rules.tracks:
         group = least_loaded_rank(p, rules, r, q[i].arrival)
         q[i].line = q[i].rank * rules.groups + group
         p.ranks[r, group, QUEUED_BY_RANK] += 1
+    if q[i].load > 0.0:
+        q[i].ready = max(q[i].ready, p.ranks[r, group, LINK_FREE]) + q[i].load
+        p.ranks[r, group, LINK_FREE] = q[i].ready
     enqueue(q, p.lists, r, i)
     p.count[r, QUEUED] += 1
     return True
@@ -1339,10 +1351,10 @@ def prefill_rank(
         admits: Whether waiting requests get slots.
 
     Returns:
-        Tokens left, blocks needed, prompt tokens, their attention [s], chunks, prompts in `Replicas.ends`, time to load
-        caches [s], and requests that start to decode.
+        Tokens left, blocks needed, prompt tokens, their attention [s], chunks, prompts in `Replicas.ends`, and requests that
+        start to decode.
     """
-    rows, attention, chunks, load, joins, admitted = 0, 0.0, 0, 0.0, 0, 0
+    rows, attention, chunks, joins, admitted = 0, 0.0, 0, 0, 0
     # Each rank has its part of the cache: a long prompt waits for its own rank only.
     rank_units = rules.blocks // rules.groups * rules.block
     seats = rules.seats - p.count[r, SEATS]
@@ -1369,7 +1381,6 @@ def prefill_rank(
                 admitted += needs
             seat(q, p, rules, r, i)
             seats -= 1
-            load += q[i].load
             if ready:
                 q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
                 join(q, p, rules, r, i)
@@ -1391,7 +1402,7 @@ def prefill_rank(
         i = -1
     if rules.groups > 1:
         p.ranks[r, g, TOKENS_BY_RANK], p.ranks[r, g, ATTENTION_BY_RANK] = rows, attention
-    return budget, needed_blocks, rows, attention, chunks, ends, load, joins
+    return budget, needed_blocks, rows, attention, chunks, ends, joins
 
 
 @compiled
@@ -1526,13 +1537,13 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
             pressed = True
             needed_blocks = choose_in_order(q, p, rules, r)
         first_joined = p.count[r, LIVE]
-        rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
+        rows, attention, chunks, ends, joins = 0, 0.0, 0, 0, 0
         for g in range(rules.groups):
             budget = min(rules.budget - (0 if first else int(p.ranks[r, g, TOKENS_BY_RANK])), rules.reads)
-            _, needed_blocks, c, work, n, ends, loaded, k = prefill_rank(
+            _, needed_blocks, c, work, n, ends, k = prefill_rank(
                 q, p, rules, rates, r, g, budget, needed_blocks, ends, not pressed
             )
-            rows, attention, chunks, load, joins = rows + c, attention + work, chunks + n, load + loaded, joins + k
+            rows, attention, chunks, joins = rows + c, attention + work, chunks + n, joins + k
         if first and rows > 0:
             for k in range(p.count[r, LIVE]):
                 enter_micro_batch(p, r, rules.waves, p.heap[r, k])
@@ -1559,11 +1570,11 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
         for g in range(rules.groups):
             context += p.ranks[r, g, CHOSEN_BY_RANK] if b > 0 else 0.0
         seconds = mixed_time(p, rates, r, b, context, CHOSEN_BY_RANK, rows, attention, chunks, rules.waves) / rules.stages
-        latest = leave_pipeline(p, rules, r, load + seconds)
+        latest = leave_pipeline(p, rules, r, seconds)
         p.ranks[r, rules.groups + turn, EXIT] = latest
         p.count[r, LIVE] = p.count[r, DECODES]
         begins = p.seconds[r, CLOCK]
-        pass_time(p, r, load + seconds, float(p.count[r, FREE]))
+        pass_time(p, r, seconds, float(p.count[r, FREE]))
         p.seconds[r, CLOCK] = begins
 
         # The tokens of the micro-batch are known when it leaves the last stage.
@@ -1653,7 +1664,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         if rules.tracks:
             for g in range(rules.groups):
                 p.ranks[r, g, ENDS] = 0
-        rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
+        rows, attention, chunks, ends, joins = 0, 0.0, 0, 0, 0
         is_spent = False
         while True:
             needed_blocks = blocks_needed(p, rules, r)
@@ -1674,10 +1685,10 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 budget = min(budget, rules.reads)
                 if static:
                     budget = FAR if p.count[r, DECODES] == 0 else 0
-                budget, needed_blocks, c, work, n, ends, loaded, k = prefill_rank(
+                budget, needed_blocks, c, work, n, ends, k = prefill_rank(
                     q, p, rules, rates, r, g, budget, needed_blocks, ends, not pressed and not (first and decode)
                 )
-                rows, attention, chunks, load, joins = rows + c, attention + work, chunks + n, load + loaded, joins + k
+                rows, attention, chunks, joins = rows + c, attention + work, chunks + n, joins + k
                 is_spent = is_spent or budget <= 0
             if rows > 0 or decode:
                 break
@@ -1693,15 +1704,15 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 return
             # The next step has its own budget for the requests that wait.
             has_waiting = joins > 0 and (first or is_spent)
-            n = 1 if pressed or load > 0.0 or has_waiting else run_length(q, p, rules, rates, r, until, stop)
+            n = 1 if pressed or has_waiting else run_length(q, p, rules, rates, r, until, stop)
             context, longest_gain = decode_context(p, rules, r)
-            seconds = load + run_time(rates, b, context, longest_gain, n)
+            seconds = run_time(rates, b, context, longest_gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
             if rules.groups == 1:
-                seconds = load + single_rank_time(rates, b, context, rows, attention, chunks)
+                seconds = single_rank_time(rates, b, context, rows, attention, chunks)
             else:
-                seconds = load + mixed_time(p, rates, r, b, context, CONTEXT_BY_RANK, rows, attention, chunks, 1)
+                seconds = mixed_time(p, rates, r, b, context, CONTEXT_BY_RANK, rows, attention, chunks, 1)
         if rules.kind == TRAIN:
             seconds = n * rules.interval * max(1.0, np.ceil(seconds / (n * rules.interval) - ROUND))
         free = float(p.count[r, FREE])

@@ -93,11 +93,10 @@ CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)
 STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASS = range(10)
 # Columns of Replicas.seconds.
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
-# Columns of a data-parallel rank in Replicas.ranks. The three before ENDS are those of the step in progress. From ENDS on, they
-# count requests that end with a step under way, by its turn.
-QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK, ENDS = (
-    range(8)
-)
+# Columns of a data-parallel rank in Replicas.ranks. LINK_FREE is when its link to slower memory has no more loads [s]. The three
+# before ENDS are those of the step in progress. From ENDS on, they count requests that end with a step under way, by its turn.
+QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, LINK_FREE = range(5)
+TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK, ENDS = range(5, 9)
 # Columns of further rows of Replicas.ranks: when a stage is free, and when a step under way leaves the last stage [s].
 STAGE_FREE, EXIT = range(2)
 # Heads in Replicas.lists; the tails are in the next column.
@@ -117,7 +116,7 @@ SHORTEST, WIDTH = 1e-6, 0.0102
 REQUEST = np.dtype(
     [
         ("arrival", "f8"),
-        # Entry into the queue; the steps before it take additional time.
+        # Entry into the queue; the steps before it and loads from slower memory take additional time.
         ("ready", "f8"),
         # First slot.
         ("scheduled", "f8"),
@@ -128,8 +127,7 @@ REQUEST = np.dtype(
         # First token.
         ("first", "f8"),
         ("finish", "f8"),
-        # Time for which the step of its admission waits for cache from slower memory. After that, in a pipeline, when its last
-        # token leaves the last stage.
+        # Time that its cache takes from slower memory. Later, in a pipeline, when its last token leaves the last stage.
         ("load", "f8"),
         ("inputs", "i8"),
         ("outputs", "i8"),

@@ -6,8 +6,16 @@ the front of the next tier, and the last tier discards it. A block of a slower t
 faster than computing it again.
 
 Requests are looked up in order of arrival. A block counts as cached from the arrival of the request that
-makes it. This is too early by the wait and prefill of that request. Of sessions, answers are cached too. Loads
-of a request run tier by tier and delay the step that admits it.
+makes it. This is too early by the wait and prefill of that request.
+
+A turn of a session has its blocks to itself from its arrival to the end of its answer. They are then in no tier, and the memory
+of the chips has as much less room for others. After the answer, all of them are the most recently used ones of the first tier,
+answers included. This is the block pool of vLLM: blocks of running requests have references, and free ones are evicted in the
+order in which they were freed (https://docs.vllm.ai/en/latest/design/prefix_caching.html). The system prompt of all sessions
+stays in the tiers.
+
+Each chip loads its part of the cache of a request. Loads of a request run tier by tier. The request waits for them, while
+others go on (`event_loop.arrive`).
 """
 
 from __future__ import annotations
@@ -20,10 +28,12 @@ import numpy as np
 
 from steptime.errors import RangeError, UnknownName
 from steptime.hardware.system import System
+from steptime.models.model import Model
 from steptime.number_checks import LONGEST, at_least_zero, positive, single
+from steptime.physics.chip_memory import cache_parts
 from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
-from steptime.simulation.loop_state import compiled, entry
+from steptime.simulation.loop_state import compiled, entry, inlined
 from steptime.simulation.step_time_model import Pace
 from steptime.units import show
 from steptime.workload.traffic import Traffic
@@ -33,13 +43,18 @@ LEFT_OUT = unit("", "", left_out=True)
 MAX_BLOCKS = 200_000_000
 # Prefix-aware routing avoids a replica with this factor above the mean tokens.
 SLACK = 1.2
+# Tier of a block that no tier has, and of one that a turn has to itself.
+NO_TIER, IN_USE = -1, -2
+# Share of its answer that a turn has in memory on average, while it decodes.
+ANSWER_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
     """A memory tier for cached blocks of one replica.
 
-    `capacity` is in B, `bandwidth` to the chips in B/s, and `latency` of a load in s.
+    `capacity` is in B. `bandwidth` [B/s] is that at which all chips together load the cache of one request, and `latency` that
+    of a load [s].
     """
 
     name: str
@@ -68,16 +83,20 @@ class Cache:
             raise RangeError("tiers: a prefix cache needs at least one tier, got none")
 
 
-def cache_with_capacities(system: System, layout: Layout, capacities: Mapping[str, float]) -> Cache:
+def cache_with_capacities(
+    model: Model, system: System, layout: Layout, capacities: Mapping[str, float], *, free_hbm: bool = False
+) -> Cache:
     """Return the prefix cache of a replica with given capacities.
 
-    Bandwidths and order are those of the system. The memory of the chips comes first, with capacity 0 by
-    default, because only there a block is usable without a load.
+    The order is that of the system, and the bandwidth that of the chips among which the cache of a request is divided. The
+    memory of the chips comes first, because only there a block is usable without a load.
 
     Args:
+        model: Model as it is served.
         system: System with memory tiers.
         layout: Layout of a replica.
         capacities: Capacity by tier [B].
+        free_hbm: Whether the memory of the chips, where it has no capacity, has what running sequences leave; else 0.
 
     Returns:
         The cache.
@@ -91,15 +110,18 @@ def cache_with_capacities(system: System, layout: Layout, capacities: Mapping[st
     for name in capacities:
         if name not in tiers:
             raise UnknownName("memory tier", name, tiers, f"Known: {', '.join(tiers)}.")
-    sizes = {hbm.name: 0.0} | dict(capacities)
     max_bytes = float(system.chip.capacity) * int(layout.chips)
+    sizes = {hbm.name: max_bytes if free_hbm else 0.0} | dict(capacities)
+    parts = float(cache_parts(model, layout))
     if sizes[hbm.name] > max_bytes:
         raise RangeError(
             f"{hbm.name}: must be at most {show(max_bytes, 'B')}, the memory of a replica, got {show(sizes[hbm.name], 'B')}"
         )
     return Cache(
         tiers=tuple(
-            Tier(name=name, capacity=sizes[name], bandwidth=float(tier.bandwidth), latency=float(tier.latency or 0.0))
+            Tier(
+                name=name, capacity=sizes[name], bandwidth=parts * float(tier.bandwidth), latency=float(tier.latency or 0.0)
+            )  # fmt: skip
             for name, tier in tiers.items()
             if name in sizes
         )
@@ -169,6 +191,8 @@ def use_cache(
     replicas: int = 1,
     route: str = "round-robin",
     dealt: Any = None,
+    room: float = np.inf,
+    answer_share: float = ANSWER_SHARE,
 ) -> CacheUse:
     """Return what the cache saves each request of a traffic with block hashes.
 
@@ -180,6 +204,8 @@ def use_cache(
         replicas: Number of replicas.
         route: "round-robin" or "prefix-aware".
         dealt: Replica of each request, where it is fixed.
+        room: KV cache of a replica [tokens], which turns of sessions share with the first tier.
+        answer_share: Share of its answer that a turn has in that memory, on average.
 
     Returns:
         The use of the cache.
@@ -196,47 +222,50 @@ def use_cache(
         raise RangeError("model: a prefix cache needs a KV cache that grows with tokens, got a model without one")
 
     # Blocks are numbered from 0, so that the compiled loop can use arrays instead of a dictionary.
-    capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
     earlier = traffic.earlier if traffic.earlier is not None and len(traffic.earlier) else None
     ids, names = _numbered(traffic.blocks if earlier is None else np.concatenate([earlier.blocks, traffic.blocks]))
-    first = 0 if earlier is None else len(earlier.blocks)
-    n, tiers = len(traffic), len(cache.tiers)
+    n, m, tiers = len(traffic), 0 if earlier is None else len(earlier), len(cache.tiers)
     _check_block_count(replicas, names)
-    cached, load = np.zeros(n, dtype=np.int64), np.zeros(n)
-    replica = np.arange(n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
-    hits, written = np.zeros((n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
-    skipped = np.zeros(n, dtype=np.int64)
+    capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
+    limits = np.tile(capacity, (replicas, 1))
     row = float(pace.rows[-1] - pace.rows[0]) / (len(pace.rows) - 1)
     costs = (
         np.array([float(t.bandwidth) for t in cache.tiers]), np.array([float(t.latency) for t in cache.tiers]), block_bytes,
         row, pace.pair, route == "prefix-aware", replicas,
     )  # fmt: skip
+    cached, load, skipped = np.zeros(m + n, dtype=np.int64), np.zeros(m + n), np.zeros(m + n, dtype=np.int64)
+    hits, written = np.zeros((m + n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
+    replica = np.arange(m + n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
+    both = (traffic,) if earlier is None else (earlier, traffic)
+    starts = np.concatenate([[0], *(np.diff(part.starts) for part in both)]).cumsum().astype(np.int64)
+    inputs = np.concatenate([part.inputs for part in both]).astype(np.int64)
     state = _empty_tiers(replicas, names, tiers)
-    if earlier is not None:
+    lookup = (ids, starts, inputs, traffic.block_tokens, limits, *costs, *state, replica, hits, written, cached, load, skipped)
+    if traffic.turns is None:
+        _look_up_requests(*lookup, np.zeros(replicas))
+    else:
         # Turns before the run fill the tiers; what they find does not count.
-        m = len(earlier)
-        _look_up_requests(
-            ids[:first], np.asarray(earlier.starts), np.asarray(earlier.inputs), traffic.block_tokens, capacity, *costs, *state,
-            np.arange(m, dtype=np.int64) % replicas, np.zeros((m, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64),
-            np.zeros(m, dtype=np.int64), np.zeros(m), np.zeros(m, dtype=np.int64), np.zeros(replicas),
-        )  # fmt: skip
-    _look_up_requests(
-        ids[first:], np.asarray(traffic.starts), np.asarray(traffic.inputs), traffic.block_tokens, capacity, *costs, *state,
-        replica, hits, written, cached, load, skipped, np.zeros(replicas),
-    )  # fmt: skip
+        arrival, release = (np.concatenate([getattr(part, name) for part in both]) for name in ("arrival", "release"))
+        kinds, numbers = np.repeat([0, 1], m + n), np.tile(np.arange(m + n), 2)
+        events = np.lexsort((kinds, numbers, np.concatenate([arrival, release])))
+        shared = int(traffic.turns.shared_blocks)
+        outputs = np.concatenate([part.outputs for part in both])
+        owned = np.maximum((inputs + answer_share * outputs).astype(np.int64) // traffic.block_tokens - shared, 0)
+        total = min(int(room // traffic.block_tokens), 1 << 40) if np.isfinite(room) else 1 << 40
+        _look_up_turns(events, owned, total, shared, np.zeros(replicas, dtype=np.int64), *lookup, np.zeros(replicas))
 
     # The compiled loop has filled the arrays in place.
-    tokens = hits.sum(axis=0) * traffic.block_tokens
+    tokens = hits[m:].sum(axis=0) * traffic.block_tokens
     return CacheUse(
-        cached=cached,
-        load=load,
-        route=replica,
+        cached=cached[m:],
+        load=load[m:],
+        route=replica[m:],
         tiers=tuple(tier.name for tier in cache.tiers),
         hit_tokens=tokens,
         bytes_read=tokens * bytes_per_token,
         bytes_written=written * block_bytes,
-        hit_rate=float(cached.sum() / max(1, traffic.inputs.sum())),
-        recomputed=int(skipped.sum()) * traffic.block_tokens,
+        hit_rate=float(cached[m:].sum() / max(1, traffic.inputs.sum())),
+        recomputed=int(skipped[m:].sum()) * traffic.block_tokens,
         prompt_tokens=int(max(1, traffic.inputs.sum())),
     )
 
@@ -255,7 +284,7 @@ def _empty_tiers(replicas: int, blocks: int, tiers: int) -> tuple[Any, Any, Any]
     links = np.full((replicas, blocks + 2 * tiers, 2), -1, dtype=np.int64)
     heads = blocks + 2 * np.arange(tiers)
     links[:, heads, 1], links[:, heads + 1, 0] = heads + 1, heads
-    return np.full((replicas, blocks), -1, dtype=np.int64), links, np.zeros((replicas, tiers), dtype=np.int64)
+    return np.full((replicas, blocks), NO_TIER, dtype=np.int64), links, np.zeros((replicas, tiers), dtype=np.int64)
 
 
 def _check_block_count(replicas: int, blocks: int) -> None:
@@ -280,28 +309,80 @@ def _to_front(links: Any, r: int, head: int, k: int) -> None:
 
 @compiled
 def _insert_block(
-    block_tier: Any, links: Any, size: Any, capacity: Any, written: Any, r: int, k: int, tier: int, first: int
+    block_tier: Any, links: Any, size: Any, limits: Any, written: Any, r: int, k: int, tier: int, first: int
 ) -> None:
     """Insert a block at the front of a tier; evicted blocks move to the next tier."""
-    while tier < len(capacity):
+    while tier < limits.shape[1]:
         head = first + 2 * tier
-        if capacity[tier] > 0:
+        if limits[r, tier] > 0:
             _to_front(links, r, head, k)
             block_tier[r, k] = tier
             size[r, tier] += 1
             written[tier] += 1
-            if size[r, tier] <= capacity[tier]:
+            if size[r, tier] <= limits[r, tier]:
                 return
             k = links[r, head + 1, 0]
             _unlink(links, r, k)
             size[r, tier] -= 1
-        block_tier[r, k] = -1
+        block_tier[r, k] = NO_TIER
         tier += 1
+
+
+@inlined
+def _route(
+    ids: Any, low: int, high: int, block: int, replicas: int, block_tier: Any, computed_tokens: Any, total: float
+) -> int:
+    """Return the replica with the most blocks of a request; an overloaded one counts as having none."""
+    best, longest, fewest = 0, -1, np.inf
+    for r in range(replicas):
+        k = low
+        while k < high and block_tier[r, ids[k]] >= 0:
+            k += 1
+        # So load stays balanced.
+        hit_blocks = k - low if computed_tokens[r] <= SLACK * total / replicas + block else 0
+        if hit_blocks > longest or (hit_blocks == longest and computed_tokens[r] < fewest):
+            best, longest, fewest = r, hit_blocks, computed_tokens[r]
+    return best
+
+
+@inlined
+def _find_blocks(
+    i: int, r: int, ids: Any, low: int, high: int, tokens: int, block: int, bandwidth: Any, latency: Any, block_bytes: float,
+    row: float, pair: float, block_tier: Any, hits: Any, cached: Any, load: Any, skipped: Any,
+) -> None:  # fmt: skip
+    """Count the blocks that the tiers of a replica have, and the time of their loads."""
+    # A slower tier is used up to the first block that is faster to compute than to load.
+    k, loads = low, 0
+    while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < tokens:
+        t = block_tier[r, ids[k]]
+        if t > 0:
+            recompute_seconds = block * row + pair * (block * (k - low) * block + block * (block + 1) / 2)
+            needs = block_bytes / bandwidth[t] + (latency[t] if loads == 0 else 0.0)
+            if needs > recompute_seconds:
+                break
+            load[i] += needs
+            loads += 1
+        hits[i, t] += 1
+        k += 1
+    cached[i] = (k - low) * block
+    while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < tokens:
+        skipped[i] += 1
+        k += 1
+
+
+@inlined
+def _take_out(block_tier: Any, links: Any, size: Any, r: int, k: int) -> int:
+    """Remove a block from its tier, and return the tier."""
+    t = block_tier[r, k]
+    if t >= 0:
+        _unlink(links, r, k)
+        size[r, t] -= 1
+    return int(t)
 
 
 @entry
 def _look_up_requests(
-    ids: Any, starts: Any, inputs: Any, block: int, capacity: Any, bandwidth: Any, latency: Any, block_bytes: float,
+    ids: Any, starts: Any, inputs: Any, block: int, limits: Any, bandwidth: Any, latency: Any, block_bytes: float,
     row: float, pair: float, aware: bool, replicas: int, block_tier: Any, links: Any, size: Any, replica: Any, hits: Any,
     written: Any, cached: Any, load: Any, skipped: Any, computed_tokens: Any,
 ) -> None:  # fmt: skip
@@ -313,42 +394,61 @@ def _look_up_requests(
     for i in range(len(inputs)):
         low, high = starts[i], starts[i + 1]
         if aware:
-            best, longest, fewest = 0, -1, np.inf
-            for r in range(replicas):
-                k = low
-                while k < high and block_tier[r, ids[k]] >= 0:
-                    k += 1
-                # An overloaded replica counts as having no hits, so that load stays balanced.
-                hit_blocks = k - low if computed_tokens[r] <= SLACK * total / replicas + block else 0
-                if hit_blocks > longest or (hit_blocks == longest and computed_tokens[r] < fewest):
-                    best, longest, fewest = r, hit_blocks, computed_tokens[r]
-            replica[i] = best
+            replica[i] = _route(ids, low, high, block, replicas, block_tier, computed_tokens, total)
         r = replica[i]
-
-        # A slower tier is used up to the first block that is faster to compute than to load.
-        k, loads = low, 0
-        while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
-            t = block_tier[r, ids[k]]
-            if t > 0:
-                recompute_seconds = block * row + pair * (block * (k - low) * block + block * (block + 1) / 2)
-                needs = block_bytes / bandwidth[t] + (latency[t] if loads == 0 else 0.0)
-                if needs > recompute_seconds:
-                    break
-                load[i] += needs
-                loads += 1
-            hits[i, t] += 1
-            k += 1
-        cached[i] = (k - low) * block
-        while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
-            skipped[i] += 1
-            k += 1
+        _find_blocks(
+            i, r, ids, low, high, inputs[i], block, bandwidth, latency, block_bytes, row, pair, block_tier, hits, cached, load,
+            skipped,
+        )  # fmt: skip
         computed_tokens[r] += inputs[i] - cached[i]
         total += inputs[i] - cached[i]
         # In reverse order, so that the first block is the most recently used and is evicted last.
         for k in range(high - 1, low - 1, -1):
-            t = block_tier[r, ids[k]]
-            if t >= 0:
-                _unlink(links, r, ids[k])
-                size[r, t] -= 1
-                written[0] -= t == 0
-            _insert_block(block_tier, links, size, capacity, written, r, ids[k], 0, first)
+            written[0] -= _take_out(block_tier, links, size, r, ids[k]) == 0
+            _insert_block(block_tier, links, size, limits, written, r, ids[k], 0, first)
+
+
+@entry
+def _look_up_turns(
+    events: Any, owned: Any, room: int, shared: int, taken: Any, ids: Any, starts: Any, inputs: Any, block: int, limits: Any,
+    bandwidth: Any, latency: Any, block_bytes: float, row: float, pair: float, aware: bool, replicas: int, block_tier: Any,
+    links: Any, size: Any, replica: Any, hits: Any, written: Any, cached: Any, load: Any, skipped: Any, computed_tokens: Any,
+) -> None:  # fmt: skip
+    """Look up every turn when it arrives, and insert its blocks when its answer ends.
+
+    `events` are the turns in order of time: number i arrives, and number i + n ends. `owned` are the blocks that a turn has to
+    itself on average, of `room` blocks of a replica, and `taken` those of all turns in progress. Blocks below `shared` are
+    those of the system prompt. `computed_tokens` [tokens] is the prefill work of each replica.
+    """
+    first, total, most = block_tier.shape[1], 0.0, limits[0, 0]
+    for e in events:
+        i = e % len(inputs)
+        low, high, ends = starts[i], starts[i + 1], e >= len(inputs)
+        if aware and not ends:
+            replica[i] = _route(ids, low, high, block, replicas, block_tier, computed_tokens, total)
+        r = replica[i]
+        if not ends:
+            _find_blocks(
+                i, r, ids, low, high, inputs[i], block, bandwidth, latency, block_bytes, row, pair, block_tier, hits, cached,
+                load, skipped,
+            )  # fmt: skip
+            computed_tokens[r] += inputs[i] - cached[i]
+            total += inputs[i] - cached[i]
+        # What turns in progress leave is room of the first tier.
+        taken[r] += -owned[i] if ends else owned[i]
+        limits[r, 0] = max(0, min(most, room - taken[r]))
+        for k in range(high - 1, low - 1, -1):
+            if ids[k] < shared:
+                if not ends:
+                    written[0] -= _take_out(block_tier, links, size, r, ids[k]) == 0
+                    _insert_block(block_tier, links, size, limits, written, r, ids[k], 0, first)
+            elif ends:
+                _insert_block(block_tier, links, size, limits, written, r, ids[k], 0, first)
+            else:
+                _take_out(block_tier, links, size, r, ids[k])
+                block_tier[r, ids[k]] = IN_USE
+        while size[r, 0] > limits[r, 0]:
+            k = links[r, first + 1, 0]
+            _take_out(block_tier, links, size, r, k)
+            block_tier[r, k] = NO_TIER
+            _insert_block(block_tier, links, size, limits, written, r, k, 1, first)

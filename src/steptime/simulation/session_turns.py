@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from steptime.simulation.loop_state import DONE, Replicas, Rules
+from steptime.simulation.loop_state import DONE
 from steptime.simulation.run_metrics import queue_growth
 from steptime.workload.traffic import Traffic
 
@@ -27,38 +27,49 @@ AGREEMENT: Final = 0.03
 
 
 def serve_turns(
-    traffic: Traffic, once: Callable[[Traffic], tuple[Use, Any, list[tuple[Rules, Replicas]]]]
-) -> tuple[Traffic, tuple[Use, Any, list[tuple[Rules, Replicas]]]]:
+    traffic: Traffic, once: Callable[[Traffic], tuple[Use, Any, int]], expected: Any = 0.0
+) -> tuple[Traffic, tuple[Use, Any]]:
     """Serve turns of sessions until their arrivals agree with the answers before them.
 
     Turns that are not served, before and after the run, take the mean time of those that are.
 
     Args:
         traffic: Drawn sessions, as `draw_sessions` gives them.
-        once: Function that serves a traffic and returns the use of the cache, the finished requests, and the pools.
+        once: Function that serves a traffic and returns what the caller needs, the finished requests, and the slots of the
+            pool that prefills.
+        expected: Expected time of answers [s], one for all turns or by turn.
 
     Returns:
-        The traffic of the last run, and its result.
+        The traffic of the last run; what the caller needs, and the requests.
     """
-    turns, latency = traffic.turns, np.zeros(len(traffic.turns.session))
+    turns = traffic.turns
+    latency = np.broadcast_to(np.asarray(expected, dtype=np.float64), turns.session.shape)
+    if np.any(latency):
+        traffic = turns.traffic(latency)
     outcome = once(traffic)
     for _ in range(MOST_RUNS - 1):
-        _, requests, pools = outcome
+        _, requests, seats = outcome
         done = requests["status"] == DONE
-        rules, replicas = pools[0]
-        if not np.any(done) or queue_growth(
-            requests["arrival"][done], requests["scheduled"][done], rules.seats * len(replicas.count)
-        ):
+        if not np.any(done) or queue_growth(requests["arrival"][done], requests["scheduled"][done], seats):
             break
         took = (requests["finish"] - requests["arrival"])[done]
-        updated = np.full(len(latency), float(took.mean()))
-        updated[traffic.turn[done]] = took
+        updated = _by_turn(took, traffic.turn[done], len(latency))
         between = float(turns.think.mean()) + float(took.mean())
         change = float(np.abs(updated - latency)[traffic.turn].mean())
         if change <= AGREEMENT * between:
             break
         # Half of a change, because long answers make the cache lose histories, and lost histories make answers long.
         latency = updated if not latency.any() else (latency + updated) / 2
-        traffic = turns.traffic(latency)
+        # A separate prefill pool has the blocks until they are sent.
+        sent = np.fmin(requests["moved"], requests["finish"])[done] - requests["arrival"][done]
+        use = latency if np.array_equal(sent, took) else np.minimum(_by_turn(sent, traffic.turn[done], len(latency)), latency)
+        traffic = turns.traffic(latency, use)
         outcome = once(traffic)
-    return traffic, outcome
+    return traffic, outcome[:2]
+
+
+def _by_turn(seconds: Any, turn: Any, count: int) -> Any:
+    """Return times of all turns, the mean where there is none [s]."""
+    times = np.full(count, float(seconds.mean()))
+    times[turn] = seconds
+    return times

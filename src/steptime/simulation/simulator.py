@@ -26,7 +26,7 @@ from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import stays_inside
 from steptime.physics.speculative_step import cache_moved, drafted_sequences
 from steptime.simulation.loop_state import DONE, Replicas, Rules
-from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
+from steptime.simulation.prefix_cache import ANSWER_SHARE, Cache, CacheUse, use_cache
 from steptime.simulation.replica_pools import (
     Server,
     assign_clients,
@@ -204,13 +204,15 @@ def simulate(
         model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens, prefill_system=second_system
     )
 
-    def once(came: Traffic) -> tuple[CacheUse | None, Any, list[tuple[Rules, Replicas]]]:
-        use = None if cache is None else _use_prefix_cache(cache, came, model, reader)
+    def once(came: Traffic) -> tuple[Any, Any, int]:
+        use = None if cache is None else _use_prefix_cache(cache, came, model, reader, decodes=prefill is None)
         served, pools = _serve_pools(came, server, reader, quick, use, cached, progress, sent=sent)
         late = pipeline_delay_seconds(served, reader)
-        return use, user_visible_times(served, server.pace, late, server.policy.acceptance_length), pools
+        rules, first = pools[0]
+        visible = user_visible_times(served, server.pace, late, server.policy.acceptance_length)
+        return (use, pools), visible, rules.seats * len(first.count)
 
-    traffic, (use, requests, pools) = (traffic, once(traffic)) if traffic.turns is None else serve_turns(traffic, once)
+    traffic, ((use, pools), requests) = (traffic, once(traffic)[:2]) if traffic.turns is None else serve_turns(traffic, once)
     prefill_chips = 0 if second_system is None else chips - _chips(layout, None, fast_replicas)
     rent = deployment_rent(chips - prefill_chips, system.rent.typical)
     rent += 0.0 if second_system is None else deployment_rent(prefill_chips, second_system.rent.typical)
@@ -405,8 +407,8 @@ def _limited(slo: Slo | tuple[Slo, ...]) -> bool:
     return any(math.isfinite(x) for s in (slo if isinstance(slo, tuple) else (slo,)) for x in (s.ttft, s.tpot))
 
 
-def _use_prefix_cache(cache: Cache, traffic: Traffic, model: Model, reader: Server) -> CacheUse:
-    """Return what a prefix cache saves the pool that prefills."""
+def _use_prefix_cache(cache: Cache, traffic: Traffic, model: Model, reader: Server, *, decodes: bool) -> CacheUse:
+    """Return what a prefix cache saves the pool that prefills; `decodes` says whether it decodes too."""
     policy, pace, replicas = reader
     if policy.route == "least-loaded" or (traffic.clients and policy.route == "prefix-aware"):
         raise RangeError(
@@ -415,7 +417,7 @@ def _use_prefix_cache(cache: Cache, traffic: Traffic, model: Model, reader: Serv
     replica_by_client = assign_clients(len(traffic), traffic.clients, replicas)[0] if traffic.clients else None
     return use_cache(
         cache, traffic, pace, bytes_per_token=cached_token_bytes(model), replicas=replicas, route=policy.route,
-        dealt=replica_by_client,
+        dealt=replica_by_client, room=float(policy.kv_tokens), answer_share=ANSWER_SHARE if decodes else 0.0,
     )  # fmt: skip
 
 

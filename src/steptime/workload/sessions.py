@@ -237,31 +237,36 @@ class DrawnTurns:
         elapsed = np.cumsum(np.where(first, 0.0, passed))
         return self.start + elapsed - np.repeat(elapsed[first], np.diff(np.append(np.flatnonzero(first), len(first))))
 
-    def traffic(self, latency: Any = 0.0) -> Traffic:
+    def traffic(self, latency: Any = 0.0, use: Any = None) -> Traffic:
         """Return the turns as traffic, given how long their answers take.
 
         Args:
             latency: Time from arrival to last token [s], one for all turns or by turn.
+            use: Time for which a replica has the blocks of a turn in use [s]; by default to its last token.
 
         Returns:
             Requests with block hashes; `earlier` are those that fill the prefix cache before.
         """
         arrival = self.arrivals(latency)
+        release = arrival + (latency if use is None else use)
+        # The next turn of a session comes after the answer, apart from rounding.
+        follows = np.flatnonzero(np.diff(self.session) == 0)
+        release[follows] = np.minimum(release[follows], arrival[follows + 1])
         order = np.argsort(arrival, kind="stable")
         order = order[np.searchsorted(arrival[order], self.ramp) :][: 2 * self.served]
         earlier_count = max(0, len(order) - self.served)
         begins = arrival[order[earlier_count]]
         parts = order[:earlier_count], order[earlier_count:]
-        earlier, served = (self._part(index, np.maximum(arrival[index] - begins, 0.0)) for index in parts)
+        earlier, served = (self._part(index, arrival[index] - begins, release[index] - begins) for index in parts)
         return Traffic(**served, turns=self, earlier=Traffic(**earlier))
 
-    def _part(self, index: Any, arrival: Any) -> dict[str, Any]:
+    def _part(self, index: Any, arrival: Any, release: Any) -> dict[str, Any]:
         total = (self.inputs[index] + self.outputs[index]) // self.block_tokens
         starts = np.concatenate([[0], np.cumsum(total)]).astype(np.int64)
         place = np.arange(starts[-1]) - np.repeat(starts[:-1], total)
         blocks = np.where(place < self.shared_blocks, place, np.repeat(self.first_block[index], total) + place)
         return {
-            "arrival": arrival, "inputs": self.inputs[index], "outputs": self.outputs[index], "blocks": blocks,
+            "arrival": arrival, "release": release, "inputs": self.inputs[index], "outputs": self.outputs[index], "blocks": blocks,
             "starts": starts, "block_tokens": self.block_tokens, "turn": index, "name": self.name,
         }  # fmt: skip
 

@@ -35,7 +35,8 @@ class Traffic(Result):
     `arrival` is in s, `inputs` and `outputs` in tokens. `rank` is the class of priority, 0 first. `clients`
     counts the clients of a closed loop, each with one request in flight. It is 0 in an open loop. `blocks`
     has the hashes of prompt blocks of `block_tokens` each; request i has those from `starts[i]` to `starts[i
-    + 1]`. Turns of sessions are numbered by `turn` in `turns`, and `earlier` are those before the run.
+    + 1]`. Turns of sessions are numbered by `turn` in `turns`. Each uses its blocks until `release` [s], and `earlier` are those
+    before the run, which arrive before 0 s.
     """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -52,6 +53,7 @@ class Traffic(Result):
     block_tokens: int = field(default=512, metadata=unit("tokens", "tokens of a block of a prompt", left_out=True))
     turns: Any = field(default=None, metadata=unit("", "drawn sessions", left_out=True))
     turn: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "of each", left_out=True))
+    release: Any = field(default_factory=lambda: np.zeros(0), metadata=unit("s", "end of the use of blocks", left_out=True))
     earlier: Any = field(default=None, metadata=unit("", "turns before the run, which fill the cache", left_out=True))
     name: str = field(default="", metadata=unit("", "file of the trace, or how requests were drawn"))
 
