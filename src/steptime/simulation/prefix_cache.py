@@ -8,11 +8,7 @@ faster than computing it again.
 Requests are looked up in order of arrival. A block counts as cached from the arrival of the request that
 makes it. This is too early by the wait and prefill of that request.
 
-A turn of a session has its blocks to itself from its arrival to the end of its answer. They are then in no tier, and the memory
-of the chips has as much less room for others. After the answer, all of them are the most recently used ones of the first tier,
-answers included. This is the block pool of vLLM: blocks of running requests have references, and free ones are evicted in the
-order in which they were freed (https://docs.vllm.ai/en/latest/design/prefix_caching.html). The system prompt of all sessions
-stays in the tiers.
+Turns of sessions are in `session_cache`.
 
 Each chip loads its part of the cache of a request. Loads of a request run tier by tier. The request waits for them, while
 others go on (`event_loop.arrive`).
@@ -33,7 +29,8 @@ from steptime.number_checks import LONGEST, at_least_zero, positive, single
 from steptime.physics.chip_memory import cache_parts
 from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
-from steptime.simulation.loop_state import compiled, entry, inlined
+from steptime.simulation.loop_state import compiled, entry
+from steptime.simulation.session_cache import SLACK, look_up_turns
 from steptime.simulation.step_time_model import Pace
 from steptime.units import show
 from steptime.workload.traffic import Traffic
@@ -41,10 +38,8 @@ from steptime.workload.traffic import Traffic
 LEFT_OUT = unit("", "", left_out=True)
 # Blocks of all replicas, which take some gigabytes.
 MAX_BLOCKS = 200_000_000
-# Prefix-aware routing avoids a replica with this factor above the mean tokens.
-SLACK = 1.2
-# Tier of a block that no tier has, and of one that a turn has to itself.
-NO_TIER, IN_USE = -1, -2
+# Tier of a block that no tier has.
+NO_TIER = -1
 # Share of its answer that a turn has in memory on average, while it decodes.
 ANSWER_SHARE = 0.5
 
@@ -213,7 +208,7 @@ def use_cache(
     Raises:
         RangeError: The traffic has no block hashes, the model has no KV cache, or there are too many blocks.
     """
-    if not len(traffic.starts):
+    if not len(traffic.starts) and traffic.turns is None:
         raise RangeError(
             "traffic: a prefix cache needs block hashes, got none; use a trace with hash_ids, or shared prefixes (--prefixes)"
         )
@@ -222,50 +217,41 @@ def use_cache(
         raise RangeError("model: a prefix cache needs a KV cache that grows with tokens, got a model without one")
 
     # Blocks are numbered from 0, so that the compiled loop can use arrays instead of a dictionary.
-    earlier = traffic.earlier if traffic.earlier is not None and len(traffic.earlier) else None
-    ids, names = _numbered(traffic.blocks if earlier is None else np.concatenate([earlier.blocks, traffic.blocks]))
-    n, m, tiers = len(traffic), 0 if earlier is None else len(earlier), len(cache.tiers)
-    _check_block_count(replicas, names)
     capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
-    limits = np.tile(capacity, (replicas, 1))
-    row = float(pace.rows[-1] - pace.rows[0]) / (len(pace.rows) - 1)
     costs = (
-        np.array([float(t.bandwidth) for t in cache.tiers]), np.array([float(t.latency) for t in cache.tiers]), block_bytes,
-        row, pace.pair, route == "prefix-aware", replicas,
+        traffic.block_tokens, np.array([float(t.bandwidth) for t in cache.tiers]),
+        np.array([float(t.latency) for t in cache.tiers]), block_bytes,
+        float(pace.rows[-1] - pace.rows[0]) / (len(pace.rows) - 1), pace.pair, route == "prefix-aware", replicas,
     )  # fmt: skip
-    cached, load, skipped = np.zeros(m + n, dtype=np.int64), np.zeros(m + n), np.zeros(m + n, dtype=np.int64)
-    hits, written = np.zeros((m + n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
-    replica = np.arange(m + n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
-    both = (traffic,) if earlier is None else (earlier, traffic)
-    starts = np.concatenate([[0], *(np.diff(part.starts) for part in both)]).cumsum().astype(np.int64)
-    inputs = np.concatenate([part.inputs for part in both]).astype(np.int64)
-    state = _empty_tiers(replicas, names, tiers)
-    lookup = (ids, starts, inputs, traffic.block_tokens, limits, *costs, *state, replica, hits, written, cached, load, skipped)
+    n, tiers, earlier = len(traffic), len(cache.tiers), traffic.earlier
+    count = n + (0 if earlier is None else len(earlier))
+    cached, load, skipped = np.zeros(count, dtype=np.int64), np.zeros(count), np.zeros(count, dtype=np.int64)
+    hits, written = np.zeros((count, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
+    replica = np.arange(count, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
+    results = replica, hits, written, cached, load, skipped, np.zeros(replicas)
     if traffic.turns is None:
-        _look_up_requests(*lookup, np.zeros(replicas))
+        ids, names = _numbered(traffic.blocks)
+        _check_block_count(replicas, names)
+        state = _empty_tiers(replicas, names, tiers)
+        _look_up_requests(ids, np.asarray(traffic.starts), np.asarray(traffic.inputs), capacity, *costs, *state, *results)
     else:
-        # Turns before the run fill the tiers; what they find does not count.
-        arrival, release = (np.concatenate([getattr(part, name) for part in both]) for name in ("arrival", "release"))
-        kinds, numbers = np.repeat([0, 1], m + n), np.tile(np.arange(m + n), 2)
-        events = np.lexsort((kinds, numbers, np.concatenate([arrival, release])))
-        shared = int(traffic.turns.shared_blocks)
-        outputs = np.concatenate([part.outputs for part in both])
-        owned = np.maximum((inputs + answer_share * outputs).astype(np.int64) // traffic.block_tokens - shared, 0)
-        total = min(int(room // traffic.block_tokens), 1 << 40) if np.isfinite(room) else 1 << 40
-        _look_up_turns(events, owned, total, shared, np.zeros(replicas, dtype=np.int64), *lookup, np.zeros(replicas))
+        blocks = min(int(room // traffic.block_tokens), 1 << 40) if np.isfinite(room) else 1 << 40
+        look_up_turns(traffic, capacity, costs, results, room=blocks, answer_share=answer_share)
+    # Turns before the run fill the tiers; what they find does not count.
+    cached, load, skipped, replica, hits = (rows[count - n :] for rows in (cached, load, skipped, replica, hits))
 
     # The compiled loop has filled the arrays in place.
-    tokens = hits[m:].sum(axis=0) * traffic.block_tokens
+    tokens = hits.sum(axis=0) * traffic.block_tokens
     return CacheUse(
-        cached=cached[m:],
-        load=load[m:],
-        route=replica[m:],
+        cached=cached,
+        load=load,
+        route=replica,
         tiers=tuple(tier.name for tier in cache.tiers),
         hit_tokens=tokens,
         bytes_read=tokens * bytes_per_token,
         bytes_written=written * block_bytes,
-        hit_rate=float(cached[m:].sum() / max(1, traffic.inputs.sum())),
-        recomputed=int(skipped[m:].sum()) * traffic.block_tokens,
+        hit_rate=float(cached.sum() / max(1, traffic.inputs.sum())),
+        recomputed=int(skipped.sum()) * traffic.block_tokens,
         prompt_tokens=int(max(1, traffic.inputs.sum())),
     )
 
@@ -309,17 +295,17 @@ def _to_front(links: Any, r: int, head: int, k: int) -> None:
 
 @compiled
 def _insert_block(
-    block_tier: Any, links: Any, size: Any, limits: Any, written: Any, r: int, k: int, tier: int, first: int
+    block_tier: Any, links: Any, size: Any, capacity: Any, written: Any, r: int, k: int, tier: int, first: int
 ) -> None:
     """Insert a block at the front of a tier; evicted blocks move to the next tier."""
-    while tier < limits.shape[1]:
+    while tier < len(capacity):
         head = first + 2 * tier
-        if limits[r, tier] > 0:
+        if capacity[tier] > 0:
             _to_front(links, r, head, k)
             block_tier[r, k] = tier
             size[r, tier] += 1
             written[tier] += 1
-            if size[r, tier] <= limits[r, tier]:
+            if size[r, tier] <= capacity[tier]:
                 return
             k = links[r, head + 1, 0]
             _unlink(links, r, k)
@@ -328,61 +314,9 @@ def _insert_block(
         tier += 1
 
 
-@inlined
-def _route(
-    ids: Any, low: int, high: int, block: int, replicas: int, block_tier: Any, computed_tokens: Any, total: float
-) -> int:
-    """Return the replica with the most blocks of a request; an overloaded one counts as having none."""
-    best, longest, fewest = 0, -1, np.inf
-    for r in range(replicas):
-        k = low
-        while k < high and block_tier[r, ids[k]] >= 0:
-            k += 1
-        # So load stays balanced.
-        hit_blocks = k - low if computed_tokens[r] <= SLACK * total / replicas + block else 0
-        if hit_blocks > longest or (hit_blocks == longest and computed_tokens[r] < fewest):
-            best, longest, fewest = r, hit_blocks, computed_tokens[r]
-    return best
-
-
-@inlined
-def _find_blocks(
-    i: int, r: int, ids: Any, low: int, high: int, tokens: int, block: int, bandwidth: Any, latency: Any, block_bytes: float,
-    row: float, pair: float, block_tier: Any, hits: Any, cached: Any, load: Any, skipped: Any,
-) -> None:  # fmt: skip
-    """Count the blocks that the tiers of a replica have, and the time of their loads."""
-    # A slower tier is used up to the first block that is faster to compute than to load.
-    k, loads = low, 0
-    while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < tokens:
-        t = block_tier[r, ids[k]]
-        if t > 0:
-            recompute_seconds = block * row + pair * (block * (k - low) * block + block * (block + 1) / 2)
-            needs = block_bytes / bandwidth[t] + (latency[t] if loads == 0 else 0.0)
-            if needs > recompute_seconds:
-                break
-            load[i] += needs
-            loads += 1
-        hits[i, t] += 1
-        k += 1
-    cached[i] = (k - low) * block
-    while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < tokens:
-        skipped[i] += 1
-        k += 1
-
-
-@inlined
-def _take_out(block_tier: Any, links: Any, size: Any, r: int, k: int) -> int:
-    """Remove a block from its tier, and return the tier."""
-    t = block_tier[r, k]
-    if t >= 0:
-        _unlink(links, r, k)
-        size[r, t] -= 1
-    return int(t)
-
-
 @entry
 def _look_up_requests(
-    ids: Any, starts: Any, inputs: Any, block: int, limits: Any, bandwidth: Any, latency: Any, block_bytes: float,
+    ids: Any, starts: Any, inputs: Any, capacity: Any, block: int, bandwidth: Any, latency: Any, block_bytes: float,
     row: float, pair: float, aware: bool, replicas: int, block_tier: Any, links: Any, size: Any, replica: Any, hits: Any,
     written: Any, cached: Any, load: Any, skipped: Any, computed_tokens: Any,
 ) -> None:  # fmt: skip
@@ -394,61 +328,42 @@ def _look_up_requests(
     for i in range(len(inputs)):
         low, high = starts[i], starts[i + 1]
         if aware:
-            replica[i] = _route(ids, low, high, block, replicas, block_tier, computed_tokens, total)
+            best, longest, fewest = 0, -1, np.inf
+            for r in range(replicas):
+                k = low
+                while k < high and block_tier[r, ids[k]] >= 0:
+                    k += 1
+                # An overloaded replica counts as having no hits, so that load stays balanced.
+                hit_blocks = k - low if computed_tokens[r] <= SLACK * total / replicas + block else 0
+                if hit_blocks > longest or (hit_blocks == longest and computed_tokens[r] < fewest):
+                    best, longest, fewest = r, hit_blocks, computed_tokens[r]
+            replica[i] = best
         r = replica[i]
-        _find_blocks(
-            i, r, ids, low, high, inputs[i], block, bandwidth, latency, block_bytes, row, pair, block_tier, hits, cached, load,
-            skipped,
-        )  # fmt: skip
+
+        # A slower tier is used up to the first block that is faster to compute than to load.
+        k, loads = low, 0
+        while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
+            t = block_tier[r, ids[k]]
+            if t > 0:
+                recompute_seconds = block * row + pair * (block * (k - low) * block + block * (block + 1) / 2)
+                needs = block_bytes / bandwidth[t] + (latency[t] if loads == 0 else 0.0)
+                if needs > recompute_seconds:
+                    break
+                load[i] += needs
+                loads += 1
+            hits[i, t] += 1
+            k += 1
+        cached[i] = (k - low) * block
+        while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
+            skipped[i] += 1
+            k += 1
         computed_tokens[r] += inputs[i] - cached[i]
         total += inputs[i] - cached[i]
         # In reverse order, so that the first block is the most recently used and is evicted last.
         for k in range(high - 1, low - 1, -1):
-            written[0] -= _take_out(block_tier, links, size, r, ids[k]) == 0
-            _insert_block(block_tier, links, size, limits, written, r, ids[k], 0, first)
-
-
-@entry
-def _look_up_turns(
-    events: Any, owned: Any, room: int, shared: int, taken: Any, ids: Any, starts: Any, inputs: Any, block: int, limits: Any,
-    bandwidth: Any, latency: Any, block_bytes: float, row: float, pair: float, aware: bool, replicas: int, block_tier: Any,
-    links: Any, size: Any, replica: Any, hits: Any, written: Any, cached: Any, load: Any, skipped: Any, computed_tokens: Any,
-) -> None:  # fmt: skip
-    """Look up every turn when it arrives, and insert its blocks when its answer ends.
-
-    `events` are the turns in order of time: number i arrives, and number i + n ends. `owned` are the blocks that a turn has to
-    itself on average, of `room` blocks of a replica, and `taken` those of all turns in progress. Blocks below `shared` are
-    those of the system prompt. `computed_tokens` [tokens] is the prefill work of each replica.
-    """
-    first, total, most = block_tier.shape[1], 0.0, limits[0, 0]
-    for e in events:
-        i = e % len(inputs)
-        low, high, ends = starts[i], starts[i + 1], e >= len(inputs)
-        if aware and not ends:
-            replica[i] = _route(ids, low, high, block, replicas, block_tier, computed_tokens, total)
-        r = replica[i]
-        if not ends:
-            _find_blocks(
-                i, r, ids, low, high, inputs[i], block, bandwidth, latency, block_bytes, row, pair, block_tier, hits, cached,
-                load, skipped,
-            )  # fmt: skip
-            computed_tokens[r] += inputs[i] - cached[i]
-            total += inputs[i] - cached[i]
-        # What turns in progress leave is room of the first tier.
-        taken[r] += -owned[i] if ends else owned[i]
-        limits[r, 0] = max(0, min(most, room - taken[r]))
-        for k in range(high - 1, low - 1, -1):
-            if ids[k] < shared:
-                if not ends:
-                    written[0] -= _take_out(block_tier, links, size, r, ids[k]) == 0
-                    _insert_block(block_tier, links, size, limits, written, r, ids[k], 0, first)
-            elif ends:
-                _insert_block(block_tier, links, size, limits, written, r, ids[k], 0, first)
-            else:
-                _take_out(block_tier, links, size, r, ids[k])
-                block_tier[r, ids[k]] = IN_USE
-        while size[r, 0] > limits[r, 0]:
-            k = links[r, first + 1, 0]
-            _take_out(block_tier, links, size, r, k)
-            block_tier[r, k] = NO_TIER
-            _insert_block(block_tier, links, size, limits, written, r, k, 1, first)
+            t = block_tier[r, ids[k]]
+            if t >= 0:
+                _unlink(links, r, ids[k])
+                size[r, t] -= 1
+                written[0] -= t == 0
+            _insert_block(block_tier, links, size, capacity, written, r, ids[k], 0, first)

@@ -23,8 +23,8 @@ from steptime.workload.workload import LARGEST_SPREAD, Workload
 
 # Most turns of a session on average, and longest think time [s].
 MOST_TURNS, LONGEST_THINK_TIME = 10_000.0, 1e6
-# Blocks are as small as in engines (16 tokens), or larger, so that a run has at most this number of them.
-SMALLEST_BLOCK, MOST_BLOCKS = 16, 12_000_000
+# Tokens of a block of the prefix cache, as in engines.
+BLOCK = 16
 # Sessions in progress when a run starts have begun up to this multiple of their mean duration before it. The estimate of
 # the duration takes this time per output token [s].
 DURATIONS, SECONDS_PER_TOKEN = 5.0, 0.03
@@ -207,18 +207,17 @@ class DrawnTurns:
     """Turns of drawn sessions, whose arrivals depend on how long their answers take.
 
     Arrays have one entry per turn, sessions one after another. A turn arrives `think` s after the answer of the turn before.
-    `start` is the time at which its session starts, and `first_block` the number of its first block that is not shared. Turns
-    that arrive before `ramp` s are left out. Of the others, the first `served` ones only fill the prefix cache.
+    `start` is the time at which its session starts, and `new` its new input tokens. Turns that arrive before `ramp` s are left
+    out. Of the others, the first `served` ones only fill the prefix cache.
     """
 
     session: Any
     start: Any
     think: Any
     inputs: Any
+    new: Any
     outputs: Any
-    first_block: Any
     shared_blocks: int
-    block_tokens: int
     ramp: float
     served: int
     name: str
@@ -245,7 +244,7 @@ class DrawnTurns:
             use: Time for which a replica has the blocks of a turn in use [s]; by default to its last token.
 
         Returns:
-            Requests with block hashes; `earlier` are those that fill the prefix cache before.
+            Requests; `earlier` are those that fill the prefix cache before.
         """
         arrival = self.arrivals(latency)
         release = arrival + (latency if use is None else use)
@@ -261,13 +260,9 @@ class DrawnTurns:
         return Traffic(**served, turns=self, earlier=Traffic(**earlier))
 
     def _part(self, index: Any, arrival: Any, release: Any) -> dict[str, Any]:
-        total = (self.inputs[index] + self.outputs[index]) // self.block_tokens
-        starts = np.concatenate([[0], np.cumsum(total)]).astype(np.int64)
-        place = np.arange(starts[-1]) - np.repeat(starts[:-1], total)
-        blocks = np.where(place < self.shared_blocks, place, np.repeat(self.first_block[index], total) + place)
         return {
-            "arrival": arrival, "release": release, "inputs": self.inputs[index], "outputs": self.outputs[index], "blocks": blocks,
-            "starts": starts, "block_tokens": self.block_tokens, "turn": index, "name": self.name,
+            "arrival": arrival, "release": release, "inputs": self.inputs[index], "outputs": self.outputs[index],
+            "block_tokens": BLOCK, "turn": index, "name": self.name,
         }  # fmt: skip
 
 
@@ -334,18 +329,11 @@ def draw_sessions(
     fits = inputs + outputs <= longest
     if not np.any(fits):
         raise RangeError(f"sessions: no turn fits the context of the model, {longest:,.0f} tokens; use shorter turns")
-    session, think, inputs, outputs = session[fits], think[fits], inputs[fits], outputs[fits]
+    session, think, inputs, new, outputs = session[fits], think[fits], inputs[fits], new[fits], outputs[fits]
     start = arrivals(rate * count / len(session), count, random, kind=kind, burst=burst)
 
-    block = SMALLEST_BLOCK
-    while float(np.mean(inputs + outputs)) * 2 * requests / block > MOST_BLOCKS:
-        block *= 2
-    shared = round(sessions.system_prompt) // block
-    sizes = np.zeros(count, dtype=np.int64)
-    np.maximum.at(sizes, session, (inputs + outputs) // block)
-    # Blocks of a session are numbered after those of the system prompt.
-    offsets = np.concatenate([[0], np.cumsum(np.maximum(sizes - shared, 0))[:-1]])
     return DrawnTurns(
-        session=session, start=start[session], think=think, inputs=inputs, outputs=outputs, first_block=offsets[session],
-        shared_blocks=shared, block_tokens=block, ramp=ramp, served=requests, name=f"sessions at {rate:g} requests/s",
+        session=session, start=start[session], think=think, inputs=inputs, new=new, outputs=outputs,
+        shared_blocks=round(sessions.system_prompt) // BLOCK, ramp=ramp, served=requests,
+        name=f"sessions at {rate:g} requests/s",
     ).traffic()  # fmt: skip

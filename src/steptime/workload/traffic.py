@@ -344,7 +344,7 @@ def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_
 
 
 def repeated_share(traffic: Traffic) -> float:
-    """Return the share of prompt blocks that are equal to an earlier block.
+    """Return the share of prompt blocks that are equal to an earlier block; of sessions, the share of tokens that repeat.
 
     Args:
         traffic: Traffic.
@@ -356,6 +356,8 @@ def repeated_share(traffic: Traffic) -> float:
     >>> round(repeated_share(one), 3)
     0.333
     """
+    if traffic.turns is not None:
+        return 1 - float(traffic.turns.new[traffic.turn].sum() / traffic.inputs.sum())
     blocks = np.asarray(traffic.blocks)
     return 1 - len(np.unique(blocks)) / len(blocks) if len(blocks) else 0.0
 

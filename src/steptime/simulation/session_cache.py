@@ -1,0 +1,195 @@
+"""Prefix cache of sessions over memory tiers: which leading blocks of the history of a turn are cached.
+
+Each replica has tiers, fastest first, with least-recently-used eviction; what a tier evicts moves to the front of the next one.
+Engines evict the end of a history first. The blocks of a session in a tier are therefore one segment, and counts stand for blocks.
+The system prompt of all sessions is a segment too.
+
+A turn has its blocks to itself from its arrival to the end of its answer. They are then in no tier, and the memory of the chips
+has as much less room for others. After the answer, all of them are the most recently used ones of the first tier, answers
+included. This is the block pool of vLLM: blocks of running requests have references, and free ones are evicted in the order in
+which they were freed (https://docs.vllm.ai/en/latest/design/prefix_caching.html).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import RangeError
+from steptime.simulation.loop_state import compiled, entry
+from steptime.workload.traffic import Traffic
+
+# Prefix-aware routing avoids a replica with this factor above the mean tokens.
+SLACK = 1.2
+# Most segments of all replicas, which take some gigabytes.
+MOST_SEGMENTS = 20_000_000
+
+
+def look_up_turns(
+    traffic: Traffic, capacity: Any, costs: tuple[Any, ...], results: tuple[Any, ...], *, room: int, answer_share: float
+) -> None:
+    """Look up the turns of a traffic and those before it, and fill the arrays of results.
+
+    Args:
+        traffic: Turns of sessions.
+        capacity: Capacity of each tier [blocks].
+        costs: Tokens of a block, bandwidths [B/s], latencies [s], bytes of a block, seconds per prompt token and per pair of
+            tokens, whether routing is prefix-aware, and replicas.
+        results: Arrays by turn: replica, hits by tier, blocks written by tier, cached tokens, load [s], blocks that are faster
+            to compute than to load; and prefill work by replica [tokens].
+        room: KV cache of a replica [blocks], which turns in progress share with the first tier.
+        answer_share: Share of its answer that a turn has in that memory, on average.
+
+    Raises:
+        RangeError: There are too many sessions.
+    """
+    both = (traffic,) if traffic.earlier is None else (traffic.earlier, traffic)
+    block, replicas, tiers = costs[0], costs[-1], len(capacity)
+    arrival, release, inputs, outputs, turn = (
+        np.concatenate([getattr(part, name) for part in both]) for name in ("arrival", "release", "inputs", "outputs", "turn")
+    )
+    names, session = np.unique(traffic.turns.session[turn], return_inverse=True)
+    if (segments := replicas * tiers * len(names)) > MOST_SEGMENTS:
+        raise RangeError(
+            f"sessions: must be at most {MOST_SEGMENTS // (replicas * tiers):,} on {replicas:,} replicas, got "
+            f"{segments // (replicas * tiers):,}; use fewer requests"
+        )
+    # Of events at one time, a turn arrives before it ends, and ends before the next one arrives.
+    kinds, numbers = np.repeat([0, 1], len(turn)), np.tile(np.arange(len(turn)), 2)
+    events = np.lexsort((kinds, numbers, np.concatenate([arrival, release])))
+    shared = int(traffic.turns.shared_blocks)
+    owned = np.maximum((inputs + answer_share * outputs).astype(np.int64) // block - shared, 0)
+    total = np.maximum((inputs + outputs) // block - shared, 0).astype(np.int64)
+
+    # The last segment is the system prompt; after it come the ends of each list.
+    links = np.full((replicas, tiers, len(names) + 3, 2), -1, dtype=np.int64)
+    head, tail = len(names) + 1, len(names) + 2
+    links[:, :, head, 1], links[:, :, tail, 0] = tail, head
+    _serve_events(
+        events, session.astype(np.int64), inputs.astype(np.int64), owned, total, shared, room, capacity,
+        np.tile(capacity, (replicas, 1)), np.zeros(replicas, dtype=np.int64),
+        np.zeros((replicas, len(names) + 1, tiers), dtype=np.int64), links, np.zeros((replicas, tiers), dtype=np.int64),
+        *costs, *results,
+    )  # fmt: skip
+
+
+@compiled
+def _remove(count: Any, links: Any, size: Any, r: int, s: int) -> None:
+    """Remove the segments of a session from all tiers."""
+    for t in range(size.shape[1]):
+        if count[r, s, t] > 0:
+            a, b = links[r, t, s, 0], links[r, t, s, 1]
+            links[r, t, a, 1], links[r, t, b, 0] = b, a
+            size[r, t] -= count[r, s, t]
+            count[r, s, t] = 0
+
+
+@compiled
+def _to_front(count: Any, links: Any, size: Any, r: int, s: int, t: int, blocks: int) -> None:
+    """Add blocks of a session to the front of a tier, where its segment in this tier is."""
+    if blocks <= 0:
+        return
+    if count[r, s, t] == 0:
+        head = links.shape[2] - 2
+        b = links[r, t, head, 1]
+        links[r, t, head, 1], links[r, t, s, 0], links[r, t, s, 1], links[r, t, b, 0] = s, head, b, s
+    count[r, s, t] += blocks
+    size[r, t] += blocks
+
+
+@compiled
+def _settle(count: Any, links: Any, size: Any, limits: Any, written: Any, r: int) -> None:
+    """Move what exceeds a tier to the front of the next one, the least recently used blocks first."""
+    tiers, tail = size.shape[1], links.shape[2] - 1
+    for t in range(tiers):
+        while size[r, t] > limits[r, t]:
+            s = links[r, t, tail, 0]
+            blocks = min(count[r, s, t], size[r, t] - limits[r, t])
+            count[r, s, t] -= blocks
+            size[r, t] -= blocks
+            if count[r, s, t] == 0:
+                a = links[r, t, s, 0]
+                links[r, t, a, 1], links[r, t, tail, 0] = tail, a
+            if t + 1 < tiers:
+                _to_front(count, links, size, r, s, t + 1, blocks)
+                written[t + 1] += blocks if limits[r, t + 1] > 0 else 0
+
+
+@compiled
+def _cached_blocks(count: Any, r: int, s: int, shared: int) -> int:
+    """Return the leading blocks of the next turn of a session that the tiers of a replica have."""
+    prompt, history = 0, 0
+    for t in range(count.shape[2]):
+        prompt += count[r, count.shape[1] - 1, t]
+        history += count[r, s, t]
+    return prompt + (history if prompt == shared else 0)
+
+
+@entry
+def _serve_events(
+    events: Any, session: Any, inputs: Any, owned: Any, total: Any, shared: int, room: int, capacity: Any, limits: Any,
+    taken: Any, count: Any, links: Any, size: Any, block: int, bandwidth: Any, latency: Any, block_bytes: float, row: float,
+    pair: float, aware: bool, replicas: int, replica: Any, hits: Any, written: Any, cached: Any, load: Any, skipped: Any,
+    computed_tokens: Any,
+) -> None:  # fmt: skip
+    """Look up every turn when it arrives, and insert its blocks when its answer ends.
+
+    `events` are in order of time: turn i arrives with number i, and ends with number i + n. `owned` are the blocks that a turn
+    has to itself on average, and `total` those after its answer. `taken` are the blocks of all turns in progress.
+    """
+    n, prompt, work = len(inputs), count.shape[1] - 1, 0.0
+    for e in events:
+        i, ends = e % n, e >= n
+        s = session[i]
+        if aware and not ends:
+            best, longest, fewest = 0, -1, np.inf
+            for r in range(replicas):
+                # An overloaded replica counts as having no hits, so that load stays balanced.
+                is_free = computed_tokens[r] <= SLACK * work / replicas + block
+                hit_blocks = _cached_blocks(count, r, s, shared) if is_free else 0
+                if hit_blocks > longest or (hit_blocks == longest and computed_tokens[r] < fewest):
+                    best, longest, fewest = r, hit_blocks, computed_tokens[r]
+            replica[i] = best
+        r = replica[i]
+
+        # What turns in progress leave is room of the first tier.
+        taken[r] += -owned[i] if ends else owned[i]
+        limits[r, 0] = max(0, min(capacity[0], room - taken[r]))
+        if ends:
+            _to_front(count, links, size, r, s, 0, total[i])
+            written[0] += max(0, total[i] - hits[i, 0]) if limits[r, 0] > 0 else 0
+            _settle(count, links, size, limits, written, r)
+            continue
+
+        # A slower tier is used up to the first block that is faster to compute than to load. One token is left to compute.
+        most, place, loads, is_slow = (inputs[i] - 1) // block, 0, 0, False
+        for part in range(2):
+            item = s if part else prompt
+            for t in range(count.shape[2]):
+                blocks = min(count[r, item, t], most - place)
+                if blocks <= 0:
+                    continue
+                if t > 0 and not is_slow:
+                    recompute_seconds = block * row + pair * (block * place * block + block * (block + 1) / 2)
+                    first = latency[t] if loads == 0 else 0.0
+                    is_slow = block_bytes / bandwidth[t] + first > recompute_seconds
+                    if not is_slow:
+                        load[i] += blocks * block_bytes / bandwidth[t] + first
+                        loads += blocks
+                if is_slow:
+                    skipped[i] += blocks
+                else:
+                    hits[i, t] += blocks
+                    cached[i] += blocks * block
+                place += blocks
+            # Without all of the system prompt, the history is of no use.
+            if place < shared:
+                break
+        computed_tokens[r] += inputs[i] - cached[i]
+        work += inputs[i] - cached[i]
+        _remove(count, links, size, r, s)
+        if shared > 0:
+            _remove(count, links, size, r, prompt)
+            _to_front(count, links, size, r, prompt, 0, shared)
+        _settle(count, links, size, limits, written, r)
