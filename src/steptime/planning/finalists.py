@@ -23,7 +23,7 @@ from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, T
 from steptime.planning.plan_search import LEAST_CHUNK, LEAST_USUAL_CHUNK, best_of_families, chunk_sizes, fitting, ranking
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.refinement import evaluate_occupancy, first_token_of, matched_rate
-from steptime.planning.session_loop import SessionLoop
+from steptime.planning.session_loop import DURATIONS, FIRST_DURATIONS, SessionLoop
 from steptime.planning.simulated_rate import (
     ACCURACY,
     CONFIRM_FACTORS,
@@ -67,7 +67,7 @@ PAIR_TOKENS = 20_000_000
 # Share of the rate that a finalist may lose to other draws.
 LARGE_LOSS = 0.06
 # Most finalists that are confirmed with turns of sessions.
-MOST_WITH_TURNS = 4
+MOST_WITH_TURNS = 3
 # Sequences in flight for which slots are kept, over those of the candidate.
 SLACK = 1.4
 
@@ -246,10 +246,10 @@ def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) ->
 
 
 def _loop(
-    case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft: float, tpot: float, *, confirms: bool = False,
+    case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft: float, tpot: float, *, durations: float = 0.0,
     **settings: Any,
 ) -> Loop:  # fmt: skip
-    """Return the loop of some pools, given their expected rate and times; one that confirms serves turns of sessions."""
+    """Return the loop of some pools, given their expected rate and times; with durations of sessions, it serves their turns."""
     deployment = Deployment(
         model=case.model,
         system=case.system,
@@ -261,8 +261,8 @@ def _loop(
     )
     tokens = float(decode_steps(case.workload, case.speculation)) * float(case.speculation.acceptance)
     lifetime = min(ttft, case.limits.ttft) + tokens * tpot
-    if case.turns is not None and confirms:
-        return SessionLoop(deployment, rate, lifetime, case.turns, memo=case.memo, **settings)
+    if case.turns is not None and durations:
+        return SessionLoop(deployment, rate, lifetime, case.turns, durations, memo=case.memo, **settings)
     return Loop(deployment, rate, lifetime, memo=case.memo, **settings)
 
 
@@ -277,7 +277,18 @@ def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
 
 def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist | None:
     """Return a finalist with a longer run on other draws; None where they confirm no rate above `least` [requests/s]."""
-    run = finalist.run
+    run, limits = finalist.run, _limits(case, finalist.candidate)
+    if case.turns is not None:
+        # The search leaves time for loads, which runs with sessions contain. Short runs find where a long one begins.
+        limits = replace(limits, ttft=limits.ttft + case.turns.load)
+        for durations, seeds in ((FIRST_DURATIONS, CONFIRM_SEEDS[:1]), (DURATIONS, CONFIRM_SEEDS)):
+            expected = run.rate, run.mean_ttft, run.mean_tpot
+            loops = [_loop(case, finalist.pools, *expected, seed=seed, durations=durations) for seed in seeds]
+            kept = confirmed(loops, run, limits, case.percentile, least)
+            if kept is None:
+                return None
+            run = kept
+        return replace(finalist, run=run)
     in_flight = run.rate * (run.mean_ttft + float(case.workload.output_tokens) * run.mean_tpot)
     # Where no chips can be moved to a prefill pool, it is often nearly saturated, and its queue settles slowly.
     tokens = CONFIRM_TOKENS if case.prefill_system is None else PAIR_TOKENS
@@ -291,14 +302,10 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
             run.mean_ttft,
             run.mean_tpot,
             seed=seed,
-            confirms=True,
             factor=float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1])),
         )
         for seed in (CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS)
     ]
-    limits = _limits(case, finalist.candidate)
-    # The search leaves time for loads, which runs with sessions contain.
-    limits = replace(limits, ttft=limits.ttft + case.turns.load) if case.turns is not None else limits
     now = confirmed(loops, run, limits, case.percentile, least)
     return None if now is None else replace(finalist, run=now)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,12 +24,15 @@ from steptime.planning.plan_as_traffic import (
     workload_traffic,
 )
 from steptime.planning.plan_result import Plan
+from steptime.planning.session_loop import replica_cache
+from steptime.planning.session_result import SessionCache, SessionCase
 from steptime.result_base import Result, unit
 from steptime.simulation.max_rate import meets, run_until_settled
 from steptime.simulation.run_metrics import Answers, Judged, at_percentile, judge
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
 from steptime.units import in_digits
+from steptime.workload.sessions import Sessions, draw_sessions, mean_turns
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import NONE, Slo, Speculation, Workload
 
@@ -37,6 +40,8 @@ from steptime.workload.workload import NONE, Slo, Speculation, Workload
 LOWER = 0.98
 # Minimum duration of the arrivals, in median lifetimes of a request, for a steady state.
 STEADY = 20.0
+# Mean durations of a session, and most turns, of a replay with sessions.
+REPLAY_DURATIONS, MOST_TURNS = 20.0, 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -125,7 +130,7 @@ def replay(
     return replay_pools(
         *things[:2], plan.workload, plan.slo, plan.pools, plan.requests_per_second,
         engine=things[2], percentile=percentile or plan.percentile, requests=requests, seed=seed, speculation=plan.speculation,
-        prefill_system=load_prefill_system(plan, prefill_system),
+        prefill_system=load_prefill_system(plan, prefill_system), session_cache=plan.session_cache,
     )  # fmt: skip
 
 
@@ -144,8 +149,9 @@ def replay_pools(
     tries: int = 12,
     speculation: Speculation = NONE,
     prefill_system: System | None = None,
+    session_cache: SessionCache | None = None,
 ) -> Replay:
-    """Replay the pools of a plan with Poisson arrivals.
+    """Replay the pools of a plan with Poisson arrivals; those of a plan for sessions with turns and their tiers.
 
     Tries lower the rate, by 2 % at first and then faster, until TTFT and TPOT are within the limits at `percentile`. The
     slots stay those of the plan, as in its launch commands.
@@ -164,6 +170,7 @@ def replay_pools(
         tries: Most rates to try.
         speculation: Speculative tokens.
         prefill_system: System of the prefill pool, if it is another one.
+        session_cache: Sessions and prefix cache of the plan; None: each request stands alone, with its cached share.
 
     Returns:
         The replay.
@@ -190,10 +197,18 @@ def replay_pools(
     def run(sample: Traffic) -> Simulation:
         return simulate(model, system, sample, cached=skipped_tokens(prompts, sample.inputs), **settings)
 
+    once = partial(run_until_settled, run, traffic, requests=requests, lifetimes=STEADY)
+    if session_cache is not None:
+        settings["cache"] = replica_cache(planned_sessions(session_cache), model, system, pools[0].layout)
+        # Turns go where their history is.
+        reader = "policy" if prefill is None else "prefill_policy"
+        settings[reader] = replace(settings[reader], route="prefix-aware")
+        once = partial(_serve_sessions, session_cache.sessions, model, system, requests, seed, settings)
+
     now, attempts, good = rate, 0, False
     while not good and attempts < tries:
         now, attempts = rate * LOWER**attempts**2, attempts + 1
-        last = run_until_settled(run, traffic, now, requests, STEADY)
+        last = once(rate=now)
         good = meets(last.answers, slo, percentile)
     return Replay(
         simulation=last,
@@ -206,3 +221,26 @@ def replay_pools(
         good=good,
         attempts=attempts,
     )
+
+
+def planned_sessions(cache: SessionCache) -> SessionCase:
+    """Return the sessions of a plan, and the capacities of their prefix cache.
+
+    Args:
+        cache: Prefix cache of a plan.
+
+    Returns:
+        Sessions and capacities by tier; a tier that the plan does not use has none.
+    """
+    return SessionCase(cache.sessions, {tier.name: tier.capacity for tier in cache.tiers if not tier.why_unused})
+
+
+def _serve_sessions(
+    sessions: Sessions, model: Model, system: System, requests: int, seed: int, settings: dict[str, Any], *, rate: float
+) -> Simulation:
+    """Serve turns of sessions at a rate, for several durations of a session."""
+    longest = float(model.max_context)
+    seconds = REPLAY_DURATIONS * mean_turns(sessions, longest) * sessions.think_time
+    count = int(min(max(requests, rate * seconds), MOST_TURNS))
+    drawn = draw_sessions(sessions, rate=rate, requests=count, longest=longest, seed=seed)
+    return simulate(model, system, drawn, **settings)

@@ -23,6 +23,7 @@ from steptime.planning.slo_probability import likelihood
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.svg import curve
 from steptime.units import counted, in_digits, show
+from steptime.workload.sessions import Sessions
 from steptime.workload.workload import NONE, Slo, Speculation, Workload
 
 PER_USER, PER_CHIP = "tokens_per_s_per_user", "tokens_per_s_per_chip"
@@ -262,6 +263,9 @@ class Plan(Tabular):
         default=(), metadata=unit("", "the same requests on each of two systems alone; empty for a plan on one system")
     )
     fleet: Fleet | None = field(default=None, metadata=unit("", "hosts for a rate of requests; null: no rate was given"))
+    sessions: Sessions | None = field(
+        default=None, metadata=unit("", "sessions whose turns are the requests; null: requests stand alone", left_out=True)
+    )
     session_run: SessionRun | None = field(
         default=None, metadata=unit("", "what turns of sessions found when the plan was confirmed", left_out=True)
     )

@@ -22,14 +22,18 @@ from steptime.planning.simulated_rate import Deployment, Loop, Run, busy_share, 
 from steptime.simulation.prefix_cache import ANSWER_SHARE, Cache, CacheUse, cache_with_capacities, use_cache
 from steptime.simulation.replica_pools import serve
 from steptime.simulation.session_turns import serve_turns
-from steptime.workload.sessions import draw_sessions
+from steptime.workload.sessions import draw_sessions, mean_turns
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import Slo, decode_steps
 
-# Mean times from one turn of a session to the next for which turns arrive. As many fill the prefix cache before.
-CYCLES: Final = 4.0
-# Most turns of a run.
-MOST_TURNS: Final = 40_000
+# Mean durations of a session for which turns arrive, in a first run and in one that confirms: the sessions in progress must
+# also fit when there are many. As many turns fill the prefix cache before.
+FIRST_DURATIONS, DURATIONS = 8.0, 40.0
+# Fewest and most turns of a run, and most runs until arrivals agree with the answers before them, whose mean is expected.
+TURNS: Final = (4000, 60_000)
+MOST_RUNS: Final = 4
+# Factor on the rate of the run that confirms it from above: the histories that a surge loses must not stay lost.
+SURGE: Final = 1.1
 
 
 def replica_cache(turns: SessionCase, model: Model, system: System, layout: Layout) -> Cache:
@@ -60,10 +64,15 @@ class SessionLoop(Loop):
         rate: Expected rate of turns of the deployment [requests/s], which gives the length of a run.
         lifetime: Expected lifetime of a request [s].
         turns: Sessions, and capacities of their prefix cache.
+        durations: Mean durations of a session for which turns arrive.
         settings: Further arguments of `Loop`.
     """
 
-    def __init__(self, deployment: Deployment, rate: float, lifetime: float, turns: SessionCase, **settings: Any) -> None:
+    above = SURGE
+
+    def __init__(
+        self, deployment: Deployment, rate: float, lifetime: float, turns: SessionCase, durations: float, **settings: Any
+    ) -> None:
         super().__init__(deployment, rate, lifetime, **settings)
         self.turns = turns
         self.whole_model = deployment.model
@@ -76,8 +85,9 @@ class SessionLoop(Loop):
             self.reader = self.reader._replace(replicas=self.readers)
         self.parts, self.share, self.read_share = 1, 1 / self.shares, 1 / self.shares
         self.cache = replica_cache(turns, deployment.model, deployment.system, first)
-        seconds = CYCLES * (turns.sessions.think_time + self.lifetime)
-        self.count = int(min(max(self.count, rate * self.read_share * seconds), max(self.count, MOST_TURNS)))
+        per_session = mean_turns(turns.sessions, float(deployment.model.max_context))
+        seconds = durations * per_session * (turns.sessions.think_time + self.lifetime)
+        self.count = int(np.clip(rate * self.read_share * seconds, *TURNS))
 
     def run(
         self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0, *, always_decode: bool = False
@@ -115,7 +125,7 @@ class SessionLoop(Loop):
             outcome = self._serve(came, use, started)
             return (use, outcome), self._visible(outcome[0]), outcome[2][0][3]
 
-        _, ((use, outcome), _) = serve_turns(drawn, once, ttft + drawn.turns.outputs * tpot)
+        _, ((use, outcome), _) = serve_turns(drawn, once, ttft + drawn.turns.outputs * tpot, most_runs=MOST_RUNS)
         shares = {tier.name: tier.hit_share for tier in use.by_tier}
         return replace(
             self._figures(*outcome, rate, slo, percentile), session=SessionRun(shares, float(np.mean(use.load)))

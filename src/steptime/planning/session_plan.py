@@ -40,7 +40,7 @@ from steptime.planning.planner import MODES, plan
 from steptime.planning.session_hits import Flow, find_hits, flow_of_sessions, found_tokens
 from steptime.planning.session_result import SessionCache, SessionCase, TierHits
 from steptime.planning.slo_probability import QUANTILES
-from steptime.workload.sessions import PRESETS, Sessions, as_workload, held_share, mean_history, turn_shares
+from steptime.workload.sessions import PRESETS, Sessions, as_workload, held_share, mean_history, mean_turns, turn_shares
 from steptime.workload.workload import Slo, Workload, decode_steps
 
 # Most quick plans, and most plans of the whole search.
@@ -249,7 +249,7 @@ def plan_turns(
         level = max(EVIDENCE.index(deployment.evidence), EVIDENCE.index(evidence))
         return deployment.feasible, -level, deployment.requests_per_second
 
-    return max(plans, key=preference)
+    return replace(max(plans, key=preference), sessions=sessions)
 
 
 def estimate_share(case: SessionProblem, modes: tuple[str, ...]) -> Estimate:
@@ -511,7 +511,7 @@ def evaluate_cache(
         rows = tuple(replace(row, hit_share=run.hits.get(row.name, 0.0)) for row in rows)
     return SessionCache(
         sessions=sessions,
-        mean_turns=1 / float(flow.shares[0]),
+        mean_turns=mean_turns(sessions, longest),
         sessions_in_progress=_in_progress(deployment, sessions, flow),
         held_share=held_share(sessions, longest),
         hit_share=sum(row.hit_share for row in rows),

@@ -222,6 +222,9 @@ class Loop:
         memo: Step times and draws that runs of other deployments share.
     """
 
+    # Factor on the rate of the run that confirms it from above.
+    above = CONFIRM_ABOVE
+
     def __init__(
         self,
         deployment: Deployment,
@@ -651,7 +654,7 @@ def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percen
     else:
         return replace(mean, binding="saturation"), UNSETTLED
     # Near saturation, the number of sequences settles over many lifetimes. Where it falls, it settles below that at the start.
-    above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, CONFIRM_START * tpot, ttft)
+    above = loops[0].run(loops[0].above * rate, slo, percentile, CONFIRM_START * tpot, ttft)
     queue = "prompt queue" if len(mean.busy) == 1 else "prefill rate"
     ratio, binding = max(
         (above.worst / CONFIRM_WORST, above.binding),

@@ -27,7 +27,11 @@ AGREEMENT: Final = 0.03
 
 
 def serve_turns(
-    traffic: Traffic, once: Callable[[Traffic], tuple[Use, Any, int]], expected: Any = 0.0
+    traffic: Traffic,
+    once: Callable[[Traffic], tuple[Use, Any, int]],
+    expected: Any = 0.0,
+    *,
+    most_runs: int = MOST_RUNS,
 ) -> tuple[Traffic, tuple[Use, Any]]:
     """Serve turns of sessions until their arrivals agree with the answers before them.
 
@@ -38,6 +42,7 @@ def serve_turns(
         once: Function that serves a traffic and returns what the caller needs, the finished requests, and the slots of the
             pool that prefills.
         expected: Expected time of answers [s], one for all turns or by turn.
+        most_runs: Most runs.
 
     Returns:
         The traffic of the last run; what the caller needs, and the requests.
@@ -47,7 +52,7 @@ def serve_turns(
     if np.any(latency):
         traffic = turns.traffic(latency)
     outcome = once(traffic)
-    for _ in range(MOST_RUNS - 1):
+    for _ in range(most_runs - 1):
         _, requests, seats = outcome
         done = requests["status"] == DONE
         if not np.any(done) or queue_growth(requests["arrival"][done], requests["scheduled"][done], seats):

@@ -172,6 +172,22 @@ def mean_history(sessions: Sessions, longest: float = math.inf) -> float:
     return float(np.arange(len(shares)) @ shares) * sessions.growth
 
 
+def mean_turns(sessions: Sessions, longest: float = math.inf) -> float:
+    """Return the mean turns of a session, which the context of the model may end.
+
+    Args:
+        sessions: Sessions.
+        longest: Longest context of the model [tokens].
+
+    Returns:
+        Turns.
+
+    >>> round(mean_turns(Sessions(turns=2, input_tokens=100, output_tokens=100, think_time=1), longest=600), 2)
+    1.75
+    """
+    return 1 / float(turn_shares(sessions, longest)[0])
+
+
 def as_workload(sessions: Sessions, cached_share: float, longest: float = math.inf) -> Workload:
     """Return the requests of sessions as a workload with the same mean and spread of prompts.
 
@@ -185,7 +201,7 @@ def as_workload(sessions: Sessions, cached_share: float, longest: float = math.i
     """
     shares = turn_shares(sessions, longest)
     before = np.arange(len(shares))
-    mean_turns = float(before @ shares)
+    turns_before = float(before @ shares)
     new_variance, out_variance = (
         (spread * mean) ** 2
         for spread, mean in (
@@ -193,9 +209,9 @@ def as_workload(sessions: Sessions, cached_share: float, longest: float = math.i
         )
     )  # fmt: skip
     # The variance of a sum of a random number of turns, and of the new input.
-    variance = float((before - mean_turns) ** 2 @ shares) * sessions.growth**2
-    variance += mean_turns * (new_variance + out_variance) + new_variance
-    mean = sessions.system_prompt + mean_turns * sessions.growth + sessions.input_tokens
+    variance = float((before - turns_before) ** 2 @ shares) * sessions.growth**2
+    variance += turns_before * (new_variance + out_variance) + new_variance
+    mean = sessions.system_prompt + turns_before * sessions.growth + sessions.input_tokens
     return Workload(
         input_tokens=round(mean), output_tokens=sessions.output_tokens, cached_share=cached_share,
         input_spread=min(math.sqrt(variance) / mean, LARGEST_SPREAD), output_spread=sessions.output_spread,
@@ -301,14 +317,13 @@ def draw_sessions(
     single(rate=rate, requests=requests)
     at_least_zero("rate", rate, "requests/s", maximum=LONGEST)
     random = np.random.default_rng(seed)
-    shares = turn_shares(sessions, longest)
+    per_session = mean_turns(sessions, longest)
     # Length of the draw: the time before the run in which sessions in progress start, and that of twice the requests.
-    mean_turns = 1 / float(shares[0])
-    ramp = DURATIONS * mean_turns * (sessions.think_time + SECONDS_PER_TOKEN * sessions.output_tokens)
+    ramp = DURATIONS * per_session * (sessions.think_time + SECONDS_PER_TOKEN * sessions.output_tokens)
     needed = rate * ramp + SURPLUS * 2 * requests
-    if needed * mean_turns > MAX_REQUESTS:
+    if needed * per_session > MAX_REQUESTS:
         raise RangeError(f"requests: sessions in progress take {needed:,.0f} turns before the run, at most {MAX_REQUESTS:,}")
-    count = math.ceil(needed / mean_turns + 6 * math.sqrt(needed / mean_turns + 1))
+    count = math.ceil(needed / per_session + 6 * math.sqrt(needed / per_session + 1))
 
     # Turns of all sessions, one after another.
     turns = np.minimum(random.geometric(1 / sessions.turns, count), max(1, math.ceil(40 * sessions.turns)))

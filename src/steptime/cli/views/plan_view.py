@@ -61,6 +61,8 @@ from steptime.workload.workload import step_yield
 AROUND = "the power around them"
 # Time from which a tier holds everything in practice [s].
 LONG_HOLD = 1e7
+# Share of prompt tokens from which a tier is in the short text, and most notes of a plan for sessions there.
+LEAST_SHOWN, FEW_NOTES = 0.005, 1
 # Main figures of a plan: name, field, and form of the value.
 FIGURES: tuple[tuple[str, str, Form], ...] = (
     ("USD/M output", "usd_per_million_output_tokens", "USD"),
@@ -108,9 +110,11 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
         front = [Text(), _front_chart(plan, width)] if full and plan.front else []
         return Group(reason, *notes(plan.warnings), *front)
     drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
+    warnings = _warnings(plan)
     parts: list[RenderableType | None] = [
         _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_single_systems(plan), *_sessions(plan), *_fleet(plan),
-        *replay, _figure_table(plan), _pool_table(plan), *_tier_table(plan), _short_legend(plan, full), *notes(_warnings(plan)),
+        *replay, *_tiers(plan, full), _figure_table(plan), _pools(plan, full), _short_legend(plan, full),
+        *notes(warnings if full or plan.sessions is None else warnings[:FEW_NOTES]),
         *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
     ]  # fmt: skip
     if full:
@@ -135,8 +139,7 @@ def has_rent(plan: Plan) -> bool:
 
 def _workload(plan: Plan) -> str:
     w = plan.workload
-    assumed = "" if plan.session_cache is not None else ", assumed"
-    cached = f" ({w.cached_share:.0%} cached{assumed})" if w.cached_share else ""
+    cached = f" ({w.cached_share:.0%} cached, assumed)" if w.cached_share and plan.sessions is None else ""
     spreads = [f"{float(spread):.3g}" for spread in (w.input_spread, w.output_spread)]
     spread = spreads[0] if spreads[0] == spreads[1] else "{} in, {} out".format(*spreads)
     words = "" if spread == "0" else f" on average, spread {spread}"
@@ -229,6 +232,19 @@ def _figure_table(plan: Plan) -> Grid:
     return grid
 
 
+def _pools(plan: Plan, full: bool) -> RenderableType:
+    """Return the pools: a table, or in the short text for sessions a line."""
+    if full or plan.sessions is None:
+        return _pool_table(plan)
+    words = []
+    for pool in plan.pools:
+        size = f"{int(pool.layout.replicas)} x {counted(int(pool.layout.chips), 'chip')}, {show_layout(pool.layout)}"
+        batch = counted(pool.batch, "prompt") if pool.role == "prefill" else f"batch {in_digits(pool.batch)}"
+        chunk = f", chunk {pool.chunk:,}" if pool.chunk else ""
+        words.append(f"{pool.role} {size}, {batch}{chunk}")
+    return Text(f"Pools: {'; '.join(words)}.")
+
+
 def _pool_table(plan: Plan) -> Grid:
     axes = ("tp", "pp", "dp", "ep", "cp", "microbatches", "redundant_experts")
     return listing(
@@ -247,15 +263,14 @@ def _warnings(plan: Plan) -> list[str]:
     first_lines = _cautions(plan)
     cached = float(plan.workload.cached_share)
     warnings = [*_evidence(plan), *(words for words in plan.warnings if words not in first_lines)]
-    if cached and plan.session_cache is None:
+    if cached and plan.sessions is None:
         warnings.append(
             f"The cached share of {cached:.0%} is assumed: nothing holds it or takes time to load. --sessions computes it."
         )
-    if plan.session_cache is not None:
-        replayed = ", and --simulate takes these hits as given" if cached else ""
+    if plan.session_cache is not None and not plan.session_cache.is_replayed:
         warnings.append(
-            f"Hits are means{replayed}. Where tiers hold little more than the sessions in progress, a few lost histories slow "
-            "prefill, and more are lost: serve them with `steptime simulate --sessions`, and keep a margin."
+            "Hits are means of closed forms, because numba is not installed. Where tiers hold little more than the sessions in "
+            "progress, a few lost histories slow prefill, and more are lost: keep a margin."
         )
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
@@ -319,25 +334,31 @@ def _sessions(plan: Plan) -> list[Text]:
     if cache is None:
         return []
     s = cache.sessions
+    turns = float(f"{cache.mean_turns:.3g}")
+    asked = f" ({s.turns:,.3g} asked, the context of the model ends them)" if turns < 0.95 * s.turns else ""
     prompt = f", system prompt of {s.system_prompt:,.0f} tokens" if s.system_prompt else ""
     words = (
-        f"Sessions: {in_digits(s.turns)} turns on average of {s.input_tokens:,.0f} new tokens in and {s.output_tokens:,.0f} out"
+        f"Sessions: {turns:,.3g} {'turn' if turns == 1 else 'turns'} on average{asked} of {s.input_tokens:,.0f} new tokens in and "
+        f"{s.output_tokens:,.0f} out, think time {show(s.think_time, 's')}{prompt}; {in_digits(cache.sessions_in_progress)} in "
+        "progress."
     )
-    words += f", think time {show(s.think_time, 's')}{prompt}; {in_digits(cache.sessions_in_progress)} sessions in progress."
-    text = (
-        f"Prefix cache: {cache.hit_share:.1%} of prompt tokens are found at this rate, of {cache.held_share:.1%} that repeat."
-    )
+    served = " when turns are served one by one" if cache.is_replayed else ""
+    text = f"Prefix cache: {cache.hit_share:.1%} of prompt tokens are found{served}, of {cache.held_share:.1%} that repeat."
     if cache.held_share:
         needed = f"needs the {cache.needed_tier} tier" if cache.needed_tier else "is more than its tiers have"
         text += f" To find 95 % of these, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
     return [Text(words), Text(text, style="bold")]
 
 
-def _tier_table(plan: Plan) -> list[RenderableType | None]:
-    """Return the tiers of the prefix cache of a replica: what each holds and loads."""
+def _tiers(plan: Plan, full: bool) -> list[RenderableType | None]:
+    """Return the tiers of the prefix cache of a replica: one line, or with `full` what each holds and loads."""
     cache = plan.session_cache
     if cache is None:
         return []
+    if not full:
+        used = [tier for tier in cache.tiers if tier.hit_share >= LEAST_SHOWN] or list(cache.tiers[:1])
+        words = "; ".join(f"{tier.name} {show(tier.capacity, 'B')} finds {tier.hit_share:.1%}" for tier in used)
+        return [Text(f"Tiers of a replica: {words}; loads take {show(cache.load_seconds, 's')} of the first token on average.")]
     rows = [
         (
             tier.name, show(tier.capacity, "B"), show(tier.hold_seconds, "s") if tier.hold_seconds < LONG_HOLD else "always",
