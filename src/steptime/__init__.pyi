@@ -31,6 +31,7 @@ from steptime.physics.uncertainty import step_range as step_range
 from steptime.planning.plan_replay import replay as replay
 from steptime.planning.plan_result import Plan as Plan
 from steptime.planning.planner import plan as plan
+from steptime.planning.session_plan import plan_sessions as plan_sessions
 from steptime.pricing.market import Market as Market
 from steptime.pricing.market import survey_prices as survey_prices
 from steptime.pricing.price_estimate import Reading as Reading
@@ -73,6 +74,7 @@ from steptime.training.training_stack import training_engine as training_engine
 from steptime.validation.user_calibration import load_anchor as load_anchor
 from steptime.validation.validate_api import calibrate as calibrate
 from steptime.validation.validate_api import validate as validate
+from steptime.workload.sessions import Sessions as Sessions
 from steptime.workload.trace_files import read_trace as read_trace
 from steptime.workload.traffic import (
     Lengths as Lengths,

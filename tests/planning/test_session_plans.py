@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -22,11 +22,12 @@ from steptime.planning.session_hits import (
     hold_seconds,
     tokens_used_within,
 )
-from steptime.planning.session_plan import Trial, next_share, plan_sessions
+from steptime.planning.session_plan import Trial, load_wait, next_share, plan_sessions, plan_turns
 from steptime.questions.plan_question import solve
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.workload.sessions import PRESETS, Sessions, as_workload, draw_sessions, held_share, mean_history
 from tests.cli.test_commands import run
+from tests.planning.test_session_truth import simulated
 
 CHAT, AGENT = PRESETS["chat"], PRESETS["agent"]
 # Two turns on average of 1,000 tokens; the next one comes after 10 s on average. Answers take no time.
@@ -118,7 +119,8 @@ def test_hits_are_those_of_the_tiers_of_the_simulator(sessions, rate, answer, si
     """Within 3 points of all prompt tokens, for one tier and for two."""
     traffic = draw_sessions(sessions, rate=rate, requests=30_000, longest=131_072).turns.traffic(answer)
     prompt, width = as_workload(sessions, 0, 131_072).input_tokens, 1000.0
-    turns = flow(sessions, rate, answer, longest=131_072)
+    # Histories are in no tier while an answer is made.
+    turns = flow(sessions, rate, longest=131_072)
     for size in sizes:
         tiers = tuple(Tier(name=name, capacity=size * width, bandwidth=1e15) for name in ("hbm", "host"))
         measured = [tier.hit_share for tier in use_cache(Cache(tiers=tiers), traffic, pace(), bytes_per_token=width).by_tier]
@@ -126,15 +128,14 @@ def test_hits_are_those_of_the_tiers_of_the_simulator(sessions, rate, answer, si
 
 
 def test_hits_are_those_of_a_whole_simulation():
-    """Answers take as long as the simulation says, and turns wait for them."""
+    """Turns wait for their answers, in which their history is in no tier."""
     traffic = draw_sessions(CHAT, rate=5, requests=10_000)
     width = cached_token_bytes(st.load_model(MODEL))
     for size in (2e5, 8e5, 3e6):
-        tiers = (Tier(name="hbm", capacity=size * width, bandwidth=1e15),)
+        sizes = {"hbm": 0.0, "host": size * width}
+        tiers = tuple(Tier(name=name, capacity=capacity, bandwidth=1e15) for name, capacity in sizes.items())
         result = st.simulate(MODEL, "hgx-h100", traffic, engine="vllm", cache=Cache(tiers=tiers))
-        took = result.requests["finish"] - result.requests["arrival"]
-        turns = flow(CHAT, 5.0, float(took.mean()), answer_spread=float(took.std() / took.mean()))
-        closed = found_tokens(size, turns) / as_workload(CHAT, 0).input_tokens
+        closed = found_tokens(size, flow(CHAT, 5.0)) / as_workload(CHAT, 0).input_tokens
         assert closed == pytest.approx(result.cache.hit_rate, abs=0.03)
 
 
@@ -147,15 +148,26 @@ def test_the_next_share_lies_between_too_small_and_too_large():
     assert next_share(None, Trial(0.8, -0.3), 0.5) == 0.5
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What a search of shares needs of a plan."""
+
+    share: float
+    feasible: bool = True
+    percentile: str = "mean"
+    requests_per_second: float = 1.0
+    evidence: str = "any"
+    session_run: None = None
+    sessions: Sessions | None = None
+
+
 def settled(monkeypatch, held):
     """Return the share of the plan where the tiers hold some function of it, and all shares that were planned."""
     asked = []
 
-    def make_plan(workload, limits, modes, quick):
-        asked.append((workload.cached_share, quick))
-        return SimpleNamespace(
-            feasible=True, percentile="mean", share=workload.cached_share, requests_per_second=1.0, evidence="any"
-        )
+    def make_plan(workload, limits, modes, turns):
+        asked.append((workload.cached_share, turns is None))
+        return Settled(share=workload.cached_share)
 
     def evaluate(deployment, *_, **__):
         return SimpleNamespace(hit_share=held(deployment.share), load_seconds=0.0)
@@ -163,7 +175,7 @@ def settled(monkeypatch, held):
     monkeypatch.setattr(session_plan, "evaluate_cache", evaluate)
     monkeypatch.setattr(session_plan, "with_loads", lambda deployment, *_: deployment)
     model, system = st.load_model(MODEL), st.load_system("hgx-h100")
-    return plan_sessions(make_plan, replace(CHAT, turns=10), st.Slo(), model=model, system=system, modes=("aggregated",)), asked
+    return plan_turns(make_plan, replace(CHAT, turns=10), st.Slo(), model=model, system=system, modes=("aggregated",)), asked
 
 
 @pytest.mark.parametrize("slope", [0.3, 1.0, 3.0])
@@ -273,7 +285,11 @@ def test_wrong_inputs_are_refused():
             solve({"model": MODEL, "system": "l40s-8", **more})
     model, system = st.load_model("mamba-2.8b"), st.load_system("hgx-h100")
     with pytest.raises(RangeError, match="KV cache that grows with tokens"):
-        plan_sessions(lambda *_: None, CHAT, st.Slo(), model=model, system=system, modes=("aggregated",))
+        plan_sessions(model, system, "chat")
+    with pytest.raises(UnknownName, match="did you mean chat"):
+        plan_sessions(MODEL, system, "chta")
+    with pytest.raises(RangeError, match="histories of sessions are on one system"):
+        plan_sessions(MODEL, system, "chat", prefill_system="l40s-8")
 
 
 def test_the_command_says_what_holds_the_cached_tokens():
@@ -301,3 +317,57 @@ def test_one_pool_with_more_evidence_goes_before_two_that_are_cheaper():
 def test_a_negative_capacity_of_a_tier_is_refused():
     with pytest.raises(RangeError, match=r"prefix_cache: host must be at least 0 B"):
         solve({"model": "llama-3.1-70b", "system": "hgx-h100", "sessions": "chat", "prefix_cache": "host=-1TB"})
+
+
+def test_loads_wait_for_each_other_on_a_link():
+    """Half of the time busy with loads of 0.2 s that are all equal: M/D/1 has a wait of 0.5 / (2 x 0.5) of a load."""
+    assert load_wait(2.5, 0.2, 1.0) == pytest.approx(0.1)
+    # Exponential loads wait twice as long.
+    assert load_wait(2.5, 0.2, 2.0) == pytest.approx(0.2)
+    assert load_wait(0.0, 0.2, 1.0) == 0
+
+
+def test_the_python_name_gives_the_plan_of_the_question():
+    ours = planned(chips=1)
+    named = st.plan_sessions(
+        MODEL, "l40s-8", "chat", st.Slo(speed=20, ttft=3), chips=1, alternatives=False, elasticities=False, diagnostics=False
+    )
+    assert named.requests_per_second == pytest.approx(ours.requests_per_second, rel=1e-9)
+    assert named.session_cache == ours.session_cache
+    assert named.session_cache.is_replayed
+
+
+def test_a_context_that_ends_sessions_lowers_the_mean_turns():
+    cache = planned(sessions=10_000, chips=1, speed=5, ttft=60).session_cache
+    # Turns of 737 tokens within 131,072 tokens.
+    assert cache.mean_turns == pytest.approx(131_072 // 737, rel=0.02)
+    assert cache.sessions.turns == 10_000
+
+
+@pytest.mark.parametrize("host", [20, 60])
+def test_a_simulation_keeps_what_a_plan_states(host):
+    """Where tiers barely hold the sessions in progress, the rate of a plan is one that they keep."""
+    asked = {"model": MODEL, "system": "l40s-8", "sessions": "chat", "speed": 20, "ttft": 3, "chips": 1}
+    asked |= {"prefix_cache": f"host={host}GB", "mode": "aggregated"}
+    deployment = solve(asked, diagnostics=False)
+    run = simulated(asked, deployment)
+    assert run.answers.verdict != "OVERLOADED"
+    assert run.answers.tpot.p90 == pytest.approx(deployment.tpot, rel=0.07)
+    assert run.answers.ttft.p90 == pytest.approx(deployment.ttft, rel=0.2)
+    tiers = {tier.name: tier.hit_share for tier in deployment.session_cache.tiers}
+    for tier in run.cache.by_tier:
+        assert tier.hit_share == pytest.approx(tiers[tier.name], abs=0.04)
+
+
+def test_a_replay_of_a_plan_for_sessions_serves_sessions():
+    shown = json.loads(run(f"plan {MODEL} l40s-8 --speed 20 --ttft 3 --chips 1 --sessions chat --simulate --json").stdout)
+    assert "sessions" in shown["simulated"]["simulation"]["traffic"]["name"] if "simulation" in shown["simulated"] else True
+    assert shown["simulated"]["good"]
+    assert shown["simulated"]["requests_per_s"] >= 0.9 * shown["simulated"]["planned_requests_per_s"]
+
+
+def test_an_infeasible_plan_for_sessions_assumes_no_hits():
+    refused = run(f"plan {MODEL} l40s-8 --speed 20 --ttft 0.001 --chips 1 --sessions chat")
+    assert refused.returncode == 1
+    assert "assumed" not in refused.stdout
+    assert "--prefix-cache" in refused.stdout

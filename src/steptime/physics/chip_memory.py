@@ -301,8 +301,8 @@ def cache_parts(model: Model, layout: Layout) -> Number:
     [8, 1]
     """
     on_chip = cache_per_sequence(model, 1 << 14, layout) - cache_per_sequence(model, 1 << 13, layout)
-    whole = cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)
-    return np.where(np.asarray(on_chip) > 0, whole / np.maximum(on_chip, 1e-300), 1.0)
+    in_all = cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)
+    return np.where(np.asarray(on_chip) > 0, in_all / np.maximum(on_chip, 1e-300), 1.0)
 
 
 def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number:

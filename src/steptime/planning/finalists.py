@@ -284,10 +284,10 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
         for durations, seeds in ((FIRST_DURATIONS, CONFIRM_SEEDS[:1]), (DURATIONS, CONFIRM_SEEDS)):
             expected = run.rate, run.mean_ttft, run.mean_tpot
             loops = [_loop(case, finalist.pools, *expected, seed=seed, durations=durations) for seed in seeds]
-            kept = confirmed(loops, run, limits, case.percentile, least)
-            if kept is None:
+            confirmed_run = confirmed(loops, run, limits, case.percentile, least)
+            if confirmed_run is None:
                 return None
-            run = kept
+            run = confirmed_run
         return replace(finalist, run=run)
     in_flight = run.rate * (run.mean_ttft + float(case.workload.output_tokens) * run.mean_tpot)
     # Where no chips can be moved to a prefill pool, it is often nearly saturated, and its queue settles slowly.

@@ -290,9 +290,10 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
     in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
     if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
         soonest = min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in in_time)
+        cache = "a prefix cache (--cached)" if case.turns is None else "larger tiers (--prefix-cache)"
         return (
             f"no layout on {chips} gives a first token within {first}; the earliest comes after {show(soonest, 's')}. Use "
-            "more chips, shorter prompts, or a prefix cache (--cached)"
+            f"more chips, shorter prompts, or {cache}"
         )
     soonest = float(np.min(ttft[fits & (tpot <= case.slo.tpot)]))
     with_speed = show(soonest, "s")

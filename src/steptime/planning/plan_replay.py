@@ -242,5 +242,5 @@ def _serve_sessions(
     longest = float(model.max_context)
     seconds = REPLAY_DURATIONS * mean_turns(sessions, longest) * sessions.think_time
     count = int(min(max(requests, rate * seconds), MOST_TURNS))
-    drawn = draw_sessions(sessions, rate=rate, requests=count, longest=longest, seed=seed)
-    return simulate(model, system, drawn, **settings)
+    traffic = draw_sessions(sessions, rate=rate, requests=count, longest=longest, seed=seed)
+    return simulate(model, system, traffic, **settings)

@@ -1,7 +1,7 @@
 """Runs of a deployment under sessions: turns, their prefix cache in tiers, and the loop that serves them.
 
-A plan for sessions is confirmed with these runs. Where tiers hold little more than the sessions in progress, lost histories slow
-prefill, longer answers keep more sessions in progress, and these lose more histories. Means do not show whether that ends.
+A plan for sessions is confirmed with these runs. Where tiers hold little more than the sessions in progress, lost histories
+slow prefill, longer answers keep more sessions in progress, and these lose more histories. Means do not show whether that ends.
 
 Every session stays with its replica. Replicas that prefill and decode are therefore independent, and one of them is served.
 """
@@ -90,7 +90,14 @@ class SessionLoop(Loop):
         self.count = int(np.clip(rate * self.read_share * seconds, *TURNS))
 
     def run(
-        self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0, *, always_decode: bool = False
+        self,
+        rate: float,
+        slo: Slo,
+        percentile: str,
+        tpot: float,
+        ttft: float = 0.0,
+        *,
+        always_decode: bool = False,  # noqa: ARG002
     ) -> Run:
         """Serve turns at a rate.
 
@@ -105,7 +112,7 @@ class SessionLoop(Loop):
         Returns:
             The figures, with what the turns found in the prefix cache.
         """
-        drawn = draw_sessions(
+        traffic = draw_sessions(
             self.turns.sessions, rate=rate * self.read_share, requests=self.count, longest=float(self.whole_model.max_context),
             seed=self.seed,
         )  # fmt: skip
@@ -125,11 +132,11 @@ class SessionLoop(Loop):
             outcome = self._serve(came, use, started)
             return (use, outcome), self._visible(outcome[0]), outcome[2][0][3]
 
-        _, ((use, outcome), _) = serve_turns(drawn, once, ttft + drawn.turns.outputs * tpot, most_runs=MOST_RUNS)
+        _, ((use, outcome), _) = serve_turns(traffic, once, ttft + traffic.turns.outputs * tpot, most_runs=MOST_RUNS)
         shares = {tier.name: tier.hit_share for tier in use.by_tier}
-        return replace(
-            self._figures(*outcome, rate, slo, percentile), session=SessionRun(shares, float(np.mean(use.load)))
-        )
+        requests, ends, queues, busy = outcome
+        run = self._figures(requests, ends, queues, busy, rate, slo, percentile)
+        return replace(run, session=SessionRun(shares, float(np.mean(use.load))))
 
     def _serve(self, came: Traffic, use: CacheUse, started: Traffic) -> tuple[Any, ...]:
         """Return the turns after all pools, ends of the requests of the start, queues, and shares of time at work."""

@@ -10,9 +10,9 @@ histories are in real tiers (`session_loop`). It lowers their rate until the lim
 progress, also at a slightly higher rate. The plan states what these runs show.
 
 The HBM of a replica holds what its turns in progress leave. A history is in use until the end of its answer, and again after
-the think time. Host memory and disks belong to the chips of the replica. A tier is used where a load is faster than prefill, and
-no more than its bandwidth allows. A load delays the first token of its request, and not other requests. Every session stays with
-its replica.
+the think time. Host memory and disks belong to the chips of the replica. A tier is used where a load is faster than prefill,
+and no more than its bandwidth allows. A load delays the first token of its request, and not other requests. Every session stays
+with its replica.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ ENOUGH: Final = 0.95
 TOO_SLOW = "prefill is faster than a load"
 UNSETTLED = "the tiers hold fewer histories than each plan counts"
 
-# Function that makes a plan from requests, limits and modes. The last argument has the sessions that confirm it; None asks for a
-# quick plan.
+# Function that makes a plan from requests, limits and modes. The last argument has the sessions that confirm it; None asks for
+# a quick plan.
 Planner = Callable[[Workload, Slo, tuple[str, ...], SessionCase | None], Plan]
 
 
@@ -72,8 +72,8 @@ class Trial(NamedTuple):
 class Replica(NamedTuple):
     """What a replica that prefills gets: turns per second, KV cache per token [B], and mean prompt [tokens].
 
-    `parts` is the number of chips among which the cache of a request is divided, and `ranks` that of data-parallel ranks, each of
-    which has its links.
+    `parts` is the number of chips among which the cache of a request is divided, and `ranks` that of data-parallel ranks, each
+    of which has its links.
     """
 
     rate: float
@@ -176,9 +176,7 @@ def plan_sessions(
         if settings.get(name) is not None:
             raise RangeError(f"{name}: histories of sessions are on one system; leave out {name}, or sessions")
     model, system = resolve_model(model), resolve_system(system)
-    runs_on = anchored(
-        engine_for(system, settings.get("engine")), settings.get("anchor"), model=model.name, system=system.name
-    )
+    runs_on = anchored(engine_for(system, settings.get("engine")), settings.get("anchor"), model=model.name, system=system.name)
     modes = settings.get("modes", MODES)
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     effects = ("alternatives", "elasticities", "diagnostics", "front")
@@ -546,8 +544,8 @@ def _tier_hits(replica: Replica, tier: MemoryTier, size: float, reason: str, *, 
 def load_wait(rate: float, load: float, square_ratio: float) -> float:
     r"""Return the mean wait of a load for the loads before it on the link of a data-parallel rank.
 
-    This is the formula of Pollaczek and Khinchine for a queue M/G/1: $W = \lambda E[L^2] / 2(1 - \lambda E[L])$. The loop has the
-    same link, on which loads wait for each other (`event_loop.arrive`).
+    This is the formula of Pollaczek and Khinchine for a queue M/G/1: $W = \lambda E[L^2] / 2(1 - \lambda E[L])$. The loop has
+    the same link, on which loads wait for each other (`event_loop.arrive`).
 
     Args:
         rate: Requests of the rank [requests/s].

@@ -93,8 +93,9 @@ CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)
 STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASS = range(10)
 # Columns of Replicas.seconds.
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
-# Columns of a data-parallel rank in Replicas.ranks. LINK_FREE is when its link to slower memory has no more loads [s]. The three
-# before ENDS are those of the step in progress. From ENDS on, they count requests that end with a step under way, by its turn.
+# Columns of a data-parallel rank in Replicas.ranks. LINK_FREE is when its link to slower memory has no more loads [s]. The
+# three before ENDS are those of the step in progress. From ENDS on, they count requests that end with a step under way, by its
+# turn.
 QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, LINK_FREE = range(5)
 TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK, ENDS = range(5, 9)
 # Columns of further rows of Replicas.ranks: when a stage is free, and when a step under way leaves the last stage [s].

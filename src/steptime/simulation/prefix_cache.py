@@ -114,9 +114,7 @@ def cache_with_capacities(
         )
     return Cache(
         tiers=tuple(
-            Tier(
-                name=name, capacity=sizes[name], bandwidth=parts * float(tier.bandwidth), latency=float(tier.latency or 0.0)
-            )  # fmt: skip
+            Tier(name=name, capacity=sizes[name], bandwidth=parts * float(tier.bandwidth), latency=float(tier.latency or 0.0))
             for name, tier in tiers.items()
             if name in sizes
         )
@@ -238,7 +236,8 @@ def use_cache(
         blocks = min(int(room // traffic.block_tokens), 1 << 40) if np.isfinite(room) else 1 << 40
         look_up_turns(traffic, capacity, costs, results, room=blocks, answer_share=answer_share)
     # Turns before the run fill the tiers; what they find does not count.
-    cached, load, skipped, replica, hits = (rows[count - n :] for rows in (cached, load, skipped, replica, hits))
+    cached, load, skipped = cached[count - n :], load[count - n :], skipped[count - n :]
+    replica, hits = replica[count - n :], hits[count - n :]
 
     # The compiled loop has filled the arrays in place.
     tokens = hits.sum(axis=0) * traffic.block_tokens

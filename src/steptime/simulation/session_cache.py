@@ -1,11 +1,12 @@
 """Prefix cache of sessions over memory tiers: which leading blocks of the history of a turn are cached.
 
-Each replica has tiers, fastest first, with least-recently-used eviction; what a tier evicts moves to the front of the next one.
-Engines evict the end of a history first. The blocks of a session in a tier are therefore one segment, and counts stand for blocks.
+Each replica has tiers, fastest first, with least-recently-used eviction. What a tier evicts moves to the front of the next.
+Engines evict the end of a history first. The blocks of a session in a tier are therefore one segment, and counts stand for
+blocks.
 The system prompt of all sessions is a segment too.
 
-A turn has its blocks to itself from its arrival to the end of its answer. They are then in no tier, and the memory of the chips
-has as much less room for others. After the answer, all of them are the most recently used ones of the first tier, answers
+A turn has its blocks to itself from its arrival to the end of its answer. They are then in no tier, and the memory of the
+chips has as much less room for others. After the answer, all of them are the most recently used ones of the first tier, answers
 included. This is the block pool of vLLM: blocks of running requests have references, and free ones are evicted in the order in
 which they were freed (https://docs.vllm.ai/en/latest/design/prefix_caching.html).
 """
@@ -129,14 +130,14 @@ def _cached_blocks(count: Any, r: int, s: int, shared: int) -> int:
 @entry
 def _serve_events(
     events: Any, session: Any, inputs: Any, owned: Any, total: Any, shared: int, room: int, capacity: Any, limits: Any,
-    taken: Any, count: Any, links: Any, size: Any, block: int, bandwidth: Any, latency: Any, block_bytes: float, row: float,
+    in_use: Any, count: Any, links: Any, size: Any, block: int, bandwidth: Any, latency: Any, block_bytes: float, row: float,
     pair: float, aware: bool, replicas: int, replica: Any, hits: Any, written: Any, cached: Any, load: Any, skipped: Any,
     computed_tokens: Any,
 ) -> None:  # fmt: skip
     """Look up every turn when it arrives, and insert its blocks when its answer ends.
 
     `events` are in order of time: turn i arrives with number i, and ends with number i + n. `owned` are the blocks that a turn
-    has to itself on average, and `total` those after its answer. `taken` are the blocks of all turns in progress.
+    has to itself on average, and `total` those after its answer. `in_use` are the blocks of all turns in progress.
     """
     n, prompt, work = len(inputs), count.shape[1] - 1, 0.0
     for e in events:
@@ -154,8 +155,8 @@ def _serve_events(
         r = replica[i]
 
         # What turns in progress leave is room of the first tier.
-        taken[r] += -owned[i] if ends else owned[i]
-        limits[r, 0] = max(0, min(capacity[0], room - taken[r]))
+        in_use[r] += -owned[i] if ends else owned[i]
+        limits[r, 0] = max(0, min(capacity[0], room - in_use[r]))
         if ends:
             _to_front(count, links, size, r, s, 0, total[i])
             written[0] += max(0, total[i] - hits[i, 0]) if limits[r, 0] > 0 else 0
@@ -163,11 +164,11 @@ def _serve_events(
             continue
 
         # A slower tier is used up to the first block that is faster to compute than to load. One token is left to compute.
-        most, place, loads, is_slow = (inputs[i] - 1) // block, 0, 0, False
+        prompt_blocks, place, loads, is_slow = (inputs[i] - 1) // block, 0, 0, False
         for part in range(2):
             item = s if part else prompt
             for t in range(count.shape[2]):
-                blocks = min(count[r, item, t], most - place)
+                blocks = min(count[r, item, t], prompt_blocks - place)
                 if blocks <= 0:
                     continue
                 if t > 0 and not is_slow:

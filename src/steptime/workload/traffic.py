@@ -35,8 +35,8 @@ class Traffic(Result):
     `arrival` is in s, `inputs` and `outputs` in tokens. `rank` is the class of priority, 0 first. `clients`
     counts the clients of a closed loop, each with one request in flight. It is 0 in an open loop. `blocks`
     has the hashes of prompt blocks of `block_tokens` each; request i has those from `starts[i]` to `starts[i
-    + 1]`. Turns of sessions are numbered by `turn` in `turns`. Each uses its blocks until `release` [s], and `earlier` are those
-    before the run, which arrive before 0 s.
+    + 1]`. Turns of sessions are numbered by `turn` in `turns`. Each uses its blocks until `release` [s], and `earlier` are
+    those before the run, which arrive before 0 s.
     """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {

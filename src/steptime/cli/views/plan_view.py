@@ -335,12 +335,12 @@ def _sessions(plan: Plan) -> list[Text]:
         return []
     s = cache.sessions
     turns = float(f"{cache.mean_turns:.3g}")
-    asked = f" ({s.turns:,.3g} asked, the context of the model ends them)" if turns < 0.95 * s.turns else ""
+    note = f" ({s.turns:,.3g} asked, the context of the model ends them)" if turns < 0.95 * s.turns else ""
     prompt = f", system prompt of {s.system_prompt:,.0f} tokens" if s.system_prompt else ""
     words = (
-        f"Sessions: {turns:,.3g} {'turn' if turns == 1 else 'turns'} on average{asked} of {s.input_tokens:,.0f} new tokens in and "
-        f"{s.output_tokens:,.0f} out, think time {show(s.think_time, 's')}{prompt}; {in_digits(cache.sessions_in_progress)} in "
-        "progress."
+        f"Sessions: {turns:,.3g} {'turn' if turns == 1 else 'turns'} on average{note} of {s.input_tokens:,.0f} new tokens in "
+        f"and {s.output_tokens:,.0f} out, think time {show(s.think_time, 's')}{prompt}; "
+        f"{in_digits(cache.sessions_in_progress)} in progress."
     )
     served = " when turns are served one by one" if cache.is_replayed else ""
     text = f"Prefix cache: {cache.hit_share:.1%} of prompt tokens are found{served}, of {cache.held_share:.1%} that repeat."
