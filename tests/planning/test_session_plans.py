@@ -116,7 +116,7 @@ def pace():
     ],
 )
 def test_hits_are_those_of_the_tiers_of_the_simulator(sessions, rate, answer, sizes):
-    """Within 3 points of all prompt tokens, for one tier and for two."""
+    """Within 4 points of all prompt tokens, for one tier and for two."""
     traffic = draw_sessions(sessions, rate=rate, requests=30_000, longest=131_072).turns.traffic(answer)
     prompt, width = as_workload(sessions, 0, 131_072).input_tokens, 1000.0
     # Histories are in no tier while an answer is made.
@@ -124,7 +124,7 @@ def test_hits_are_those_of_the_tiers_of_the_simulator(sessions, rate, answer, si
     for size in sizes:
         tiers = tuple(Tier(name=name, capacity=size * width, bandwidth=1e15) for name in ("hbm", "host"))
         measured = [tier.hit_share for tier in use_cache(Cache(tiers=tiers), traffic, pace(), bytes_per_token=width).by_tier]
-        assert find_hits([size, size], turns).tokens / prompt == pytest.approx(measured, abs=0.03)
+        assert find_hits([size, size], turns).tokens / prompt == pytest.approx(measured, abs=0.04)
 
 
 def test_hits_are_those_of_a_whole_simulation():

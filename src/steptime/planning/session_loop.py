@@ -30,7 +30,7 @@ from steptime.workload.workload import Slo, decode_steps
 # also fit when there are many. As many turns fill the prefix cache before.
 FIRST_DURATIONS, DURATIONS = 8.0, 40.0
 # Fewest and most turns of a run, and most runs until arrivals agree with the answers before them, whose mean is expected.
-TURNS: Final = (4000, 60_000)
+TURNS: Final = (4000, 30_000)
 MOST_RUNS: Final = 4
 # Factor on the rate of the run that confirms it from above: the histories that a surge loses must not stay lost.
 SURGE: Final = 1.1

@@ -10,7 +10,7 @@ With $m$ turns on average, a request has $m - 1$ turns before it on average, bec
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -347,8 +347,13 @@ def draw_sessions(
     session, think, inputs, new, outputs = session[fits], think[fits], inputs[fits], new[fits], outputs[fits]
     start = arrivals(rate * count / len(session), count, random, kind=kind, burst=burst)
 
-    return DrawnTurns(
+    turns_drawn = DrawnTurns(
         session=session, start=start[session], think=think, inputs=inputs, new=new, outputs=outputs,
         shared_blocks=round(sessions.system_prompt) // BLOCK, ramp=ramp, served=requests,
         name=f"sessions at {rate:g} requests/s",
-    ).traffic()  # fmt: skip
+    )  # fmt: skip
+    # The number of turns in a time depends on those of few sessions. The sample has the rate that is asked for.
+    sample = turns_drawn.traffic(SECONDS_PER_TOKEN * outputs).rate
+    if rate > 0 and math.isfinite(sample):
+        turns_drawn = replace(turns_drawn, start=turns_drawn.start * (sample / rate))
+    return turns_drawn.traffic()
