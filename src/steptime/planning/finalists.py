@@ -23,7 +23,7 @@ from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, T
 from steptime.planning.plan_search import LEAST_CHUNK, LEAST_USUAL_CHUNK, best_of_families, chunk_sizes, fitting, ranking
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.refinement import evaluate_occupancy, first_token_of, matched_rate
-from steptime.planning.session_loop import DURATIONS, FIRST_DURATIONS, SessionLoop
+from steptime.planning.session_loop import FIRST_TURNS, TURNS, SessionLoop
 from steptime.planning.simulated_rate import (
     ACCURACY,
     CONFIRM_FACTORS,
@@ -246,10 +246,10 @@ def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) ->
 
 
 def _loop(
-    case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft: float, tpot: float, *, durations: float = 0.0,
+    case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft: float, tpot: float, *, count: int = 0,
     **settings: Any,
 ) -> Loop:  # fmt: skip
-    """Return the loop of some pools, given their expected rate and times; with durations of sessions, it serves their turns."""
+    """Return the loop of some pools, given their expected rate and times; with a count of turns, it serves sessions."""
     deployment = Deployment(
         model=case.model,
         system=case.system,
@@ -261,8 +261,8 @@ def _loop(
     )
     tokens = float(decode_steps(case.workload, case.speculation)) * float(case.speculation.acceptance)
     lifetime = min(ttft, case.limits.ttft) + tokens * tpot
-    if case.turns is not None and durations:
-        return SessionLoop(deployment, rate, lifetime, case.turns, durations, memo=case.memo, **settings)
+    if case.turns is not None and count:
+        return SessionLoop(deployment, rate, lifetime, case.turns, count, memo=case.memo, **settings)
     return Loop(deployment, rate, lifetime, memo=case.memo, **settings)
 
 
@@ -281,9 +281,9 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     if case.turns is not None:
         # The search leaves time for loads, which runs with sessions contain. Short runs find where a long one begins.
         limits = replace(limits, ttft=limits.ttft + case.turns.load)
-        for durations, seeds in ((FIRST_DURATIONS, CONFIRM_SEEDS[:1]), (DURATIONS, CONFIRM_SEEDS)):
+        for count, seeds in ((FIRST_TURNS, CONFIRM_SEEDS[:1]), (TURNS, CONFIRM_SEEDS)):
             expected = run.rate, run.mean_ttft, run.mean_tpot
-            loops = [_loop(case, finalist.pools, *expected, seed=seed, durations=durations) for seed in seeds]
+            loops = [_loop(case, finalist.pools, *expected, seed=seed, count=count) for seed in seeds]
             confirmed_run = confirmed(loops, run, limits, case.percentile, least)
             if confirmed_run is None:
                 return None

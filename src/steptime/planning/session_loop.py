@@ -22,15 +22,14 @@ from steptime.planning.simulated_rate import Deployment, Loop, Run, busy_share, 
 from steptime.simulation.prefix_cache import ANSWER_SHARE, Cache, CacheUse, cache_with_capacities, use_cache
 from steptime.simulation.replica_pools import serve
 from steptime.simulation.session_turns import serve_turns
-from steptime.workload.sessions import draw_sessions, mean_turns
+from steptime.workload.sessions import draw_sessions
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import Slo, decode_steps
 
-# Mean durations of a session for which turns arrive, in a first run and in one that confirms: the sessions in progress must
-# also fit when there are many. As many turns fill the prefix cache before.
-FIRST_DURATIONS, DURATIONS = 8.0, 40.0
-# Fewest and most turns of a run, and most runs until arrivals agree with the answers before them, whose mean is expected.
-TURNS: Final = (4000, 30_000)
+# Turns of a first run and of one that confirms. The second must be long: the sessions in progress must also fit when there are
+# many, and tiers that lost them do not recover. As many turns fill the prefix cache before. At most that many runs follow each
+# other until arrivals agree with the answers before them.
+FIRST_TURNS, TURNS = 6000, 30_000
 MOST_RUNS: Final = 4
 # Factor on the rate of the run that confirms it from above: the histories that a surge loses must not stay lost.
 SURGE: Final = 1.1
@@ -64,14 +63,14 @@ class SessionLoop(Loop):
         rate: Expected rate of turns of the deployment [requests/s], which gives the length of a run.
         lifetime: Expected lifetime of a request [s].
         turns: Sessions, and capacities of their prefix cache.
-        durations: Mean durations of a session for which turns arrive.
+        count: Turns of a run.
         settings: Further arguments of `Loop`.
     """
 
     above = SURGE
 
     def __init__(
-        self, deployment: Deployment, rate: float, lifetime: float, turns: SessionCase, durations: float, **settings: Any
+        self, deployment: Deployment, rate: float, lifetime: float, turns: SessionCase, count: int, **settings: Any
     ) -> None:
         super().__init__(deployment, rate, lifetime, **settings)
         self.turns = turns
@@ -85,9 +84,7 @@ class SessionLoop(Loop):
             self.reader = self.reader._replace(replicas=self.readers)
         self.parts, self.share, self.read_share = 1, 1 / self.shares, 1 / self.shares
         self.cache = replica_cache(turns, deployment.model, deployment.system, first)
-        per_session = mean_turns(turns.sessions, float(deployment.model.max_context))
-        seconds = durations * per_session * (turns.sessions.think_time + self.lifetime)
-        self.count = int(np.clip(rate * self.read_share * seconds, *TURNS))
+        self.count = count
 
     def run(
         self,
