@@ -215,7 +215,7 @@ def test_larger_tiers_find_more_and_cost_less():
     # Half a block of each prompt is computed again.
     assert shares[-1] == pytest.approx(held_share(CHAT), abs=0.012)
     for plan in plans:
-        assert abs(plan.session_cache.hit_share - plan.workload.cached_share) < 0.05
+        assert abs(plan.session_cache.hit_share - plan.workload.cached_share) < 0.08
 
 
 def test_a_longer_think_time_needs_more_memory():
