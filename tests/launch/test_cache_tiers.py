@@ -25,8 +25,8 @@ def tier(name: str, capacity: float, why_unused: str = "") -> TierHits:
 
 def with_tiers(plan, *tiers: TierHits):
     cache = SessionCache(
-        sessions=SESSIONS, sessions_in_progress=10.0, held_share=0.8, hit_share=0.6, tiers=(tier("hbm", 1e9), *tiers),
-        load_seconds=0.0, needed_bytes=1e12, needed_tier="host",
+        sessions=SESSIONS, mean_turns=3.0, sessions_in_progress=10.0, held_share=0.8, hit_share=0.6, is_replayed=False,
+        tiers=(tier("hbm", 1e9), *tiers), load_seconds=0.0, needed_bytes=1e12, needed_tier="host",
     )  # fmt: skip
     return replace(plan, session_cache=cache)
 

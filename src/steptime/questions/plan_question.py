@@ -391,8 +391,8 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         from steptime.planning.session_plan import plan_sessions
 
         capacities = read_tier_capacities(inputs.prefix_cache, system) if inputs.prefix_cache else None
-        drawn = inputs.drawn_sessions(inputs.input, inputs.output, inputs.spread, inputs.output_spread)
-        deployment = plan_sessions(model, system, drawn, inputs.slo(), prefix_cache=capacities, **arguments, **effects)
+        sessions = inputs.drawn_sessions(inputs.input, inputs.output, inputs.spread, inputs.output_spread)
+        deployment = plan_sessions(model, system, sessions, inputs.slo(), prefix_cache=capacities, **arguments, **effects)
     else:
         deployment = plan(model, system, workload, inputs.slo(), **arguments, **effects)
     trace = values.get("trace")
