@@ -17,8 +17,9 @@ from the steps of `physics.step` on random points of the range in use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -287,17 +288,39 @@ def sample_pace(
     runs_on = engine_for(system, engine)
     settings = {"layout": layout, "engine": runs_on, "drafts": query - 1, "has_draft_term": False}
 
-    # Each coefficient comes from its own sample of steps.
-    decode, slope = _decode_coefficients(model, system, settings, max_num_seqs, np.linspace(low, high, 5))
-    rows = _prefill_seconds(model, system, settings, int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
+    # Each coefficient comes from its own sample of steps; they are evaluated together.
+    groups, tokens = int(layout.dp), _knots(int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
+    overlaps, budget = bool(layout.microbatches > layout.pp), max_num_batched_tokens * groups
     # Collectives that overlap with operators can hide attention, so that it is sampled without them.
-    overlaps = layout.microbatches > layout.pp
     without_links = _without_links(system) if overlaps else system
-    pair, key = _attention_coefficients(model, without_links, settings, max_num_batched_tokens * int(layout.dp), high)
-    groups = int(layout.dp)
-    rank_rows, shared = (
-        _rank_and_shared_seconds(model, (system, without_links), settings, len(rows) - 1) if groups > 1 else (None, None)
-    )
+    samples = {
+        "decode": (model, system, {"batch": _knots(max_num_seqs)[:, None], "context": np.linspace(low, high, 5)}),
+        "even": (model, system, {"tokens": tokens / groups, "prompts": groups}),
+        "even operators": (model, without_links, {"tokens": tokens / groups, "prompts": groups}),
+        "attention": (model, without_links, _chunks_of_prompts(budget / groups, groups, high)),
+        "late": (model, system, {"tokens": max_num_batched_tokens, "prompts": groups}),
+    }
+    if groups > 1:
+        samples["full"] = (model, without_links, {"tokens": tokens, "prompts": groups})
+    if has_mixed_steps:
+        # Collectives would hide attention of prompts.
+        model_of_rows = _without_prompt_attention(model) if overlaps else model
+        mixed = _mixed_sizes(max_num_seqs, budget, groups, (low + high) / 2)
+        for name, at in (("", system), (" operators", without_links)):
+            samples["mixed" + name] = (model_of_rows, at, mixed)
+            samples["mixed decode" + name] = (model_of_rows, at, {key: mixed[key] for key in ("batch", "context")})
+    times = _sampled(samples, settings)
+    decode, slope = _decode_coefficients(*(samples["decode"][2][name] for name in ("batch", "context")), times["decode"].total)
+    even = times["even"].total - times["even"].attention
+    rows = _interpolate(even, tokens)
+    pair, key = _attention_coefficients(samples["attention"][2], times["attention"])
+    rank_rows = shared_rows = None
+    if groups > 1:
+        # Where collectives of one micro-batch overlap with operators of another, a rank has its operators, and the rest of
+        # an even pass is shared.
+        operators, full = times["even operators"], times["full"]
+        shared = even - (operators.total - operators.attention - operators.shared) if overlaps else operators.shared
+        rank_rows, shared_rows = _interpolate(full.total - full.attention - full.shared, tokens), _interpolate(shared, tokens)
     pace = Pace(
         decode=decode,
         context=slope,
@@ -305,8 +328,9 @@ def sample_pace(
         pair=pair,
         key=key,
         rank_rows=rank_rows,
-        shared_rows=shared,
-        late=_pipeline_latency_share(model, system, settings, max_num_batched_tokens) if layout.pp > 1 else 0.0,
+        shared_rows=shared_rows,
+        # A prompt's time beyond its pass.
+        late=float(times["late"].latency / times["late"].total) - 1 if layout.pp > 1 else 0.0,
         groups=groups,
         before=float(runs_on.scheduler.seconds_before_queue),
         before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
@@ -316,13 +340,11 @@ def sample_pace(
 
     # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
     if has_mixed_steps:
-        joint, slack = _joint_factors(
-            model, (system, without_links), settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups
-        )
+        joint, slack = _joint_factors(pace, mixed, times, overlaps=overlaps)
         pace = replace(pace, joint=joint, slack=slack if overlaps else None)
     if not check:
         return with_first_tokens(pace, ttft_factor(runs_on))
-    errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
+    errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, budget)
     return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), ttft_factor(runs_on))
 
 
@@ -332,52 +354,56 @@ def _knots(last: int, dense: int = 64) -> Any:
     return np.unique(np.minimum(np.concatenate([np.arange(1, dense + 1), np.round(far)]), last)).astype(np.int64)
 
 
-def _decode_coefficients(model: Model, system: System, settings: Any, max_batch: int, contexts: Any) -> tuple[Any, Any]:
-    """Return decode step time at no context, and per token of total context, by batch."""
-    batch = _knots(max_batch)
-    times = drafted_step(model, system, batch=batch[:, None], context=contexts, **settings, parts=False).total
+class _Times(NamedTuple):
+    """Seconds of steps: all, attention, work that data-parallel ranks share, and from the first to the last micro-batch."""
 
+    total: Any
+    attention: Any
+    shared: Any
+    latency: Any
+
+
+def _sampled(samples: Mapping[str, tuple[Model, System, dict[str, Any]]], settings: Any) -> dict[str, _Times]:
+    """Return the times of samples of steps, by name.
+
+    Samples of one model and system are one call, which takes as long as the evaluation of a thousand steps.
+    """
+    names = ("batch", "context", "prompts", "tokens", "prefix")
+    together: dict[tuple[int, int, bool], list[str]] = {}
+    for name, (model, system, sizes) in samples.items():
+        # Layers that draft run also where only some of the points decode.
+        decodes = bool(settings["drafts"]) and "batch" in sizes
+        together.setdefault((id(model), id(system), decodes), []).append(name)
+    times = {}
+    for members in together.values():
+        model, system, _ = samples[members[0]]
+        grids = [np.broadcast_arrays(*(samples[member][2].get(name, 0) for name in names)) for member in members]
+        points = (np.concatenate([grid[place].ravel() for grid in grids]) for place in range(len(names)))
+        step = drafted_step(model, system, **dict(zip(names, points, strict=True)), **settings)
+        nothing = np.zeros(step.total.shape)
+        shared = sum((step.terms[name] for name in SHARED_TERMS if name in step.terms), nothing)
+        columns = (step.total, step.terms.get("attention", nothing), shared, step.latency)
+        ends = np.cumsum([grid[0].size for grid in grids])[:-1]
+        parts = zip(*(np.split(column, ends) for column in columns), strict=True)
+        for member, grid, part in zip(members, grids, parts, strict=True):
+            times[member] = _Times(*(seconds.reshape(grid[0].shape) for seconds in part))
+    return times
+
+
+def _decode_coefficients(batch: Any, contexts: Any, times: Any) -> tuple[Any, Any]:
+    """Return decode step time at no context, and per token of total context, by batch up to the last one."""
     # Weights make the error relative, so that short steps count as much as long ones.
     weight = 1 / times
-    total = batch[:, None] * contexts
+    total = batch * contexts
     s0, s1, s2 = (weight**2).sum(1), (weight**2 * total).sum(1), (weight**2 * total**2).sum(1)
     y0, y1 = (weight**2 * times).sum(1), (weight**2 * times * total).sum(1)
     slope = np.maximum((s0 * y1 - s1 * y0) / (s0 * s2 - s1 * s1), 0.0)
     base = np.maximum((y0 - slope * s1) / s0, 0.0)
-    batches = np.arange(max_batch + 1)
-    decode, context = np.interp(batches, batch, base), np.interp(batches, batch, slope)
+    known = batch[:, 0]
+    batches = np.arange(known[-1] + 1)
+    decode, context = np.interp(batches, known, base), np.interp(batches, known, slope)
     decode[0] = context[0] = 0.0
     return decode, context
-
-
-def _prefill_seconds(model: Model, system: System, settings: Any, max_tokens: int) -> Any:
-    """Return pass times [s] by prompt tokens, without attention, even over the ranks."""
-    tokens = _knots(max_tokens)
-    groups = settings["layout"].dp
-    step = drafted_step(model, system, tokens=tokens / groups, prompts=groups, **settings)
-    return _interpolate(step.total - step.terms.get("attention", 0.0), tokens, max_tokens)
-
-
-def _rank_and_shared_seconds(model: Model, systems: tuple[System, System], settings: Any, max_tokens: int) -> tuple[Any, Any]:
-    """Return pass times [s] without attention: of one rank, and of work ranks share.
-
-    Both come from passes that are spread evenly over the ranks, so that collectives overlap with operators as
-    in full passes. Where collectives of one micro-batch overlap with operators of another, a rank has its operators,
-    and the rest of an even pass is shared. `systems` are the system, and the same without the time of collectives.
-    """
-    tokens, groups = _knots(max_tokens), settings["layout"].dp
-    full, even = (drafted_step(model, systems[1], tokens=n, prompts=groups, **settings) for n in (tokens, tokens / groups))
-
-    def shared(step: Step) -> Any:
-        return sum((np.asarray(step.terms[name]) for name in SHARED_TERMS if name in step.terms), np.zeros(len(tokens)))
-
-    rank_seconds = full.total - full.terms.get("attention", 0.0) - shared(full)
-    shared_seconds = shared(even)
-    if systems[0] is not systems[1]:
-        even_pass = drafted_step(model, systems[0], tokens=tokens / groups, prompts=groups, **settings)
-        rank_part = even.total - even.terms.get("attention", 0.0) - shared(even)
-        shared_seconds = even_pass.total - even_pass.terms.get("attention", 0.0) - rank_part
-    return _interpolate(rank_seconds, tokens, max_tokens), _interpolate(shared_seconds, tokens, max_tokens)
 
 
 def _without_links(system: System) -> System:
@@ -389,39 +415,32 @@ def _without_links(system: System) -> System:
     return replace(system, domains=tuple(fast))
 
 
-def _joint_factors(
-    model: Model,
-    systems: tuple[System, System],
-    settings: Any,
-    pace: Pace,
-    contexts: tuple[float, float],
-    max_batch: int,
-    budget: int,
-) -> tuple[Any, Any]:
+def _mixed_sizes(max_batch: int, budget: int, groups: int, context: float) -> dict[str, Any]:
+    """Return the sizes of mixed steps whose prompts are spread evenly over the ranks."""
+    batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (max_batch, budget))
+    return {
+        "batch": np.minimum(batch, max_batch)[:, None],
+        "context": context,
+        "prompts": groups,
+        "tokens": np.maximum(tokens / groups, 1.0),
+    }
+
+
+def _joint_factors(pace: Pace, sizes: dict[str, Any], times: Mapping[str, _Times], *, overlaps: bool) -> tuple[Any, Any]:
     """Return the time of mixed steps over the sum of their parts, and what it is above that of operators [s].
 
-    Prompts are spread evenly over the ranks, and their attention is left out. `systems` are the system, and the same
-    without the time of collectives.
+    The attention of prompts is left out.
     """
-    batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (max_batch, budget))
-    batch, groups, context = np.minimum(batch, max_batch)[:, None], settings["layout"].dp, sum(contexts) / 2
-    tokens_per_rank = np.maximum(tokens / groups, 1.0)
-    # Collectives would hide attention of prompts.
-    overlaps = systems[0] is not systems[1]
-    model_of_rows = _without_prompt_attention(model) if overlaps else model
+    batch, tokens = sizes["batch"], np.round(sizes["prompts"] * sizes["tokens"]).astype(np.int64)
 
-    def without_attention(system: System) -> Any:
-        decode_step = drafted_step(model_of_rows, system, batch=batch, context=context, **settings)
-        sizes = {"batch": batch, "context": context, "prompts": groups, "tokens": tokens_per_rank}
-        step = drafted_step(model_of_rows, system, **sizes, **settings)
-        attention = step.terms.get("attention", 0.0) - decode_step.terms.get("attention", 0.0)
+    def without_attention(name: str) -> Any:
+        attention = times["mixed" + name].attention - times["mixed decode" + name].attention
         # Terms that collectives hide are zero, also those of decode in a mixed step.
-        return step.total - (np.maximum(attention, 0.0) if overlaps else attention)
+        return times["mixed" + name].total - (np.maximum(attention, 0.0) if overlaps else attention)
 
-    total = without_attention(systems[0])
-    operators = without_attention(systems[1]) if overlaps else total
-    summed = pace.seconds(batch, batch * context, np.round(groups * tokens_per_rank).astype(np.int64))
-    return total / summed, np.maximum(total - operators, 0.0)
+    total = without_attention("")
+    summed = pace.seconds(batch, batch * sizes["context"], tokens)
+    return total / summed, np.maximum(total - without_attention(" operators"), 0.0)
 
 
 def _without_prompt_attention(model: Model) -> Model:
@@ -433,32 +452,25 @@ def _without_prompt_attention(model: Model) -> Model:
     return replace(model, layers=layers)
 
 
-def _pipeline_latency_share(model: Model, system: System, settings: Any, tokens: int) -> float:
-    """Return the time of a prompt beyond its pass, over the pass; `tokens` per rank."""
-    step = drafted_step(model, system, tokens=tokens, prompts=settings["layout"].dp, **settings, parts=False)
-    return float(step.latency / step.total) - 1
-
-
-def _interpolate(times: Any, tokens: Any, last: int) -> Any:
-    """Interpolate times [s] for every number of tokens up to `last`; 0 tokens take 0."""
-    seconds = np.interp(np.arange(max(2, last + 1)), tokens, np.maximum.accumulate(times))
+def _interpolate(times: Any, tokens: Any) -> Any:
+    """Interpolate times [s] for every number of tokens up to the last one; 0 tokens take 0."""
+    seconds = np.interp(np.arange(max(2, tokens[-1] + 1)), tokens, np.maximum.accumulate(times))
     seconds[0] = 0.0
     return seconds
 
 
-def _attention_coefficients(model: Model, system: System, settings: Any, budget: int, context: float) -> tuple[float, float]:
-    """Return the time [s] per pair and per key of the attention of prompts.
-
-    The fit uses chunks at several positions of prompts no longer than `context`.
-    """
-    groups = settings["layout"].dp
-    longest = max(17.0, min(budget / groups, context))
-    tokens = np.geomspace(16, longest, 6)[:, None]
+def _chunks_of_prompts(most_tokens: float, groups: int, context: float) -> dict[str, Any]:
+    """Return the sizes of chunks at several positions of prompts no longer than `context`."""
+    tokens = np.geomspace(16, max(17.0, min(most_tokens, context)), 6)[:, None]
     prefix = np.linspace(0.0, 1.0, 5) * np.maximum(context - tokens, 0.0)
-    step = drafted_step(model, system, tokens=tokens, prefix=prefix, prompts=groups, **settings)
-    times = np.broadcast_to(step.terms.get("attention", 0.0), step.total.shape)
+    return {"tokens": tokens, "prefix": prefix, "prompts": groups}
+
+
+def _attention_coefficients(sizes: dict[str, Any], steps: _Times) -> tuple[float, float]:
+    """Return the time [s] per pair and per key of the attention of prompts."""
+    tokens, prefix, groups, times = sizes["tokens"], sizes["prefix"], sizes["prompts"], steps.attention
     pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
-    weight = 1 / step.total
+    weight = 1 / steps.total
     columns = np.stack([(pairs * weight).ravel(), (keys * weight).ravel()], axis=1)
     coefficients, *_ = np.linalg.lstsq(columns, (times * weight).ravel(), rcond=None)
     # A negative coefficient has no meaning: one of the two then explains all.
