@@ -54,13 +54,13 @@ class Layout(Tabular):
 
     def __post_init__(self) -> None:
         """Raise LayoutError for an invalid Python scalar; arrays are checked where used."""
-        for name in NAMES:
-            value = getattr(self, name)
+        values = _ALL_DEGREES(self)
+        # A search creates thousands of layouts, so that the common case skips the full check.
+        if {*map(type, values)} == {int} and min(values[:-1]) >= 1 and values[-1] >= 0 and max(values) <= MOST_CHIPS:
+            return
+        for name, value in zip(NAMES, values, strict=True):
             minimum = 0 if name == "redundant_experts" else 1
-            # A search creates thousands of layouts, so that the common case skips the full check.
-            if isinstance(value, np.ndarray | np.generic | list | tuple) or (
-                type(value) is int and minimum <= value <= MOST_CHIPS
-            ):
+            if isinstance(value, np.ndarray | np.generic | list | tuple):
                 continue
             try:
                 whole_number(name, value, minimum=minimum, maximum=MOST_CHIPS)

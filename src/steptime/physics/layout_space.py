@@ -50,19 +50,24 @@ def legal(
     Returns:
         Layouts, each with as many replicas as fit.
     """
-    facts = collect_facts(model, system, chips=chips, engine=engine)
+    return [*_legal(collect_facts(model, system, chips=chips, engine=engine), chips, microbatches)]
+
+
+@lru_cache(maxsize=16)
+def _legal(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> tuple[Layout, ...]:
+    """Return the layouts that the facts allow; number formats of one model have the same."""
     proposals = list(dict.fromkeys(proposed(facts, chips, microbatches)))
     if not proposals:
-        return []
+        return ()
     layouts = Layout(**dict(zip(DEGREES, np.array(proposals).T, strict=True)))
     sizes = np.broadcast_to(layouts.chips, (len(proposals),)).tolist()
-    replica_counts = {size: replicas(system.scale_up.size, chips, size) for size in set(sizes)}
+    replica_counts = {size: replicas(facts.domain_chips, chips, size) for size in set(sizes)}
     is_legal = allowed(layouts, facts)
-    return [
+    return tuple(
         Layout(**dict(zip(DEGREES, degrees, strict=True)), replicas=replica_counts[size])
         for degrees, size, good in zip(proposals, sizes, is_legal, strict=True)
         if good
-    ]
+    )
 
 
 # The fields of a layout that describe one replica.

@@ -60,8 +60,8 @@ FEW_SLOTS = 8
 AS_FAST = 0.7
 # Most such pools, and prefill replicas among which a queue is as short as that of one pipeline.
 READERS, MANY_READERS = 8, 16
-# Largest factor on the length of a run that confirms a candidate roughly.
-ROUGH_FACTOR = 4.0
+# Least and largest factor on the length of a run that confirms a candidate roughly.
+LEAST_ROUGH_FACTOR, ROUGH_FACTOR = 1.5, 4.0
 # Output tokens of a run that confirms pools on two systems.
 PAIR_TOKENS = 20_000_000
 # Share of the rate that a finalist may lose to other draws.
@@ -145,6 +145,8 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     finalists: dict[Candidate, Finalist | None] = {}
     checked: dict[Candidate, Finalist | None] = {}
     losses: dict[object, float] = {}
+    # Rate above which each candidate was sought.
+    floors: dict[Candidate, float] = {}
 
     def expected(finalist: Finalist) -> float:
         """Return a rate; after a lucky finalist, those of its layout are expected to lose as much."""
@@ -157,11 +159,11 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     def add(candidates: Iterable[Candidate], least: float = 0.0) -> None:
         for candidate in candidates:
             leader = next(iter(ranking()), None)
-            floor = least or (leader.run.rate if leader else case.at_least)
-            finalists[candidate] = simulate_candidate(case, candidate, floor)
+            floors[candidate] = least or (leader.run.rate if leader else case.at_least)
+            finalists[candidate] = simulate_candidate(case, candidate, floors[candidate])
 
     add(candidates)
-    for _ in range(CHECKS):
+    for check in range(CHECKS):
         _add_neighbours(case, finalists, ranking, add)
 
         # All have served the same draws, so that what they lose by other draws is alike: the next one is confirmed only if
@@ -174,11 +176,11 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
                 checked[finalist.candidate] = now = _confirmed(case, finalist, top)
                 top = max(top, now.run.rate if now else 0.0)
         lucky = [first for key in checked if (first := finalists[key]) and top < (1 - LARGE_LOSS) * first.run.rate]
-        if case.rough or not lucky or not top or case.turns is not None:
+        if case.rough or case.turns is not None or not lucky or not top or check == CHECKS - 1:
             break
         losses = {_design(first.candidate): top / first.run.rate for first in lucky}
         # What was worse than a lucky one may be better than what is left of it.
-        add([candidate for candidate, finalist in finalists.items() if finalist is None], least=top)
+        add([candidate for candidate, finalist in finalists.items() if finalist is None and floors[candidate] > top], least=top)
     confirmed_ones = [finalist for finalist in ranking() if finalist.candidate in checked]
     # A rate that was not confirmed and exceeds the best one is not to be compared with it.
     below = [finalist for finalist in ranking() if finalist.candidate not in checked and finalist.run.rate <= top]
@@ -294,6 +296,7 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     tokens = CONFIRM_TOKENS if case.prefill_system is None else PAIR_TOKENS
     factor = tokens / (LIFETIMES * in_flight * float(case.workload.output_tokens))
     least_factor = PIPELINE_FACTOR if int(finalist.candidate.layout.pp) > 1 else CONFIRM_FACTORS[0]
+    least_factor = min(least_factor, LEAST_ROUGH_FACTOR) if case.rough else least_factor
     loops = [
         _loop(
             case,

@@ -41,7 +41,7 @@ from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
 from steptime.simulation.run_metrics import MOST_GROWTH, PERCENTILES, in_flight_growth, queue_growth
 from steptime.simulation.scheduling_policy import Policy
-from steptime.simulation.simulator import pipeline_delay_seconds, pool_server, transfer_seconds, user_visible_times
+from steptime.simulation.simulator import pipeline_delay_seconds, pool_server, transfer_seconds, visible_first_and_last
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import NONE, Slo, Speculation, Workload, decode_steps
 
@@ -77,8 +77,8 @@ PIPELINE_FACTOR = 1.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio, and the mean TTFT may rise by
 # that one: where a queue is so steep, no run shows what another one will.
 CONFIRM_ABOVE, CONFIRM_WORST, STEEP_TTFT = 1.05, 1.5, 2.5
-# Ratio of the first draws beyond which no other draws are tried.
-FAR_BEYOND = 1.15
+# Ratio of the first draws beyond which no other draws are tried: those of draws differ by some 3 %.
+FAR_BEYOND = 1.07
 # Sequences at the start of the run at that rate, over those at the confirmed one. They must become fewer, apart from chance.
 CONFIRM_START, CHANCE_GROWTH = 1.4, 0.01
 # Runs in which means must settle, and the ratio to those at the start up to which they have.
@@ -89,7 +89,8 @@ PRESENT = 2 / 3
 # Where a rate is not confirmed, it falls by a factor between the root and the square of this one, and at most so often. Where
 # the slope is known from two misses, it may fall by the fourth power.
 CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
-# Ratio of the lowest rate that is not confirmed to the highest one that is, below which no rate between them is tried.
+# Ratio of the lowest rate that is not confirmed to the highest one that is, below which no rate between them is tried. Where
+# a power law through both says that the highest rate is within its root, none is tried either.
 CONFIRM_ACCURACY = 1.025
 # Least exponent of a figure in the rate that is assumed.
 CONFIRM_SLOPE = 0.3
@@ -342,7 +343,7 @@ class Loop:
             return self._figures(requests, ends, [queue], (busy_share(pool),), rate, slo, percentile)
         requests, prefill_queue, busy = self._prefill(traffic, skipped)
         # Prompts that are already too late need no decode.
-        late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
+        late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests["arrival"])]) / slo.ttft
         if late > 1 and not always_decode:
             first = late * slo.ttft
             return Run(
@@ -377,11 +378,11 @@ class Loop:
         first, second = (float(self.server.pace.seconds(size, size * context)) for size in (low, high))
         return (second / first - 1) / (high / low - 1)
 
-    def _counted(self, requests: Any) -> Any:
+    def _counted(self, arrival: Any) -> Any:
         """Return which requests count: those after the start and before the end of the arrivals."""
-        end = float(requests["arrival"][-1])
-        counted = (requests["arrival"] > START_SHARE * end) & (requests["arrival"] < end - END_LIFETIMES * self.lifetime)
-        return counted if np.count_nonzero(counted) >= LEAST_REQUESTS / 10 else requests["arrival"] > START_SHARE * end
+        end = float(arrival[-1])
+        counted = (arrival > START_SHARE * end) & (arrival < end - END_LIFETIMES * self.lifetime)
+        return counted if np.count_nonzero(counted) >= LEAST_REQUESTS / 10 else arrival > START_SHARE * end
 
     def _prefill(self, traffic: Traffic, skipped: Any, **settings: Any) -> tuple[Any, Any, float]:
         """Return requests after the prefill pool, its queue, and the share of time in which it works."""
@@ -402,7 +403,7 @@ class Loop:
             turns = np.floor(np.arange(len(requests) + 1) * (self.share / self.read_share))
             requests = requests[np.diff(turns) > 0]
         go_on = np.flatnonzero((requests["status"] == DONE) & (requests["outputs"] > 1))
-        moved_at = requests["finish"][go_on] + np.asarray(self.sent(requests[go_on]))
+        moved_at = (requests["finish"] + self.sent(requests))[go_on]
         order = np.argsort(moved_at, kind="stable")
         go_on, moved_at = go_on[order], moved_at[order]
         moved = Traffic(arrival=moved_at, inputs=requests["inputs"][go_on], outputs=requests["outputs"][go_on])
@@ -416,34 +417,34 @@ class Loop:
         requests["moved"][go_on], requests["resumed"][go_on] = moved_at, served["scheduled"]
         return requests, ends, ("decode", moved_at, served["scheduled"], rules.seats * self.server.replicas), busy_share(pool)
 
-    def _visible(self, requests: Any) -> Any:
+    def _visible(self, requests: Any) -> tuple[Any, Any]:
+        """Return the times of the first and the last token that users see [s]."""
         late = pipeline_delay_seconds(requests, self.reader or self.server)
-        return user_visible_times(requests, self.server.pace, late, self.server.policy.acceptance_length)
+        return visible_first_and_last(requests, self.server.pace, late, self.server.policy.acceptance_length)
 
     def _figures(
         self, served: Any, ends: Any, queues: Any, busy: tuple[float, ...], rate: float, slo: Slo, percentile: str
     ) -> Run:
         """Return the figures of served requests. `ends` are the times at which those of the start end [s]."""
-        requests, share = self._visible(served), PERCENTILES[percentile]
-        counted = self._counted(requests)
-        done = counted & (requests["status"] == DONE)
+        begins, ends_at = self._visible(served)
+        arrival, outputs = served["arrival"].copy(), served["outputs"].copy()
+        counted, share = self._counted(arrival), PERCENTILES[percentile]
+        done = counted & (served["status"] == DONE)
         if np.count_nonzero(done) < min(share, 0.99) * np.count_nonzero(counted) or not np.any(done):
             return Run(rate=rate, ttft=math.inf, tpot=math.inf, mean_ttft=math.inf, mean_tpot=math.inf, batch=0.0, busy=busy,
                        worst=math.inf, binding="memory")  # fmt: skip
-        ttft = requests["first"][done] - requests["arrival"][done]
-        several = done & (requests["outputs"] > 1)
-        tpot = (requests["finish"][several] - requests["first"][several]) / (requests["outputs"][several] - 1)
-        tpot = tpot if len(tpot) else np.zeros(1)
-
-        decoding = float(np.sum(requests["finish"][several] - requests["first"][several]))
-        arrivals = requests["arrival"][counted]
+        ttft = (begins - arrival)[done]
+        several = done & (outputs > 1)
+        decoding = (ends_at - begins)[several]
+        tpot = decoding / (outputs[several] - 1) if len(decoding) else np.zeros(1)
+        arrivals = arrival[counted]
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
         first, token = _percentile(percentile, ttft), _percentile(percentile, tpot)
         # A run that is shorter than what it is to show has not reached a steady state.
-        sojourn = float(np.mean(requests["finish"][done] - requests["arrival"][done]))
-        is_short = float(requests["arrival"][-1]) < LEAST_SOJOURNS * sojourn
+        sojourn = float(np.mean((ends_at - arrival)[done]))
+        is_short = float(arrival[-1]) < LEAST_SOJOURNS * sojourn
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
-        batch = decoding / span / self.server.replicas
+        batch = float(np.sum(decoding)) / span / self.server.replicas
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot, "saturation": self._load(batch) / MOST_LOADED}
         if grows:
             causes = {"prefill": "prefill rate", "serve": self._what_is_full(batch), "decode": "saturation"}
@@ -552,10 +553,16 @@ def rates_to_try(
 def _between(low: float, low_ratio: float, high: float, high_ratio: float, accuracy: float) -> float:
     """Return where a power law through both rates is at its limit; near one of them, where the bracket closes on it."""
     middle = math.sqrt(low * high)
-    if high / low <= (1 + accuracy) ** 2 or low_ratio <= 0 or math.isinf(high_ratio):
+    if high / low <= (1 + accuracy) ** 2:
         return middle
-    share = -math.log(low_ratio) / math.log(high_ratio / low_ratio)
-    return float(min(max(low * (high / low) ** share, low * (1 + accuracy)), high / (1 + accuracy)))
+    return float(min(max(_at_limit(low, low_ratio, high, high_ratio), low * (1 + accuracy)), high / (1 + accuracy)))
+
+
+def _at_limit(low: float, low_ratio: float, high: float, high_ratio: float) -> float:
+    """Return where a power law through two rates is at its limit; their geometric mean where there is none."""
+    if low_ratio <= 0 or math.isinf(high_ratio):
+        return math.sqrt(low * high)
+    return float(low * (high / low) ** (-math.log(low_ratio) / math.log(high_ratio / low_ratio)))
 
 
 def highest_rate(
@@ -628,7 +635,9 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str, least:
         elif not misses or misses[-1][0] <= best.rate * CONFIRM_ACCURACY:
             break
         else:
-            rate = math.sqrt(best.rate * misses[-1][0])
+            rate = _at_limit(best.rate, best.worst, *misses[-1])
+            if rate <= best.rate * math.sqrt(CONFIRM_ACCURACY):
+                break
     return best and replace(best, binding=binding)
 
 

@@ -413,7 +413,12 @@ def waiting(came: Any, seated: Any, times: Any) -> Any:
     >>> waiting(np.array([0.0, 1.0, 2.0]), np.array([0.0, 5.0, 6.0]), np.array([0.5, 2.5, 5.5])).tolist()
     [0, 2, 1]
     """
-    return np.searchsorted(np.sort(came), times, side="right") - np.searchsorted(np.sort(seated), times, side="right")
+    return _waiting(np.sort(came), np.sort(seated), times)
+
+
+def _waiting(came: Any, seated: Any, times: Any) -> Any:
+    """Return the result of `waiting` for sorted times of arrival and of slots."""
+    return np.searchsorted(came, times, side="right") - np.searchsorted(seated, times, side="right")
 
 
 def queue_growth(came: Any, seated: Any, seats: int) -> str:
@@ -431,15 +436,16 @@ def queue_growth(came: Any, seated: Any, seats: int) -> str:
     Returns:
         The sentence.
     """
-    first, last = float(came.min()), float(came.max())
+    came, seated = np.sort(came), np.sort(seated)
+    first, last = float(came[0]), float(came[-1])
 
     # The minimum of a third is robust: a burst that empties again does not count as growth.
-    least = waiting(came, seated, np.linspace(first, last, 3 * INSTANTS)).reshape(3, INSTANTS).min(axis=1)
+    least = _waiting(came, seated, np.linspace(first, last, 3 * INSTANTS)).reshape(3, INSTANTS).min(axis=1)
     min_queue = max(MIN_QUEUE, 0.01 * len(came), 0.05 * seats)
     if least[2] > max(GROWTH * least[1], min_queue):
         grown = f"from {least[1]:,} or more " * bool(least[1]) + f"to {least[2]:,} or more requests"
         return f"the queue grows {grown} in the last third of the run"
-    waiting_at_end, drain = int(waiting(came, seated, last)), float(seated.max()) - last
+    waiting_at_end, drain = int(_waiting(came, seated, last)), float(seated[-1]) - last
     if waiting_at_end > min_queue and drain > DRAIN * (last - first):
         return f"{waiting_at_end:,} requests wait at the last arrival, and the last of them waits {show(drain, 's')} longer"
     return ""

@@ -61,18 +61,33 @@ def user_visible_times(requests: Any, pace: Pace, late: Any = 0.0, accepted: flo
     Returns:
         Rows of `REQUEST`.
     """
-    if not pace.extra_delay and not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
-        return requests
-    later, owed = requests.copy(), requests["outputs"] - 1
-    began = np.where(np.isnan(requests["resumed"]), requests["first"], requests["resumed"])
-    seconds_per_token = (requests["finish"] - began) / np.maximum(owed, 1)
-    later["first"] = np.fmax(requests["first"] + late, requests["moved"])
-    later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * seconds_per_token, 0.0)
-    later["finish"] = np.fmax(later["finish"], later["first"])
-    delay = delays(requests, pace.extra_delay)
-    later["first"] += delay
-    later["finish"] += delay
+    later = requests.copy()
+    later["first"], later["finish"] = visible_first_and_last(requests, pace, late, accepted)
     return later
+
+
+def visible_first_and_last(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -> tuple[Any, Any]:
+    """Return the times of the first and the last token that users see; see `user_visible_times`.
+
+    Args:
+        requests: Finished requests, rows of `REQUEST`.
+        pace: Step times.
+        late: Time from the last pass to the end of the prompt in a pipeline [s], by request.
+        accepted: Tokens per decode step and sequence.
+
+    Returns:
+        Two arrays [s].
+    """
+    # Columns of their own: numpy is slow with those inside of rows.
+    moved, resumed, first, finish = (requests[name].copy() for name in ("moved", "resumed", "first", "finish"))
+    if not pace.extra_delay and not pace.answer and not np.any(late) and np.all(np.isnan(moved)):
+        return first, finish
+    owed = requests["outputs"] - 1
+    seconds_per_token = (finish - np.where(np.isnan(resumed), first, resumed)) / np.maximum(owed, 1)
+    first = np.fmax(first + late, moved)
+    first += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * seconds_per_token, 0.0)
+    delay = delays(requests, pace.extra_delay) if pace.extra_delay else 0.0
+    return first + delay, np.fmax(finish, first) + delay
 
 
 def pipeline_delay_seconds(requests: Any, reader: Server) -> Any:
