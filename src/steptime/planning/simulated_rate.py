@@ -559,8 +559,8 @@ def _between(low: float, low_ratio: float, high: float, high_ratio: float, accur
 
 
 def _at_limit(low: float, low_ratio: float, high: float, high_ratio: float) -> float:
-    """Return where a power law through two rates is at its limit; their geometric mean where there is none."""
-    if low_ratio <= 0 or math.isinf(high_ratio):
+    """Return where a power law through two rates is at its limit; their geometric mean where none crosses it."""
+    if low_ratio <= 0 or not 1 < high_ratio < math.inf:
         return math.sqrt(low * high)
     return float(low * (high / low) ** (-math.log(low_ratio) / math.log(high_ratio / low_ratio)))
 
@@ -621,6 +621,7 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str, least:
         The mean run; None where no rate near that of `run` and above `least` is confirmed.
     """
     rate, misses, best, binding = run.rate, list[tuple[float, float]](), None, run.binding
+    missed_run = run
     for _ in range(CONFIRM_TRIES):
         if rate <= least:
             break
@@ -629,13 +630,13 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str, least:
             best = mean_run
         else:
             misses.append((rate, ratio))
-            binding = mean_run.binding
+            missed_run, binding = mean_run, mean_run.binding
         if best is None:
             rate *= _fall(misses)
         elif not misses or misses[-1][0] <= best.rate * CONFIRM_ACCURACY:
             break
         else:
-            rate = _at_limit(best.rate, best.worst, *misses[-1])
+            rate = _at_limit(best.rate, best.worst, misses[-1][0], missed_run.worst)
             if rate <= best.rate * math.sqrt(CONFIRM_ACCURACY):
                 break
     return best and replace(best, binding=binding)

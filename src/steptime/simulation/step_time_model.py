@@ -29,7 +29,6 @@ from steptime.models.model import Model
 from steptime.physics.engine import Engine, engine_for, ttft_factor
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
-from steptime.physics.step import Step
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import Rates
 
@@ -306,11 +305,11 @@ def sample_pace(
         # Collectives would hide attention of prompts.
         model_of_rows = _without_prompt_attention(model) if overlaps else model
         mixed = _mixed_sizes(max_num_seqs, budget, groups, (low + high) / 2)
-        for name, at in (("", system), (" operators", without_links)):
-            samples["mixed" + name] = (model_of_rows, at, mixed)
-            samples["mixed decode" + name] = (model_of_rows, at, {key: mixed[key] for key in ("batch", "context")})
+        for name, machine in (("", system), (" operators", without_links)):
+            samples["mixed" + name] = (model_of_rows, machine, mixed)
+            samples["mixed decode" + name] = (model_of_rows, machine, {key: mixed[key] for key in ("batch", "context")})
     times = _sampled(samples, settings)
-    decode, slope = _decode_coefficients(*(samples["decode"][2][name] for name in ("batch", "context")), times["decode"].total)
+    decode, slope = _decode_coefficients(samples["decode"][2], times["decode"].total)
     even = times["even"].total - times["even"].attention
     rows = _interpolate(even, tokens)
     pair, key = _attention_coefficients(samples["attention"][2], times["attention"])
@@ -378,8 +377,8 @@ def _sampled(samples: Mapping[str, tuple[Model, System, dict[str, Any]]], settin
     for members in together.values():
         model, system, _ = samples[members[0]]
         grids = [np.broadcast_arrays(*(samples[member][2].get(name, 0) for name in names)) for member in members]
-        points = (np.concatenate([grid[place].ravel() for grid in grids]) for place in range(len(names)))
-        step = drafted_step(model, system, **dict(zip(names, points, strict=True)), **settings)
+        points = {name: np.concatenate([grid[place].ravel() for grid in grids]) for place, name in enumerate(names)}
+        step = drafted_step(model, system, **(settings | points))
         nothing = np.zeros(step.total.shape)
         shared = sum((step.terms[name] for name in SHARED_TERMS if name in step.terms), nothing)
         columns = (step.total, step.terms.get("attention", nothing), shared, step.latency)
@@ -390,8 +389,9 @@ def _sampled(samples: Mapping[str, tuple[Model, System, dict[str, Any]]], settin
     return times
 
 
-def _decode_coefficients(batch: Any, contexts: Any, times: Any) -> tuple[Any, Any]:
+def _decode_coefficients(sizes: dict[str, Any], times: Any) -> tuple[Any, Any]:
     """Return decode step time at no context, and per token of total context, by batch up to the last one."""
+    batch, contexts = sizes["batch"], sizes["context"]
     # Weights make the error relative, so that short steps count as much as long ones.
     weight = 1 / times
     total = batch * contexts
@@ -399,9 +399,9 @@ def _decode_coefficients(batch: Any, contexts: Any, times: Any) -> tuple[Any, An
     y0, y1 = (weight**2 * times).sum(1), (weight**2 * times * total).sum(1)
     slope = np.maximum((s0 * y1 - s1 * y0) / (s0 * s2 - s1 * s1), 0.0)
     base = np.maximum((y0 - slope * s1) / s0, 0.0)
-    known = batch[:, 0]
-    batches = np.arange(known[-1] + 1)
-    decode, context = np.interp(batches, known, base), np.interp(batches, known, slope)
+    rows = batch[:, 0]
+    batches = np.arange(rows[-1] + 1)
+    decode, context = np.interp(batches, rows, base), np.interp(batches, rows, slope)
     decode[0] = context[0] = 0.0
     return decode, context
 

@@ -296,7 +296,7 @@ def compare(
     engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
     machines = [_rented(system, rent) for system in distinct_systems]
 
-    # Alternatives cost time: they are computed later, and only for the first two.
+    # Alternatives, which only the first two need, take less time than another plan of these two.
     plan_options: dict[str, Any] = {
         "engine": engine,
         "modes": modes,
@@ -304,7 +304,7 @@ def compare(
         "percentile": percentile,
         "evidence": evidence,
     }
-    plan_options |= {"alternatives": False, "elasticities": False, "diagnostics": False}
+    plan_options |= {"alternatives": chips != ANY, "elasticities": False, "diagnostics": False}
     subjects = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     jobs = system_pairs(loaded, machines, chips, modes) if pairs else []
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
@@ -428,9 +428,10 @@ def _standing(
 
     # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
+    options = plan_options | {"quick": quick, "alternatives": plan_options["alternatives"] and not quick}
     for count in _counts(system, chips):
         try:
-            candidate = plan(model, system, workload, slo, chips=count, quick=quick, **plan_options)
+            candidate = plan(model, system, workload, slo, chips=count, **options)
         except InputError as problem:
             reason = str(problem)
             continue
@@ -546,7 +547,8 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
         yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
 
     # The plans of both entries name their cheaper formats only with alternatives.
-    plan_options = plan_options | {"diagnostics": False}
+    has_levers = plan_options["alternatives"] and not any(standing.quick for standing in both)
+    plan_options = plan_options | {"alternatives": False}
     with_levers = plan_options | {"alternatives": True}
     jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
     engines: list[str] = []
@@ -558,7 +560,8 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
     find_plan = partial(_feasible_plan, workload=ranking.workload, slo=ranking.slo)
 
     # All plans are found in one call, so that processes share the work.
-    plans = map_in_processes(find_plan, jobs)
+    earlier_plans = [standing.plan for standing in both] if has_levers else []
+    plans = [*earlier_plans, *map_in_processes(find_plan, jobs[len(earlier_plans) :])]
     yield from _format_flips(jobs[:2], plans[:2], find_plan)
     for name, first_plan, second_plan in zip(engines, plans[2::2], plans[3::2], strict=True):
         yield from _both(f"engine: with {name}", first_plan, second_plan)
