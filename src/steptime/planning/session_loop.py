@@ -22,6 +22,7 @@ from steptime.planning.simulated_rate import Deployment, Loop, Run, busy_share, 
 from steptime.simulation.prefix_cache import ANSWER_SHARE, Cache, CacheUse, cache_with_capacities, use_cache
 from steptime.simulation.replica_pools import serve
 from steptime.simulation.session_turns import serve_turns
+from steptime.simulation.simulator import pipeline_delay_seconds, user_visible_times
 from steptime.workload.sessions import draw_sessions
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import Slo, decode_steps
@@ -127,7 +128,9 @@ class SessionLoop(Loop):
                 answer_share=ANSWER_SHARE if self.reader is None else 0.0,
             )  # fmt: skip
             outcome = self._serve(came, use, started)
-            return (use, outcome), self._visible(outcome[0]), outcome[2][0][3]
+            late = pipeline_delay_seconds(outcome[0], pool)
+            visible = user_visible_times(outcome[0], self.server.pace, late, accepted)
+            return (use, outcome), visible, outcome[2][0][3]
 
         _, ((use, outcome), _) = serve_turns(traffic, once, ttft + traffic.turns.outputs * tpot, most_runs=MOST_RUNS)
         shares = {tier.name: tier.hit_share for tier in use.by_tier}
