@@ -137,6 +137,8 @@ def test_a_figure_that_jumps_is_found_by_halving():
 class Line:
     """A deployment without a simulator: its TTFT and TPOT reach their limits at two rates."""
 
+    above = Loop.above
+
     def __init__(self, ttft_at: float, tpot_at: float, factor: float = 1.0) -> None:
         self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
         self.asked: list[tuple[float, float]] = []

@@ -138,8 +138,9 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
 
 def _is_compiling() -> bool:
     """Return whether the simulator is imported and has no compiled code yet."""
-    loop = sys.modules.get("steptime.simulation.event_loop")
-    return loop is not None and not loop.serve.signatures
+    # The alarm that asks may come while the module is imported: then it has no function yet.
+    serve = getattr(sys.modules.get("steptime.simulation.event_loop"), "serve", None)
+    return serve is not None and not serve.signatures
 
 
 def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutput) -> Planned:
