@@ -19,12 +19,12 @@ import numpy as np
 from steptime.number_checks import Array
 from steptime.physics.engine import TYPICAL, Engine, label_values, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
+from steptime.physics.expert_kernels import ExpertFactor, load_kernels, stored_kind
 from steptime.physics.uncertainty import REGIMES, with_variances
 from steptime.validation import engine_fit
 from steptime.validation.closed_loop import Runs
 from steptime.validation.engine_fit import (
-    BETWEEN,
-    NAMES,
+    BETWEEN_ENGINES,
     FirstTokens,
     label_of_pair,
     log_tpot,
@@ -62,18 +62,18 @@ class Prior:
 # Usual values: GEMM, grouped GEMM, attention and all-reduce kernels in AIConfigurator's tables of ten systems.
 PRIORS: dict[str, Prior] = {
     "memory_efficiency": Prior(0.82, 0.035),
-    "narrow_efficiency": Prior(0.75, 0.075),
     "compute_efficiency": Prior(0.7, 0.05),
-    "expert_efficiency": Prior(0.45, 0.2),
-    "expert_memory_efficiency": Prior(0.8, 0.06),
     "latent_efficiency": Prior(0.7, 0.4),
-    "attention_memory_efficiency": Prior(0.8, 0.05),
     "seconds_per_kernel": Prior(3.3e-6, 0.1),
     "seconds_per_quantised_kernel": Prior(5e-6, 0.2),
-    "seconds_per_expert_layer": Prior(12e-6, 0.2),
     "seconds_per_collective": Prior(5e-6, 0.25),
     "seconds_per_sequence": Prior(5e-6, 0.25),
+    "expert_call": Prior(1.0, 0.3),
 }
+# The constants of whole runs; each kind of experts (engine, generation of chips, stored format) has a factor besides.
+FITTED = tuple(PRIORS)
+# Deviation of the logarithm of a factor around the timed kernels, and where no kernel of the chips was timed.
+FACTOR_DEVIATION, UNTIMED_DEVIATION = 0.15, 0.4
 # Not fitted: isolated kernel measurements determine these better than whole runs.
 FIXED_CONSTANTS: dict[str, Any] = {
     # int4 experts: the rate at which the errors of B200 and H200 are equal.
@@ -99,7 +99,11 @@ FIXED_CONSTANTS: dict[str, Any] = {
     # is 11 (TensorRT-LLM, tech blog 4, table 1). Such experts are touched as often as those of an evenness of 1, within 5 %.
     "expert_skew": 1.28,
     "expert_evenness": 1.0,
-    "expert_tile_rows": 16.0,
+    "expert_time": 1.0,
+    # Errors of models and systems that were left out are the same with these three fitted.
+    "narrow_efficiency": 0.75,
+    "attention_memory_efficiency": 0.77,
+    "seconds_per_expert_layer": 4e-6,
     # vLLM on H100: 1.79 GiB outside PyTorch on one chip of two more than on a single one; SGLang on 8 H200: 2.0 GB.
     # https://github.com/vllm-project/vllm/pull/10511, https://github.com/sgl-project/sglang/pull/11716
     "collective_bytes": 1.92e9,
@@ -110,9 +114,10 @@ FIXED_CONSTANTS: dict[str, Any] = {
 # 1.28 (DeepSeek-R1, counted). Layers and data differ too: the busiest rank of a layer has 1.5 to 3.5 times the mean. The three
 # logarithms deviate by 0.7 from each other, and are within 90 % of a log-normal around 1.28 with this deviation.
 # https://github.com/ai-dynamo/aiconfigurator: power-law distribution in MoE workload simulation; TensorRT-LLM, ep_load_balancer
-NOT_DETERMINED = {"expert_skew": 0.6}
-USUAL = np.log([PRIORS[n].usual for n in NAMES])
-DEVIATIONS = np.array([PRIORS[n].deviation for n in NAMES])
+NOT_DETERMINED = {"expert_skew": 0.6, "unmeasured_expert_time": FACTOR_DEVIATION}
+USUAL = np.log([PRIORS[n].usual for n in FITTED])
+DEVIATIONS = np.array([PRIORS[n].deviation for n in FITTED])
+BETWEEN = np.array([BETWEEN_ENGINES[n] for n in FITTED])
 # Usual waits besides the prefill queue (`QUEUE_NAMES`).
 QUEUE_USUAL = np.log([0.02, 1.5])
 # Prior of the logarithms of the waits of simulated loops (`RUN_WAITS`): a [s], b [s per token], n, w [steps] and s [s].
@@ -145,17 +150,90 @@ def base_engine(name: str) -> Engine:
     return with_constants(engine, settings | FIXED_CONSTANTS)
 
 
-def engine_from(logs: Array, *, name: str) -> Engine:
-    """Build a shipped engine from fitted logarithms.
+@dataclass(frozen=True, slots=True)
+class ExpertKind:
+    """Routed experts whose time has a factor of its own: engine, generation of chips, stored format; and the number of runs."""
 
-    Args:
-        logs: Logarithms of `NAMES`, of shape (constants,) or (n, constants).
-        name: Name of the engine.
+    engine: str
+    chips: str
+    stored: str
+    runs: int = 0
 
-    Returns:
-        The engine.
-    """
-    return engine_fit.engine_from(logs, base_engine(name))
+
+def kind_of(runs: Runs) -> tuple[str, str, str] | None:
+    """Return engine, generation of chips and stored format of the routed experts of runs; None without experts."""
+    routed = [op for layer, _ in runs.model.layers for op in layer.ops if op.rows == "routed"]
+    if not routed:
+        return None
+    return runs.engine, runs.system.chip.generation, stored_kind(max(routed, key=lambda op: op.weights).format)
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The fitted logarithms: those of `FITTED`, then a factor for each kind of experts."""
+
+    kinds: tuple[ExpertKind, ...]
+
+    @property
+    def usual(self) -> Array:
+        """Prior mean of the logarithms."""
+        return np.concatenate([USUAL, np.zeros(len(self.kinds))])
+
+    @property
+    def deviations(self) -> Array:
+        """Prior deviation of the logarithms."""
+        return np.concatenate([DEVIATIONS, self._factor_deviations()])
+
+    def near(self, logs: Array) -> tuple[Array, Array]:
+        """Return mean and deviation of the prior of an engine, from the fit to all engines."""
+        mean = np.concatenate([logs[: len(FITTED)], np.zeros(len(self.kinds))])
+        return mean, np.concatenate([BETWEEN, self._factor_deviations()])
+
+    def _factor_deviations(self) -> list[float]:
+        kernels = load_kernels()
+        return [FACTOR_DEVIATION if (kind.chips, kind.stored) in kernels else UNTIMED_DEVIATION for kind in self.kinds]
+
+    def build_engine(self, logs: Array, runs: Runs) -> Engine:
+        """Return the engine of runs, with the factor of their kind of experts as `expert_time`."""
+        kind, factor = kind_of(runs), np.ones(logs.shape[:-1])
+        for place, known in enumerate(self.kinds, len(FITTED)):
+            if kind == (known.engine, known.chips, known.stored):
+                factor = np.exp(logs[..., place])
+        engine = engine_fit.engine_from(logs[..., : len(FITTED)], base_engine(runs.engine), FITTED)
+        return with_constants(engine, {"expert_time": factor[:, None] if logs.ndim == 2 else float(factor)})
+
+    def engine(self, logs: Array, name: str) -> Engine:
+        """Return a shipped engine. The typical engine has the mean factors of all engines where it has no runs."""
+        engine = engine_fit.engine_from(logs[: len(FITTED)], base_engine(name), FITTED)
+        sums: dict[tuple[str, str], list[tuple[float, int]]] = {}
+        for place, kind in enumerate(self.kinds, len(FITTED)):
+            if name in (kind.engine, TYPICAL):
+                sums.setdefault((kind.chips, kind.stored), []).append((float(logs[place]), kind.runs))
+        factors = []
+        for (chips, stored), parts in sorted(sums.items()):
+            runs = sum(count for _, count in parts)
+            mean = sum(log * count for log, count in parts) / runs
+            factors.append(ExpertFactor(chips=chips, stored=stored, factor=float(f"{math.exp(mean):.4g}"), runs=runs))
+        return replace(engine, expert_factors=tuple(factors))
+
+    def covariance(self, covariance: Array, name: str) -> Array:
+        """Return the covariance of `FITTED` and `expert_time`, which stands for the factors of an engine."""
+        count = len(FITTED)
+        mine = [place for place, kind in enumerate(self.kinds, count) if name in (kind.engine, TYPICAL)]
+        result = np.zeros((count + 1, count + 1))
+        result[:count, :count] = covariance[:count, :count]
+        result[count, count] = np.mean(np.diagonal(covariance)[mine]) if mine else FACTOR_DEVIATION**2
+        return result
+
+
+def constants_of(groups: list[Runs]) -> Constants:
+    """Return the constants that groups of runs determine."""
+    counts = Counter[tuple[str, str, str]]()
+    for runs in groups:
+        kind = kind_of(runs)
+        if kind is not None:
+            counts[kind] += len(runs.index)
+    return Constants(tuple(ExpertKind(*kind, runs=count) for kind, count in sorted(counts.items())))
 
 
 def group_all(rows: list[dict[str, str]]) -> list[Runs]:
@@ -170,21 +248,22 @@ def group_all(rows: list[dict[str, str]]) -> list[Runs]:
     return grouped(rows, {name: base_engine(name) for name in {row["engine"] for row in rows}})
 
 
-def fit(groups: list[Runs], target: Array, mean: Array, deviation: Array, start: Array | None = None) -> tuple[Array, Array]:
+def fit(
+    groups: list[Runs], target: Array, of: Constants, prior: tuple[Array, Array], start: Array | None = None
+) -> tuple[Array, Array]:
     """Fit the constants of an engine to public runs (`engine_fit.fit`).
 
     Args:
         groups: Runs.
         target: log of measured TPOT by index of a run.
-        mean: Prior mean of the logarithms of the constants.
-        deviation: Prior deviation of the logarithms.
-        start: Start of the fit; by default `mean`.
+        of: The constants.
+        prior: Mean and deviation of their logarithms.
+        start: Start of the fit; by default the prior mean.
 
     Returns:
         Fitted logarithms of the constants, of shape (constants,), and their covariance.
     """
-    bases = {name: base_engine(name) for name in {runs.engine for runs in groups}}
-    return engine_fit.fit(groups, target, mean, deviation, bases, start=start, noise=NOISE, robust=ROBUST)
+    return engine_fit.fit(groups, target, *prior, of.build_engine, start=start, noise=NOISE, robust=ROBUST)
 
 
 def reading(groups: list[Runs]) -> list[Runs]:
@@ -264,16 +343,17 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
 
     # The typical engine is the prior of each engine, because engines differ little from it.
     names = sorted({row["engine"] for row in rows} - {TYPICAL})
-    typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
-    logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}
+    of = constants_of(groups)
+    typical, covariance = fit(groups, target, of, (of.usual, of.deviations))
+    logs, covariances = {TYPICAL: typical}, {TYPICAL: covariance}
     groups_by_engine = {TYPICAL: groups} | {name: [runs for runs in groups if runs.engine == name] for name in names}
     for name in names:
-        logs[name], covariances[name] = fit(groups_by_engine[name], target, typical, BETWEEN, typical)
+        logs[name], covariances[name] = fit(groups_by_engine[name], target, of, of.near(typical), typical)
     fitted_engines: dict[str, Engine] = {}
     loops: dict[str, list[Any]] = {}
     for name, values in logs.items():
         prefill_groups = reading(groups_by_engine[name])
-        engine = with_queue(engine_from(values, name=name), prefill_groups, first, QUEUE_USUAL)
+        engine = with_queue(of.engine(values, name), prefill_groups, first, QUEUE_USUAL)
         weight = pair_weights(prefill_groups, first)
         fitted_engines[name], loops[name] = with_waits(engine, prefill_groups, first, WAITS_USUAL, WAITS_DEVIATIONS, weight)
     fitted, out_ttft = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
@@ -286,11 +366,11 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     out = {dimension: np.full(len(rows), np.nan) for dimension in LEFT_OUT}
     for dimension, label in _left_out(groups) if leave_out else ():
         training_groups = [runs for runs in groups if _label(runs, dimension) != label]
-        without, _ = fit(training_groups, target, USUAL, DEVIATIONS, typical)
+        without, _ = fit(training_groups, target, of, (of.usual, of.deviations), typical)
         for name in sorted({runs.engine for runs in groups if _label(runs, dimension) == label}):
             mine = [runs for runs in training_groups if runs.engine == name] if name != TYPICAL else []
-            values = fit(mine, target, without, BETWEEN, logs[name])[0] if mine else without
-            engine, loops_name = engine_from(values, name=name), name if mine else TYPICAL
+            values = fit(mine, target, of, of.near(without), logs[name])[0] if mine else without
+            engine, loops_name = of.engine(values, name), name if mine else TYPICAL
             held_out = [runs for runs in groups_by_engine[name] if runs.engine == name and _label(runs, dimension) == label]
             for runs in held_out:
                 out[dimension][runs.index] = np.log(predict_runs(runs, engine)[0]) - target[runs.index]
@@ -304,8 +384,8 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
         of_name = np.array([name in (TYPICAL, row["engine"]) for row in rows])
         both = np.tile(of_name, len(LEFT_OUT)), np.tile(regime, len(LEFT_OUT))
         info = {
-            "names": list(NAMES),
-            "covariance": covariances[name].tolist(),
+            "names": [*FITTED, "expert_time"],
+            "covariance": of.covariance(covariances[name], name).tolist(),
             "prior": dict(NOT_DETERMINED),
             "interval": {
                 "tpot": intervals(np.concatenate([out[dimension] for dimension in LEFT_OUT]), both[1], both[0]),

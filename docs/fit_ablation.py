@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from engine_cross_validation import DEVIATIONS, USUAL, engine_from, fit, group_all
+from engine_cross_validation import FITTED, Constants, constants_of, fit, group_all
 from fit_engines import fitted_rows
 
 from steptime.number_checks import Array
 from steptime.physics.bias_correction import WITHIN
 from steptime.physics.engine_parameters import DESCRIPTIONS
 from steptime.validation.closed_loop import Runs
-from steptime.validation.engine_fit import BETWEEN, NAMES, log_tpot
+from steptime.validation.engine_fit import log_tpot
 from steptime.validation.predictions import predict_runs
 from steptime.validation.run_table import read_runs
 
@@ -76,18 +76,19 @@ def own_runs(rows: list[dict[str, str]], errors: Array) -> list[str]:
     return lines
 
 
-def left_out(groups: list[Runs], target: Array, usual: Array, deviation: Array, between: Array) -> Array:
-    """Return log(predicted / measured) of runs of whole models left out, constants with these priors."""
+def left_out(groups: list[Runs], target: Array, of: Constants, usual: Array, held: Array) -> Array:
+    """Return log(predicted / measured) of runs of whole models left out, with prior means and factors on prior deviations."""
     errors = np.full(len(target), np.nan)
     for model in sorted({runs.model.name for runs in groups}):
         rest = [runs for runs in groups if runs.model.name != model]
-        typical, _ = fit(rest, target, usual, deviation)
+        typical, _ = fit(rest, target, of, (usual, of.deviations * held))
+        mean, deviation = of.near(typical)
         for name in sorted({runs.engine for runs in groups if runs.model.name == model}):
             mine = [runs for runs in rest if runs.engine == name]
-            values = fit(mine, target, typical, between, typical)[0] if mine else typical
+            values = fit(mine, target, of, (mean, deviation * held), typical)[0] if mine else typical
             for runs in groups:
                 if (runs.model.name, runs.engine) == (model, name):
-                    errors[runs.index] = np.log(predict_runs(runs, engine_from(values, name=name))[0]) - target[runs.index]
+                    errors[runs.index] = np.log(predict_runs(runs, of.engine(values, name))[0]) - target[runs.index]
     return errors
 
 
@@ -95,18 +96,22 @@ def main() -> None:
     """Fit with and without each constant, and write the table."""
     rows = fitted_rows([row for path in sys.argv[1:] for row in read_runs(path)[0]])
     groups = group_all(rows)
-    target = log_tpot(rows)
-    errors = left_out(groups, target, USUAL, DEVIATIONS, BETWEEN)
+    target, of = log_tpot(rows), constants_of(groups)
+    errors = left_out(groups, target, of, of.usual, np.ones(len(of.usual)))
     own = own_runs(rows, errors)
     lines = [f"| none | | {figures(np.abs(np.expm1(errors)))} |"]
     print(*own, *lines, sep="\n", flush=True)
-    for i, name in enumerate(NAMES):
-        held = np.where(np.arange(len(NAMES)) == i, HELD, 1.0)
-        free = USUAL.copy()
-        free[i] = FREE if name.startswith("seconds") else 0.0
-        without = figures(np.abs(np.expm1(left_out(groups, target, free, DEVIATIONS * held, BETWEEN * held))))
+    for i, name in enumerate(FITTED):
+        held = np.where(np.arange(len(of.usual)) == i, HELD, 1.0)
+        free = of.usual
+        free[i] = FREE if name.startswith("seconds") or name == "expert_call" else 0.0
+        without = figures(np.abs(np.expm1(left_out(groups, target, of, free, held))))
         lines.append(f"| `{name}` | {DESCRIPTIONS[name]['unit'] or 'share'} | {without} |")
         print(lines[-1], flush=True)
+    factors = np.where(np.arange(len(of.usual)) >= len(FITTED), HELD, 1.0)
+    lines.append(
+        f"| factors of experts | share | {figures(np.abs(np.expm1(left_out(groups, target, of, of.usual, factors))))} |"
+    )
     text = HEAD.format(runs=len(rows)) + "\n".join([*lines, "", OWN, *own]) + "\n"
     (HERE / "ablation.md").write_text(text, encoding="utf-8")
 

@@ -48,6 +48,7 @@ from steptime.errors import InputError
 from steptime.blackboard.expert_activation import expected_maximum
 from steptime.physics.bias_correction import Anchors
 from steptime.physics.engine_parameters import DESCRIPTIONS, GROUPS, Experts
+from steptime.physics.expert_kernels import load_kernels
 from steptime.physics.engine import Engine, constant, load_engine
 from steptime.physics.engine_rules import ENGINE_RULES
 from steptime.physics.expert_imbalance import busiest_rows
@@ -397,6 +398,39 @@ def experts_note() -> list[str]:
     ]
 
 
+def kernel_rows() -> list[str]:
+    """Return rows of the table of expert kernels, with the factors of engines."""
+    shipped = [load_engine(name) for name in files("engines")]
+    rows = []
+    for (chips, stored), kernel in sorted(load_kernels().items()):
+        factors = [
+            next((f"{one.factor:g}" for one in engine.expert_factors if (one.chips, one.stored) == (chips, stored)), "")
+            for engine in shipped
+        ]
+        shares = f"{kernel.memory_share:.0%} | {kernel.compute_share:.0%} | {kernel.fill_columns:.0f} | {kernel.tile_rows:.0f}"
+        numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {kernel.error:.0%} of {kernel.timings:,}"
+        rows.append(f"| {chips} | {stored} | {kernel.computed} | {numbers} | {' | '.join(factors)} |")
+    return rows
+
+
+def kernels_note() -> list[str]:
+    """Return the section on the kernels of routed experts."""
+    names = " | ".join(load_engine(name).name for name in files("engines"))
+    return [
+        "",
+        "Kernels of routed experts have constants by generation of chips and format of the weights",
+        "(`physics/expert_kernels.py`), fitted to timings of one call by",
+        "[AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) (`docs/fit_kernels.py`). Timings of all engines count:",
+        "differences between their kernels did not predict those of whole runs. An engine file has factors on these times from",
+        "whole runs (`[[experts]]`: chips, stored, factor). Chips without timings have the kernels of all chips (`any`), and",
+        "experts without runs a factor of 1 with a prior deviation of 0.15, which widens ranges.",
+        "",
+        f"| chips | stored | computed | call | memory | compute | fill, columns | tile, rows | median error of timings | {names} |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|" + "---:|" * (names.count("|") + 1),
+        *kernel_rows(),
+    ]
+
+
 def engines_page() -> str:
     """Return the page of engines: every constant by group with its meaning, unit, range, reader and shipped values."""
     shipped = [load_engine(name) for name in files("engines")]
@@ -421,7 +455,7 @@ def engines_page() -> str:
             values = [_value(engine, field_.name) for engine in shipped]
             cells = [f"`{field_.name}`", told["line"], told["unit"], ends, f"{told['default']:g}", told["read_by"], *values]
             lines.append("| " + " | ".join(cells) + " |")
-        lines += experts_note() if kind is Experts else []
+        lines += [*experts_note(), *kernels_note()] if kind is Experts else []
     return "\n".join([*lines, *rules_table()]) + "\n"
 
 

@@ -15,7 +15,7 @@ RANGES = {
     "kernels": {
         **dict.fromkeys(
             (
-                "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
+                "memory_efficiency", "narrow_efficiency", "compute_efficiency",
                 "attention_efficiency", "attention_memory_efficiency", "latent_efficiency", "network_efficiency",
                 "fp4_efficiency", "block_efficiency",
             ),
@@ -37,7 +37,8 @@ RANGES = {
         SECOND,
     ),
     "experts": {
-        "expert_skew": (0, 10), "expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_tile_rows": (0, 1e4),
+        "expert_skew": (0, 10), "expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_time": (0, 10),
+        "expert_call": (0, 4), "unmeasured_expert_time": (0.1, 10),
     },
     "scheduler": {
         "step_tokens": (0, 1e7), "prefill_first": (0, 1), "two_batch": (0, 2), "seconds_per_request": (0, 100),
@@ -109,14 +110,13 @@ def test_every_step_reads_the_others():
 
 
 UNITS = {
-    "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK} | {"activation_traffic", "memory_share"},
+    "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK} | {"activation_traffic", "memory_share", "expert_call"},
     "exponent": {"chip_departure"},
     "": {"roofline_norm", "expert_skew"},
     "weights/s": {"unpack_rate"},
     "sequences": {"latent_contexts"},
-    "factor": {"expert_imbalance", "first_token_factor"},
+    "factor": {"expert_imbalance", "first_token_factor", "expert_time", "unmeasured_expert_time"},
     "shape": {"expert_evenness"},
-    "rows": {"expert_tile_rows"},
     "tokens": {"step_tokens"},
     "0 or 1": {"prefill_first", "small_kv"},
     "0, 1 or 2": {"two_batch"},

@@ -49,7 +49,7 @@ def test_a_file_that_changed_is_read_again(tmp_path):
 
 NEUTRAL = {
     1.0: (
-        "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
+        "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_call", "unmeasured_expert_time",
         "attention_efficiency", "attention_memory_efficiency", "latent_efficiency", "network_efficiency",
         "first_token_factor", "memory_share", "fp4_efficiency", "block_efficiency",
     ),
@@ -58,7 +58,7 @@ NEUTRAL = {
         "seconds_per_attention_layer", "seconds_per_latent_layer", "seconds_per_state_layer", "seconds_per_selected_layer",
         "seconds_per_collective", "seconds_per_step", "seconds_per_request", "seconds_before_queue",
         "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance", "seconds_per_sequence", "seconds_to_start",
-        "activation_traffic", "fill_bytes", "expert_tile_rows", "prefill_first", "small_kv", "reserved_bytes",
+        "activation_traffic", "fill_bytes", "expert_time", "prefill_first", "small_kv", "reserved_bytes",
         "collective_bytes", "sampling_bytes", "expert_imbalance", "expert_skew",
     ),
     math.inf: ("roofline_norm", "expert_evenness", "unpack_rate", "latent_contexts"),
@@ -191,7 +191,7 @@ def test_an_engine_in_words():
         ("[peak]\nfp8 = 1\n", "it looks like a chip, a system or a list of rents"),
         ("[[domains]]\nsize = 1\n", "it looks like a chip, a system or a list of rents"),
         ("[[quotes]]\nusd = 1\n", "it looks like a chip, a system or a list of rents"),
-        ("", "has no table [constants]; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]"),
+        ("", "has no table [constants]; an engine file has name, title, [source], [constants], [[arithmetic]], [[experts]] and [fit]"),
         ("constants = 3\n", "has no table [constants]"),
         ("[constants]\n", "has no table [constants]"),
         ("[other]\na = 1\n[constants]\nsmall_kv = 1\n", "'other' is not a key of an engine file"),

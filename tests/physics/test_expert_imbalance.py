@@ -245,7 +245,7 @@ def test_redundant_experts_change_a_step():
 def test_a_known_imbalance_replaces_the_skew():
     model, system, layout = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72"), st.Layout(dp=32, ep=32)
     inputs = {"prompts": 32, "tokens": 8192, "layout": layout}
-    vllm = with_constants(load_engine("vllm"), {"expert_tile_rows": 0.0, "roofline_norm": math.inf})
+    vllm = with_constants(load_engine("vllm"), {"roofline_norm": math.inf})
     twice, thrice = (
         st.mixed_step(model, system, engine=with_imbalance(vllm, ratio), **inputs).terms["experts"] for ratio in (2.0, 3.0)
     )
@@ -269,9 +269,9 @@ def test_an_old_engine_file_with_an_imbalance_keeps_it(tmp_path):
 def test_shipped_engines_have_the_counted_skew_and_its_doubt(name):
     engine = load_engine(name)
     assert (engine.experts.expert_skew, engine.experts.expert_imbalance) == (COUNTED, 0.0)
-    assert engine.fit["prior"] == {"expert_skew": 0.6}
-    assert uncertain_constants(engine)[-1] == "expert_skew"
-    assert constants_covariance(engine)[-1, -1] == pytest.approx(0.36)
+    assert engine.fit["prior"] == {"expert_skew": 0.6, "unmeasured_expert_time": 0.15}
+    assert uncertain_constants(engine)[-2:] == ("expert_skew", "unmeasured_expert_time")
+    assert np.diagonal(constants_covariance(engine))[-2:] == pytest.approx([0.36, 0.0225])
     assert np.all(np.diagonal(constants_covariance(engine)) > 0)
 
 

@@ -37,7 +37,7 @@ from tests.physics.passes import (
         ({"attention_memory_efficiency": 0.5}, MEMORY_BOUND, "attention", 2),
         ({"attention_memory_efficiency": 0.5}, MEMORY_BOUND, "feed-forward", 1),
         ({"attention_efficiency": 0.5}, MEMORY_BOUND, "attention", 1),
-        ({"expert_efficiency": 0.5, "expert_memory_efficiency": 0.5}, MEMORY_BOUND, "feed-forward", 1),
+        ({"expert_time": 2.0}, MEMORY_BOUND, "feed-forward", 1),
         ({"narrow_efficiency": 0.5}, MEMORY_BOUND, "feed-forward", 1),
         ({"seconds_per_step": 1.0, "network_efficiency": 0.5}, MEMORY_BOUND, "feed-forward", 1),
         ({"roofline_norm": 1.0}, MEMORY_BOUND, "feed-forward", 1 + 1 / 250),
@@ -61,10 +61,8 @@ def test_attention_that_computes_is_slower_by_its_own_efficiency():
     ("constants", "batch", "milliseconds"),
     [
         ({}, 1, 2.0),  # 8 of 64 experts of 0.1 GB, ten layers
-        ({"expert_memory_efficiency": 0.5}, 1, 4.0),
         ({"memory_efficiency": 0.5, "compute_efficiency": 0.5}, 1, 2.0),
         ({}, 10_000, 80.0),  # 10,000 x 8 x 0.2 GFLOP x 10
-        ({"expert_efficiency": 0.4}, 10_000, 200.0),
         ({"expert_imbalance": 1.3}, 10_000, 80.0),  # one chip has all experts, and all rows
         ({"expert_skew": 1.28}, 10_000, 80.0),
     ],
@@ -91,12 +89,6 @@ def test_products_of_scaled_blocks_are_slower_on_chips_that_scale_narrower_ones(
     model = model_of(replace(matrix(), format=stored))
     real = decode(model, system, on=engine(block_efficiency=0.4), **COMPUTE_BOUND)
     assert real.total == pytest.approx(float(slower * decode(model, system, **COMPUTE_BOUND).total))
-
-
-def test_experts_in_eight_bits_are_scaled_in_blocks():
-    """10,000 x 8 x 0.2 GFLOP x 10 at 2 PFLOP/s and 0.4 of it."""
-    slow = decode(sparse_matrix(), BLACKWELL, on=engine(block_efficiency=0.4), batch=10_000, context=1)
-    assert slow.terms["experts"] == pytest.approx(0.2, rel=1e-9)
 
 
 def test_weights_of_four_bits_stream_at_their_own_efficiency():
@@ -147,8 +139,8 @@ def test_resources_of_a_norm_are_shares_of_the_powers(norm, batch, larger):
     ("constant", "count"),
     [
         ("layer", 5),
-        ("kernel", 3 * (2 + 3) + 2),
-        ("quantised_kernel", 3 * (1 + 2) + 2),
+        ("kernel", 3 * 2 + 2),
+        ("quantised_kernel", 3 * 1 + 2),
         ("expert_layer", 3),
         ("attention_layer", 3),
         ("latent_layer", 3),

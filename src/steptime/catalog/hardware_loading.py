@@ -154,6 +154,7 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
         name=entry.name,
         title=entry.title,
         vendor=entry.vendor,
+        generation=entry.generation,
         year=entry.year,
         peak={kind: reader.number(f"chip.peak.{kind}", rate, "FLOP/s") for kind, rate in entry.peak.items()},
         memory=tuple(reader.tier(f"chip.{tier.name}", tier) for tier in entry.memory),

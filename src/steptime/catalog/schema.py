@@ -268,6 +268,7 @@ class ChipEntry(_Thing):
     """A chip file."""
 
     vendor: str = ""
+    generation: str = ""
     year: int = 0
     peak: Mapping[Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4", "int4"], Entry]
     memory: Annotated[Sequence[MemoryEntry], Bounds(1)]

@@ -107,11 +107,13 @@ class Chip(Result):
     "capacity": of the label's bytes, as a driver counts them (labels mostly round down). "software": of the speed that the
     constants of engines predict, with the newest software.
     software: The same share by period.
+    generation: Chips that run the same kernels, such as "hopper"; "" where no kernel was timed.
     """
 
     name: str
     title: str = ""
     vendor: str = ""
+    generation: str = ""
     year: int = 0
     peak: Mapping[str, Number] = field(metadata=unit("FLOP/s", "dense peak rates by arithmetic"))
     memory: tuple[MemoryTier, ...]

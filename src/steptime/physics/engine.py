@@ -32,6 +32,7 @@ from steptime.physics.engine_parameters import (
     Scheduler,
     find_problem,
 )
+from steptime.physics.expert_kernels import ExpertFactor, read_factors
 from steptime.result_base import Result, in_words
 
 
@@ -40,6 +41,7 @@ class Engine(Result):
     """An engine: its constants in groups, the `fit` behind them, and their `source`.
 
     arithmetic: Rules for kernels that compute in another format than the chip's best (`Computed`).
+    expert_factors: Factors on the time of routed experts by chips and format, from whole runs.
     anchor: Correction from your own runs; every step takes longer or shorter by its factor.
 
     The ideal engine has the defaults of every group: each efficiency is 1, each overhead is 0. Constants may be
@@ -54,6 +56,7 @@ class Engine(Result):
     scheduler: Scheduler = Scheduler()
     room: Room = Room()
     arithmetic: tuple[Computed, ...] = ()
+    expert_factors: tuple[ExpertFactor, ...] = ()
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     anchor: Anchor | None = None
@@ -208,6 +211,7 @@ def _load(path: Path, _modified: float) -> Engine:
         title=str(data.get("title", "")),
         source=data.get("source", {}),
         arithmetic=_read_arithmetic(path, data),
+        expert_factors=_read_experts(path, data),
         fit=_read_fit(path, data),
     )
     return with_constants(engine, constants)
@@ -215,7 +219,7 @@ def _load(path: Path, _modified: float) -> Engine:
 
 def _check_constants(path: Path, data: dict[str, Any], constants: object) -> None:
     """Raise DataFileError where a file is not an engine file or a constant is invalid."""
-    unknown = [key for key in data if key not in ("name", "title", "source", "constants", "arithmetic", "fit")]
+    unknown = [key for key in data if key not in ("name", "title", "source", "constants", "arithmetic", "experts", "fit")]
     # Users often pass another kind of file; the error then names the kind.
     if unknown or not isinstance(constants, dict) or not constants:
         looks = "; it looks like a model's config.json" if "model_type" in data or "architectures" in data else ""
@@ -223,9 +227,8 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
             "; it looks like a chip, a system or a list of rents" if {"peak", "domains", "quotes"} & set(data) else ""
         )
         problem_words = f"{unknown[0][:40]!r} is not a key of an engine file" if unknown else "has no table [constants]"
-        raise DataFileError(
-            path, f"{problem_words}; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]{looks}"
-        )
+        tables = "[source], [constants], [[arithmetic]], [[experts]] and [fit]"
+        raise DataFileError(path, f"{problem_words}; an engine file has name, title, {tables}{looks}")
     for key, value in constants.items():
         if key not in CONSTANTS:
             near = did_you_mean(key, CONSTANTS, max_names=1)
@@ -238,6 +241,13 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
 def _read_arithmetic(path: Path, data: dict[str, Any]) -> tuple[Computed, ...]:
     try:
         return read_rules(data.get("arithmetic", []))
+    except ValueError as problem:
+        raise DataFileError(path, str(problem)) from None
+
+
+def _read_experts(path: Path, data: dict[str, Any]) -> tuple[ExpertFactor, ...]:
+    try:
+        return read_factors(data.get("experts", []))
     except ValueError as problem:
         raise DataFileError(path, str(problem)) from None
 

@@ -60,12 +60,10 @@ class Kernels:
         least=1e9,
     )
     compute_efficiency: Number = _share(1.0, "share of peak FLOP/s in dense GEMMs")
-    expert_efficiency: Number = _share(1.0, "share of peak FLOP/s in grouped GEMMs of routed experts")
-    expert_memory_efficiency: Number = _share(1.0, "share of memory bandwidth in reads of routed-expert weights")
-    fp4_efficiency: Number = _share(1.0, "factor on compute_efficiency and expert_efficiency for 4-bit GEMMs")
+    fp4_efficiency: Number = _share(1.0, "factor on compute_efficiency for 4-bit GEMMs")
     block_efficiency: Number = _share(
         1.0,
-        "factor on compute_efficiency and expert_efficiency for 8-bit GEMMs with block scales, on chips with 4-bit arithmetic",
+        "factor on compute_efficiency for 8-bit GEMMs with block scales, on chips with 4-bit arithmetic",
     )
     attention_efficiency: Number = _share(1.0, "share of peak FLOP/s in attention")
     latent_efficiency: Number = _share(1.0, "factor on attention_efficiency for decode attention over a latent (MLA)")
@@ -110,7 +108,7 @@ class Overheads:
         "time to quantise the input of an 8-bit or 4-bit matrix", unit="s per kernel"
     )
     seconds_per_expert_layer: Number = _seconds(
-        "time of routing and of the grouped GEMM kernels of routed experts", unit="s per layer"
+        "time of routing of an expert layer, beside the calls of its kernels", unit="s per layer"
     )
     seconds_per_attention_layer: Number = _seconds("time of an attention kernel that reads a KV cache", unit="s per layer")
     seconds_per_latent_layer: Number = _seconds("time of the extra products of latent attention (MLA)", unit="s per layer")
@@ -142,7 +140,22 @@ class Experts:
     expert_evenness: Number = constant(
         math.inf, "shape of the gamma distribution of expert popularity; infinite: uniform; 1: exponential", unit="shape"
     )
-    expert_tile_rows: Number = constant(0.0, "tile size to which the rows of an expert are padded", unit="rows", maximum=1e4)
+    expert_time: Number = constant(
+        0.0,
+        "factor on the time of the kernels of routed experts, times that of [[experts]]; 0: the chip's rates",
+        unit="factor",
+        maximum=10.0,
+    )
+    expert_call: Number = constant(
+        1.0, "share of the fixed time of a call of these kernels that remains in whole runs", unit="share", maximum=4.0
+    )
+    unmeasured_expert_time: Number = constant(
+        1.0,
+        "factor on the time of routed experts of chips and formats that are not in [[experts]]",
+        unit="factor",
+        least=0.1,
+        maximum=10.0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
 
 Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the skew of experts
-(`expert_imbalance`) with the tiles that pad their rows, and the share of activations that passes through memory. Kernel
-launches and memory traffic of routed experts depend on the format of the weights and on the vendor of the chip (`Chain`).
+(`expert_imbalance`) with the tiles that pad their rows, and the share of activations that passes through memory. Kernels of
+routed experts depend on the format of the weights and on the generation of the chip (`expert_kernels`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.blackboard.expert_activation import expected_maximum, experts_touched
-from steptime.hardware.number_formats import SOFTWARE, peak_rate
+from steptime.hardware.number_formats import SOFTWARE, number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.number_checks import Number, has_nonzero
-from steptime.physics.chip_memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways
+from steptime.physics.chip_memory import cache_ways, expert_slots, state_ways
 from steptime.physics.compute_dtype import (
     DECODE,
     LATENT_DECODE,
@@ -33,56 +33,17 @@ from steptime.physics.compute_dtype import (
 )
 from steptime.physics.engine import Engine
 from steptime.physics.expert_imbalance import busiest_rows
+from steptime.physics.expert_kernels import (
+    IDEAL_KERNEL,
+    ExpertKernel,
+    activation_bytes,
+    expert_factor,
+    memory_share,
+    select_kernel,
+    stored_kind,
+)
 from steptime.physics.layout import Layout
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """How the products of routed experts run.
-
-    extra_kernels: Kernels in addition to the products.
-    quantising: Kernels that quantise inputs, where products run in 4 or 8 bits.
-    wide, narrow, per_matrix: Values of 16 bits that pass through memory for each row. `wide` counts the width of the row.
-    Each chip that shares an expert moves it whole, because each chip has a part of every sum. `narrow` counts the expert's
-    columns on the chip. `per_matrix` counts these columns once for each matrix of the expert.
-    source: Where the kernels were read.
-    """
-
-    extra_kernels: int
-    quantising: int
-    wide: float
-    narrow: float = 0.0
-    per_matrix: float = 0.0
-    source: str
-
-
-SEPARATE_KERNELS: Final = Chain(
-    extra_kernels=3,
-    quantising=2,
-    wide=5.0,
-    per_matrix=2.0,
-    source="vLLM 0.19, layers/fused_moe/fused_moe.py: moe_align_block_size, silu_and_mul, moe_sum",
-)
-"""Rows: a sort reads and writes them, the first products read them, the last product writes them, and the sum reads them.
-Columns of all products but the last: the product writes them, the activation reads and writes them, and the last reads them."""
-FUSED: Final = Chain(
-    extra_kernels=0,
-    quantising=1,
-    wide=2.25,
-    narrow=0.5,
-    source="FlashInfer, trtllm_fp4_block_scale_moe; triton_kernels, matmul_ogs",
-)
-"""One chain sorts and activates within the products. Rows are read in 4 bits, written in 16 bits, and the sum reads them.
-Columns are written and read in 4 bits."""
-TWO_STAGES: Final = Chain(
-    extra_kernels=1,
-    quantising=2,
-    wide=2.5,
-    narrow=3.0,
-    source="github.com/ROCm/aiter, aiter/fused_moe.py: moe_sorting, then fused_moe_2stages, which engines take on AMD's chips",
-)
-"""The first products activate and the last product sums. Rows are read in 8 bits, and their sums are read and written. Columns
-are written, quantised (read in 16 bits, written in 8 bits) and read."""
 AMD: Final = "AMD"
 # Arithmetic of nvfp4, of mxfp4, and of weights that a chip converts to 16 bits.
 FOUR, SIX, SIXTEEN = "fp4", "fp6", "bf16"
@@ -116,29 +77,6 @@ def multiplied_in(computed: tuple[str, ...], peak: Collection[str]) -> str:
     ('fp8', 'bf16')
     """
     return next((kind for kind in computed if kind in peak), SIXTEEN)
-
-
-def kernel_chain(stored: str, kind: str, vendor: str) -> Chain:
-    """Return how routed experts run on the chips of a vendor.
-
-    Args:
-        stored: The best arithmetic for the stored format.
-        kind: The arithmetic in which the chip multiplies the weights.
-        vendor: Vendor of the chip.
-
-    Returns:
-        The chain of kernels.
-
-    >>> [kernel_chain(*pair, "NVIDIA").extra_kernels
-    ...  for pair in (("fp8", "fp8"), ("fp4", "fp4"), ("fp4", "bf16"), ("fp6", "bf16"))]
-    [3, 0, 3, 0]
-    >>> [kernel_chain(dtype, dtype, "AMD").extra_kernels for dtype in ("fp8", "fp6")]
-    [1, 1]
-    """
-    # NVIDIA's fused kernels exist for 4-bit products, and for mxfp4 weights in any arithmetic.
-    if vendor == AMD:
-        return TWO_STAGES
-    return FUSED if kind == FOUR or stored == SIX else SEPARATE_KERNELS
 
 
 # Arithmetic with quantised inputs.
@@ -383,14 +321,7 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     Returns:
         The demand.
     """
-    work, system, layout, kernels, experts = (
-        context.work,
-        context.system,
-        context.layout,
-        context.engine.kernels,
-        context.engine.experts,
-    )
-    computed = computed_in(context.engine.arithmetic, op.format.arithmetic, system.chip.peak, system.chip.vendor)
+    work, system, layout, experts = context.work, context.system, context.layout, context.engine.experts
     slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
 
     # Weights: the busiest chip reads each expert that at least one of its tokens activates.
@@ -415,83 +346,56 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         counted_rows = np.maximum(rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0), rows + chance)
         busiest_rank = np.where(np.asarray(experts.expert_imbalance) > 0, counted_rows, busiest_rank)
     rows = np.minimum(np.maximum(busiest_rank, least), work.everywhere * np.minimum(op.active, slots))
-    if has_nonzero(experts.expert_tile_rows):
-        # A kernel computes whole tiles.
-        rows = np.hypot(rows, touched * experts.expert_tile_rows)
 
-    # Efficiency: by the arithmetic in which the chip multiplies the weights.
-    efficiency, reading = kernels.expert_efficiency, kernels.expert_memory_efficiency
-    if op.format.bytes < NARROW and computed[0] in UNPACKED:
-        reading = np.minimum(reading, kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
-    if computed[0] in four_bits(system.chip.vendor) and computed[0] in system.chip.peak:
-        efficiency = efficiency * kernels.fp4_efficiency
-    if computed[0] == "fp8" and "fp4" in system.chip.peak:
-        efficiency = efficiency * kernels.block_efficiency
-    if context.fills:
-        sums = shortness(op, sharing, instances) / ROW_BYTES.get(computed[0], 2)
-        efficiency = efficiency / (1 + kernels.fill_bytes * sums)
+    # The kernel, and its factor in whole serving runs.
+    kernel, factor = expert_kernel(op, context)
+    plain = op.inputs > 0 and op.columns > 0
+    columns, matrices = (op.columns / sharing, op.flops_per_row / (2 * op.inputs * op.columns)) if plain else (np.inf, 0.0)
+    computed = number_format(kernel.computed).arithmetic if kernel.computed else op.format.arithmetic
     activations: Number = 0.0
-    if has_nonzero(kernels.activation_traffic):
-        kind = multiplied_in(computed, system.chip.peak)
-        moved = moved_values(op, sharing, instances, kernel_chain(op.format.arithmetic[0], kind, system.chip.vendor))
-        activations = rows * (moved * ACTIVATION_BYTES * kernels.activation_traffic)
-    flops, weights = rows * (op.flops_per_row / sharing), touched * op.weights * (op.format.bytes / sharing)
-    peak = peak_rate(system.chip.peak, computed)
-    return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
+    if plain and has_nonzero(kernel.activation_share):
+        width = op.inputs / instances
+        activations = instances * activation_bytes(kernel, rows, width, columns, matrices) * factor
+    if has_nonzero(kernel.tile_rows):
+        rows = np.hypot(rows, touched * kernel.tile_rows)
+    return Demand(
+        rows * (op.flops_per_row / sharing),
+        peak_rate(system.chip.peak, computed),
+        touched * op.weights * (op.format.bytes / sharing),
+        activations,
+        efficiency=kernel.compute_share / factor,
+        memory_efficiency=memory_share(kernel, columns) / factor,
+    )
+
+
+def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
+    """Return the kernels of routed experts, and the factor on their time in whole serving runs.
+
+    Args:
+        op: Routed experts.
+        context: Work of a micro-batch on a chip.
+
+    Returns:
+        Kernels and a factor; for an engine without losses those of an ideal chip and 1.
+    """
+    experts, chip, stored = context.engine.experts, context.system.chip, stored_kind(op.format)
+    if not has_nonzero(experts.expert_time):
+        return IDEAL_KERNEL, 1.0
+    factor = experts.expert_time * expert_factor(
+        context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time
+    )
+    return select_kernel(chip.generation, stored, has_fp4=FOUR in chip.peak), factor
 
 
 # Bytes per multiplied value; 2 for other arithmetic.
 ROW_BYTES = {"fp4": 0.5, "fp6": 0.75, "fp8": 1.0, "int8": 1.0}
 
 
-def shortness(op: Op, sharing: Number, instances: int) -> Number:
-    """Return the mean of 1 / K over the FLOPs of routed experts, for sums of K values.
-
-    Chips that divide the inner dimension of a block's second product have shorter sums.
-
-    Args:
-        op: Routed experts of `instances` layers.
-        sharing: Chips that share an expert.
-        instances: Number of layers in `op`.
-
-    Returns:
-        The mean of 1 / K; 0 where the operator is not a plain product.
-
-    References:
-        Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8 (K from 512 to 16,384; 4,096
-        rows). Grouped products are the same (github.com/deepseek-ai/DeepGEMM, README of 2025-02). Writing outputs of
-        two bytes takes 420 of the 719.
-    """
-    if not op.columns or not op.inputs or not op.flops_per_row:
-        return 0.0
-    wide, matrices = op.inputs / instances, op.flops_per_row / (2 * op.inputs * op.columns)
-    return ((matrices - 1) / wide + sharing / op.columns) / matrices
-
-
-def moved_values(op: Op, sharing: Number, instances: int, chain: Chain) -> Number:
-    """Return the 16-bit values through memory for each row of routed experts.
-
-    Args:
-        op: Routed experts of `instances` layers.
-        sharing: Chips that share an expert.
-        instances: Number of layers in `op`.
-        chain: Kernels that run the experts.
-
-    Returns:
-        Values per row and chip.
-    """
-    columns = op.columns * instances
-    matrices = op.flops_per_row / (2 * op.inputs * op.columns) if op.inputs and op.columns else 0.0
-    return chain.wide * op.inputs + (chain.narrow + chain.per_matrix * matrices) * columns / sharing
-
-
 def in_blocks(op: Op) -> bool:
     """Whether 8-bit weights of an operator have block scales.
 
-    Routed experts always count as block-scaled. Tensor cores of chips with 4-bit arithmetic scale 16 or 32 values in a row.
-    FP8 models of experts have sums over blocks of 128 x 128. Their scales are applied outside of tensor cores, by units
-    that are hardly faster than on earlier chips. Kernels that round such scales to powers of two for the tensor cores are
-    faster on Blackwell too (DeepGEMM, in wide deployments of SGLang).
+    Tensor cores of chips with 4-bit arithmetic scale 16 or 32 values in a row. FP8 models have sums over blocks of 128 x 128.
+    Their scales are applied outside of tensor cores, by units that are hardly faster than on earlier chips.
 
     Args:
         op: The operator.
@@ -504,7 +408,7 @@ def in_blocks(op: Op) -> bool:
         github.com/NVIDIA/cutlass/issues/2923). H800: 1,500 of 1,979 TFLOP/s
         (github.com/deepseek-ai/DeepGEMM/pull/81).
     """
-    return op.rows == "routed" or op.format.block > 0
+    return op.format.block > 0
 
 
 def attention_demands(a: Attention, work: Work, system: System, layout: Layout, engine: Engine) -> dict[str, Demand]:
@@ -666,14 +570,11 @@ def kernel_counts(
     """
 
     def launches(op: Op) -> tuple[int, int]:
-        """Return plain kernels (without those of expert layers) and quantising kernels."""
-        stored = op.format.arithmetic
-        kind = multiplied_in(computed_in(rules, stored, peak, vendor), peak)
-        chain = kernel_chain(stored[0], kind, vendor)
-        quantises = kind in (*QUANTISED, *four_bits(vendor))
+        """Return plain kernels and quantising kernels; those of routed experts are in `ExpertKernel.seconds`."""
         if op.rows == "routed":
-            return chain.extra_kernels, chain.quantising * quantises
-        return 1, int(quantises)
+            return 0, 0
+        kind = multiplied_in(computed_in(rules, op.format.arithmetic, peak, vendor), peak)
+        return 1, int(kind in (*QUANTISED, *four_bits(vendor)))
 
     counts = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:

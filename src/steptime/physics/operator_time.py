@@ -28,6 +28,7 @@ from steptime.physics.op_work import (
     Pass,
     attention_demands,
     chip_factor,
+    expert_kernel,
     kernel_counts,
     routed_demand,
 )
@@ -198,6 +199,11 @@ def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, mer
         for op, n in totals.layers
         if op.rows == "routed"
     ]
+    for op, n in totals.layers:
+        if op.rows == "routed":
+            calls, factor = expert_kernel(op, context)
+            if has_nonzero(calls.seconds):
+                clock.wait("calls of expert kernels", n, calls.seconds * engine.experts.expert_call * factor)
     for mixer, n in totals.mixers:
         phases = attention_demands(mixer, context.work, system, context.layout, engine).items()
         operators += [Operator("attention", f"{mixer.name}, {phase}", demand, n, n) for phase, demand in phases]
@@ -352,7 +358,7 @@ def _traffic(operator: Operator, system: System, engine: Engine) -> dict[str, Nu
         return {"kv": memory_time(operator.scaled(demand.kv), bandwidth, reached)}
     traffic = {"weights": memory_time(operator.scaled(demand.weights), bandwidth, demand.memory_efficiency)}
     if has_nonzero(demand.activations):
-        traffic["activations"] = memory_time(operator.scaled(demand.activations), bandwidth, kernels.memory_efficiency)
+        traffic["activations"] = memory_time(operator.scaled(demand.activations), bandwidth)
     return traffic
 
 

@@ -7,7 +7,7 @@ The shipped engines themselves are fitted by `docs/engine_cross_validation.py` w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,17 +30,14 @@ DEPLOYMENT_DEVIATION = 12.0
 # Deviation of the logarithm of a constant between engines.
 BETWEEN_ENGINES = {
     "memory_efficiency": 0.0075,
-    "narrow_efficiency": 0.0125,
     "compute_efficiency": 0.01,
-    "expert_efficiency": 0.02,
-    "expert_memory_efficiency": 0.0125,
     "latent_efficiency": 0.025,
-    "attention_memory_efficiency": 0.011,
     "seconds_per_kernel": 0.025,
     "seconds_per_quantised_kernel": 0.025,
-    "seconds_per_expert_layer": 0.025,
     "seconds_per_collective": 0.2,
     "seconds_per_sequence": 0.0225,
+    "expert_call": 0.025,
+    "expert_time": 0.01,
 }
 NAMES = tuple(BETWEEN_ENGINES)
 BETWEEN = np.array(list(BETWEEN_ENGINES.values()))
@@ -53,32 +50,34 @@ LEAST_WAITS = dict(zip(RUN_WAITS, (1e-4, 1e-8, 0.1, 0.1, 1e-3), strict=True))
 WAIT_DEVIATIONS = np.array([0.5, 0.5, 0.5, 0.5, 1.0])
 # Simulation passes; the second uses the waits fitted in the first.
 PASSES = 2
-LIMITS = np.array([[DESCRIPTIONS[name][end] for name in NAMES] for end in ("least", "most")])
-"""Minimum and maximum of each constant."""
 
 
-def engine_from(logs: Array, base: Engine) -> Engine:
+def engine_from(logs: Array, base: Engine, names: Sequence[str] = NAMES) -> Engine:
     """Build an engine from fitted logarithms.
 
     Each constant is limited to its range.
 
     Args:
-        logs: Logarithms of `NAMES`, of shape (constants,) or (n, constants); the latter gives constants of shape (n, 1).
+        logs: Logarithms of `names`, of shape (constants,) or (n, constants); the latter gives constants of shape (n, 1).
         base: Engine with the constants that are not fitted.
+        names: Names of the constants.
 
     Returns:
         The engine.
     """
-    values = np.clip(np.exp(logs), *LIMITS)
-    return with_constants(base, {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)})
+    limits = np.array([[DESCRIPTIONS[name][end] for name in names] for end in ("least", "most")])
+    values = np.clip(np.exp(logs), *limits)
+    return with_constants(base, {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(names)})
 
 
-def _log_errors(logs: Array, groups: list[Runs], target: Array, bases: Mapping[str, Engine]) -> Array:
+EngineBuilder = Callable[[Array, Runs], Engine]
+"""Builds the engine of runs from logarithms of constants, of shape (constants,) or (n, constants)."""
+
+
+def _log_errors(logs: Array, groups: list[Runs], target: Array, build_engine: EngineBuilder) -> Array:
     """Return log(predicted / measured) of all runs, of shape (runs,), or (n, runs) for `logs` of shape (n, constants)."""
     parts = [
-        np.broadcast_to(
-            np.log(predict_runs(runs, engine_from(logs, bases[runs.engine]))[0]), (*np.shape(logs)[:-1], len(runs.index))
-        )
+        np.broadcast_to(np.log(predict_runs(runs, build_engine(logs, runs))[0]), (*np.shape(logs)[:-1], len(runs.index)))
         for runs in groups
     ]
     errors: Array = np.concatenate(parts, axis=-1) - target[np.concatenate([runs.index for runs in groups])]
@@ -90,7 +89,7 @@ def fit(
     target: Array,
     mean: Array,
     deviation: Array,
-    bases: Mapping[str, Engine],
+    build_engine: EngineBuilder,
     *,
     start: Array | None = None,
     noise: float = NOISE,
@@ -103,7 +102,7 @@ def fit(
         target: log of measured TPOT by index of a run.
         mean: Prior mean of the logarithms of the constants.
         deviation: Prior deviation of the logarithms.
-        bases: Engine with the constants that are not fitted, by the engine of the runs.
+        build_engine: Engine of runs with the constants.
         start: Start of the fit; by default `mean`.
         noise: Scatter of log(TPOT).
         robust: Error, in units of the noise, above which the weight falls (Cauchy loss).
@@ -124,12 +123,12 @@ def fit(
         return np.sign(scaled) * robust * np.sqrt(np.log1p((scaled / robust) ** 2))
 
     def residuals(logs: Array) -> Array:
-        return np.concatenate([soft(_log_errors(logs, groups, target, bases)), (logs - mean) / deviation])
+        return np.concatenate([soft(_log_errors(logs, groups, target, build_engine)), (logs - mean) / deviation])
 
     def jacobian(logs: Array) -> Array:
         step = 1e-4
-        table = np.concatenate([logs[None, :], logs[None, :] + step * np.eye(len(NAMES))])
-        errors = soft(_log_errors(table, groups, target, bases))
+        table = np.concatenate([logs[None, :], logs[None, :] + step * np.eye(len(mean))])
+        errors = soft(_log_errors(table, groups, target, build_engine))
         return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / deviation)])
 
     solution = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
@@ -329,7 +328,11 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
         )
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
     mean, queue_mean = (np.log([float(constant(prior, n)) for n in names]) for names in (NAMES, QUEUE_NAMES))
-    logs, covariance = fit(groups, log_tpot(rows), mean, DEPLOYMENT_DEVIATION * BETWEEN, {prior.name: prior}, start=mean)
+
+    def build_engine(values: Array, _: Runs) -> Engine:
+        return engine_from(values, prior)
+
+    logs, covariance = fit(groups, log_tpot(rows), mean, DEPLOYMENT_DEVIATION * BETWEEN, build_engine, start=mean)
     first = measured_first_tokens(rows)
     prefill_groups = [runs for runs in groups if runs.prompts]
     fitted = with_queue(engine_from(logs, prior), prefill_groups, first, queue_mean)
@@ -362,6 +365,15 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     for rule in engine.arithmetic:
         rule_fields = {name: getattr(rule, name) for name in ("operation", "stored", "chips", "computed", "source")}
         lines += ["", "[[arithmetic]]", *(f'{name} = "{value}"' for name, value in rule_fields.items() if value)]
+    for entry in engine.expert_factors:
+        lines += [
+            "",
+            "[[experts]]",
+            f'chips = "{entry.chips}"',
+            f'stored = "{entry.stored}"',
+            f"factor = {float(entry.factor):.4g}",
+        ]
+        lines += [f"runs = {entry.runs}"] if entry.runs else []
     lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
     lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]
     lines.append("covariance = [")

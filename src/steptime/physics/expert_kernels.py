@@ -1,0 +1,259 @@
+r"""Expert kernels: the time of the routed experts of a layer on one chip, from kernels that were timed alone.
+
+A kernel reads the weights of $x$ touched experts, each of $n$ matrices of $h \times i$ weights in $b$ bytes, and moves
+activations of $r$ rows. Narrow experts fill the chip's memory system less, which costs as much as $i_0$ further columns. A
+kernel computes whole tiles of $\tau$ rows for each expert:
+
+$$ m = \frac{x n h i b}{e_m W} \left(1 + \frac{i_0}{i}\right) + \frac{2 a r (5 h + 2 n i)}{W}, \qquad
+   c = \frac{2 n h i \sqrt{r^2 + (\tau x)^2}}{e_c P}, \qquad t = t_0 + (m^p + c^p)^{1/p} $$
+
+The constants are fitted to kernel timings (`docs/fit_kernels.py`), by generation of chips and format of the weights. Kernels of
+different engines are taken together, because differences between their timings do not predict those of whole serving runs. A
+factor on $t$, from whole serving runs, belongs to an engine (`ExpertFactor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.catalog.data_files import PACKAGED, read_file
+from steptime.errors import short_repr
+from steptime.hardware.number_formats import Format
+from steptime.number_checks import Number
+
+# Chips for which no kernel was timed.
+ANY: Final = "any"
+# Bytes of an activation.
+ACTIVATION_BYTES: Final = 2
+# Kinds of stored experts; 8-bit weights with scales for blocks have kernels of their own.
+BLOCKS: Final = "fp8_block"
+STORED: Final = ("bf16", "fp8", BLOCKS, "int4", "nvfp4", "mxfp4")
+# Smallest and largest factor of whole serving runs.
+FACTORS: Final = (0.1, 10.0)
+# Keys of a table of an engine file.
+NEEDED: Final = {"chips", "stored", "factor"}
+# Bytes per weight up to which weights count as 4-bit and as 8-bit.
+FOUR_BITS, EIGHT_BITS = 5 / 8, 5 / 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertKernel:
+    """Constants of the kernels of routed experts; the defaults are those of an ideal chip.
+
+    chips, stored: Generation of chips, and kind of stored experts. computed: Arithmetic; "" for the chip's best.
+    seconds: Time of a call without work. memory_share, compute_share: Shares of the data sheet's rates.
+    fill_columns: Columns that cost as much as the start of each expert's reads.
+    tile_rows: Rows of a tile. activation_share: Share of activations that passes through memory.
+    error, timings: Median error, and number of timings.
+    """
+
+    chips: str = ANY
+    stored: str = ""
+    computed: str = ""
+    seconds: Number = 0.0
+    memory_share: Number = 1.0
+    compute_share: Number = 1.0
+    fill_columns: Number = 0.0
+    tile_rows: Number = 0.0
+    activation_share: Number = 0.0
+    error: float = 0.0
+    timings: int = 0
+
+
+IDEAL_KERNEL: Final = ExpertKernel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertFactor:
+    """A factor of an engine file: time of routed experts in whole serving runs over the time of the kernels.
+
+    chips, stored: Generation of chips, and kind of stored experts. runs: Runs that the factor was fitted to.
+    """
+
+    chips: str
+    stored: str
+    factor: Number = 1.0
+    runs: int = 0
+
+
+def kernel_times(
+    kernel: ExpertKernel,
+    *,
+    touched: Number,
+    rows: Number,
+    width: Number,
+    columns: Number,
+    matrices: Number,
+    stored: Number,
+    bandwidth: Number,
+    peak: Number,
+) -> tuple[Number, Number]:
+    """Return the seconds of arithmetic and of memory traffic of one call.
+
+    Args:
+        kernel: The kernel.
+        touched: Experts that are read.
+        rows: Rows of all experts of the chip.
+        width: Width of a row [values].
+        columns: Columns of an expert on the chip.
+        matrices: Matrices of an expert.
+        stored: Bytes per weight.
+        bandwidth: Bytes per second.
+        peak: FLOP/s.
+
+    Returns:
+        Two times [s].
+
+    >>> kernel_times(IDEAL_KERNEL, touched=8, rows=8, width=4096, columns=1024, matrices=3, stored=1, bandwidth=4e12, peak=1e15)
+    (2.01326592e-07, 2.5165824e-05)
+    """
+    weights = matrices * width * columns
+    compute = 2 * weights * np.hypot(rows, touched * kernel.tile_rows) / (kernel.compute_share * peak)
+    reads = touched * weights * stored / (memory_share(kernel, columns) * bandwidth)
+    return compute, reads + activation_bytes(kernel, rows, width, columns, matrices) / bandwidth
+
+
+def memory_share(kernel: ExpertKernel, columns: Number) -> Number:
+    """Return the share of memory bandwidth in reads of weights.
+
+    Args:
+        kernel: The kernel.
+        columns: Columns of an expert on the chip.
+
+    Returns:
+        A share.
+
+    >>> memory_share(ExpertKernel(memory_share=0.9, fill_columns=128.0), 1024)
+    0.8
+    """
+    return kernel.memory_share / (1 + kernel.fill_columns / columns)
+
+
+def activation_bytes(kernel: ExpertKernel, rows: Number, width: Number, columns: Number, matrices: Number) -> Number:
+    """Return the bytes of activations through memory of one call.
+
+    Rows: a sort reads and writes them, the first products read them, the last product writes them, and the sum reads them.
+    Columns of each matrix: written and read.
+
+    Args:
+        kernel: The kernel.
+        rows: Rows of all experts of the chip.
+        width: Width of a row [values].
+        columns: Columns of an expert on the chip.
+        matrices: Matrices of an expert.
+
+    Returns:
+        Bytes.
+    """
+    return kernel.activation_share * rows * (5 * width + 2 * matrices * columns) * ACTIVATION_BYTES
+
+
+def stored_kind(form: Format) -> str:
+    """Return the kind of stored experts, as kernels distinguish them.
+
+    Args:
+        form: Format of the stored weights.
+
+    Returns:
+        One of `STORED`.
+
+    >>> from steptime.hardware.number_formats import number_format
+    >>> [stored_kind(number_format(name)) for name in ("bf16", "fp8", "int4", "nvfp4", "mxfp4", "q4_k")]
+    ['bf16', 'fp8', 'int4', 'nvfp4', 'mxfp4', 'int4']
+    """
+    first = form.arithmetic[0]
+    if form.bytes < FOUR_BITS:
+        return {"fp4": "nvfp4", "fp6": "mxfp4"}.get(first, "int4")
+    if form.bytes <= EIGHT_BITS and first in ("fp8", "int8"):
+        return BLOCKS if form.block else "fp8"
+    return "bf16"
+
+
+def select_kernel(chips: str, stored: str, *, has_fp4: bool) -> ExpertKernel:
+    """Return the kernels for stored experts on a generation of chips.
+
+    Chips without 4-bit arithmetic unpack nvfp4 weights with the kernels of other 4-bit integers (Marlin). Chips whose kernels
+    were not timed get the kernels of all timed chips.
+
+    Args:
+        chips: Generation of the chips.
+        stored: Kind of the stored experts (`stored_kind`).
+        has_fp4: Whether the chips have 4-bit arithmetic.
+
+    Returns:
+        The kernels.
+
+    >>> [select_kernel(chips, "nvfp4", has_fp4=fp4).computed for chips, fp4 in (("blackwell", True), ("hopper", False))]
+    ['fp4', 'bf16']
+    """
+    kernels = load_kernels()
+    if stored == "nvfp4" and not has_fp4:
+        stored = "int4"
+    return kernels.get((chips, stored)) or kernels[ANY, stored]
+
+
+def expert_factor(factors: tuple[ExpertFactor, ...], chips: str, stored: str, unmeasured: Number = 1.0) -> Number:
+    """Return the factor of an engine on the time of the kernels.
+
+    Args:
+        factors: Factors of the engine.
+        chips: Generation of the chips.
+        stored: Kind of the stored experts.
+        unmeasured: Factor where no run had such experts.
+
+    Returns:
+        A factor.
+
+    >>> expert_factor((ExpertFactor(chips="hopper", stored="fp8", factor=0.9),), "hopper", "fp8")
+    0.9
+    """
+    return next((entry.factor for entry in factors if entry.chips == chips and entry.stored == stored), unmeasured)
+
+
+@lru_cache(maxsize=1)
+def load_kernels() -> Mapping[tuple[str, str], ExpertKernel]:
+    """Return the fitted kernels by generation of chips and kind of stored experts."""
+    entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "experts.toml")["kernel"]
+    return {(entry["chips"], entry["stored"]): ExpertKernel(**entry) for entry in entries}
+
+
+def read_factors(entries: object) -> tuple[ExpertFactor, ...]:
+    """Read the [[experts]] tables of an engine file.
+
+    Args:
+        entries: Value of the key "experts" of the file.
+
+    Returns:
+        The factors, in the order of the file.
+
+    Raises:
+        ValueError: A table is malformed; the message says which and why.
+    """
+    if not isinstance(entries, list):
+        raise ValueError("experts: must be a list of tables, [[experts]]")
+    factors = []
+    for number, entry in enumerate(entries):
+        place = f"experts, table {number + 1}"
+        if not isinstance(entry, dict) or not {"chips", "stored", "factor"} <= set(entry) <= {
+            "chips",
+            "stored",
+            "factor",
+            "runs",
+        }:
+            raise ValueError(f"{place}: needs chips, stored and factor, and may have runs")
+        factor, runs = entry["factor"], entry.get("runs", 0)
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not FACTORS[0] <= factor <= FACTORS[1]:
+            raise ValueError(f"{place}: factor must be from {FACTORS[0]:g} to {FACTORS[1]:g}, got {short_repr(factor)}")
+        if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
+            raise ValueError(f"{place}: runs must be a whole number of at least 0, got {short_repr(runs)}")
+        if not isinstance(entry["chips"], str) or entry["stored"] not in STORED:
+            raise ValueError(
+                f"{place}: chips must be a text and stored one of {', '.join(STORED)}, got {short_repr(entry['stored'])}"
+            )
+        factors.append(ExpertFactor(**entry))
+    return tuple(factors)

@@ -1,0 +1,135 @@
+"""Kernels of routed experts: the formula by hand, the table's physics, and the factors of engines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.hardware.number_formats import number_format
+from steptime.physics.engine import load_engine, with_constants
+from steptime.physics.expert_kernels import (
+    ANY,
+    STORED,
+    ExpertFactor,
+    ExpertKernel,
+    activation_bytes,
+    expert_factor,
+    kernel_times,
+    load_kernels,
+    memory_share,
+    read_factors,
+    select_kernel,
+    stored_kind,
+)
+from steptime.physics.step import decode_step
+
+KERNEL = ExpertKernel(
+    seconds=30e-6, memory_share=0.8, compute_share=0.5, fill_columns=512.0, tile_rows=12.0, activation_share=0.5
+)
+SHAPE = {"touched": 8, "rows": 96, "width": 4000, "columns": 1536, "matrices": 3}
+
+
+def test_times_by_hand():
+    """8 experts of 3 x 4,000 x 1,536 bytes at 0.8 of 4 TB/s, times 4/3; half of 96 rows of 29,216 values in 16 bits."""
+    compute, memory = kernel_times(KERNEL, **SHAPE, stored=1.0, bandwidth=4e12, peak=1e15)
+    assert memory == pytest.approx(8 * 3 * 4000 * 1536 * (4 / 3) / 3.2e12 + 0.5 * 96 * 29_216 * 2 / 4e12)
+    assert compute == pytest.approx(2 * 3 * 4000 * 1536 * math.hypot(96, 96) / 0.5e15)
+    assert activation_bytes(KERNEL, 96, 4000, 1536, 3) == 0.5 * 96 * 29_216 * 2
+    assert memory_share(KERNEL, 512) == 0.4
+
+
+def test_more_work_never_takes_less():
+    for kernel in load_kernels().values():
+        for name in SHAPE:
+            less, more = (
+                kernel_times(kernel, **SHAPE | {name: SHAPE[name] * factor}, stored=1.0, bandwidth=4e12, peak=1e15)
+                for factor in (1, 2)
+            )
+            assert more[0] >= less[0]
+            assert more[1] >= less[1]
+
+
+def test_constants_are_physical():
+    """No kernel is faster than its chip, and a call takes 5 to 120 us."""
+    kernels = load_kernels()
+    assert {stored for chips, stored in kernels if chips == ANY} == set(STORED)
+    for kernel in kernels.values():
+        assert 5e-6 < kernel.seconds < 120e-6
+        assert 0.2 < kernel.memory_share <= 0.95
+        assert 0.02 < kernel.compute_share <= 1
+        assert kernel.timings > 100
+        assert kernel.error < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("bf16", "bf16"), ("fp8", "fp8"), ("mxfp8", "fp8"), ("int8", "fp8"), *((name, name) for name in ("int4", "nvfp4", "mxfp4"))],
+)
+def test_kinds_of_stored_experts(name, kind):
+    assert stored_kind(number_format(name)) == kind
+    if kind == "fp8":
+        assert stored_kind(replace(number_format(name), block=128)) == "fp8_block"
+
+
+def test_chips_without_timings_have_the_kernels_of_all():
+    assert select_kernel("", "fp8", has_fp4=False) is load_kernels()[ANY, "fp8"]
+    assert select_kernel("hopper", "nvfp4", has_fp4=False) is load_kernels()["hopper", "int4"]
+    assert select_kernel("blackwell", "nvfp4", has_fp4=True) is load_kernels()["blackwell", "nvfp4"]
+
+
+def test_factors_scale_the_whole_time_of_experts():
+    """A factor of 1.5 on hopper's experts makes experts and calls 1.5 times as long, and nothing else."""
+    vllm = with_constants(load_engine("vllm"), {"expert_call": 1.0})
+    parts = []
+    for factor in (1.0, 1.5):
+        engine = replace(vllm, expert_factors=(ExpertFactor(chips="hopper", stored="fp8_block", factor=factor),))
+        parts.append(decode_step("deepseek-v3", "hgx-h200", batch=16, context=1000, layout=st.Layout(tp=8), engine=engine))
+    calls = 58 * load_kernels()["hopper", "fp8_block"].seconds
+    routed = [float(step.terms["experts"]) for step in parts]
+    assert routed[1] == pytest.approx(1.5 * routed[0], rel=0.01)  # the router has no factor
+    assert float(parts[1].terms["overhead"] - parts[0].terms["overhead"]) == pytest.approx(0.5 * calls)
+    assert float(parts[1].terms["attention"]) == float(parts[0].terms["attention"])
+
+
+def test_unmeasured_experts_have_a_factor_of_their_own():
+    factors = (ExpertFactor(chips="hopper", stored="fp8", factor=0.9, runs=7),)
+    assert expert_factor(factors, "hopper", "fp8", 2.0) == 0.9
+    assert expert_factor(factors, "hopper", "bf16", 2.0) == 2.0
+    engine = replace(load_engine("vllm"), expert_factors=())
+    slow = with_constants(engine, {"unmeasured_expert_time": 2.0})
+    one, two = (decode_step("qwen3-30b-a3b", "hgx-h100", batch=8, context=1000, engine=e) for e in (engine, slow))
+    assert float(two.terms["experts"]) == pytest.approx(2 * float(one.terms["experts"]), rel=0.01)  # the router has none
+
+
+def test_the_range_is_wider_without_runs_of_the_experts():
+    from steptime.physics.uncertainty import step_range
+
+    engine = load_engine("vllm")
+    inputs = {"batch": 64, "context": 1000, "layout": st.Layout(tp=8)}
+    widths = []
+    for used in (engine, replace(engine, expert_factors=())):
+        low, high = step_range("minimax-m2.5", "hgx-h200", engine=used, **inputs)
+        widths.append(float(np.log(high / low)))
+    assert widths[1] > widths[0] + 0.005
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({}, "list of tables"),
+        ([{"chips": "hopper"}], "needs chips, stored and factor"),
+        ([{"chips": "hopper", "stored": "fp8", "factor": 1, "x": 1}], "needs chips, stored and factor"),
+        ([{"chips": "hopper", "stored": "fp8", "factor": 0}], "factor must be from 0.1 to 10"),
+        ([{"chips": "hopper", "stored": "fp8", "factor": True}], "factor must be from 0.1 to 10"),
+        ([{"chips": "hopper", "stored": "fp9", "factor": 1}], "stored one of bf16"),
+        ([{"chips": 3, "stored": "fp8", "factor": 1}], "chips must be a text"),
+        ([{"chips": "hopper", "stored": "fp8", "factor": 1, "runs": -1}], "runs must be a whole number"),
+    ],
+)
+def test_bad_tables_are_refused(entries, words):
+    with pytest.raises(ValueError, match=words):
+        read_factors(entries)
