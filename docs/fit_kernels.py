@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 
 from steptime.catalog.hardware_loading import load_chip
 from steptime.number_checks import Array
-from steptime.physics.expert_kernels import ANY, ExpertKernel, kernel_times
+from steptime.physics.expert_kernels import ANY, BLOCKS, CONSTANTS, EXCHANGED, ExpertKernel, kernel_times
 from steptime.physics.operator_time import overlap
 
 FILE: Final = Path(__file__).parent.parent / "src" / "steptime" / "data" / "kernels" / "experts.toml"
@@ -42,11 +42,12 @@ EIGHT_BIT_ACTIVATIONS: Final = ("blackwell", "w4a8_mxfp4_mxfp8")
 # Tables of kernels that their engines had not tuned (medians 50 % off any model); FlashInfer's CUTLASS kernels of 8-bit scales
 # per tensor in vLLM, which take four times as long on Hopper as those of other engines; kernels of products without gates.
 LEFT_OUT: Final = ("vllm_mxfp4_moe", "vllm_marlin_int4_moe", "vllm_modeloptfp8moe_flashinfer_cutlass", "nongated", "xpu")
-CONSTANTS: Final = ("seconds", "memory_share", "compute_share", "fill_columns", "tile_rows", "activation_share")
+# Kernels for many rows with scales for blocks: DeepGEMM, and TensorRT-LLM's CUTLASS kernels on Hopper, which come from it.
+MANY_ROWS: Final = {"blackwell": "deepgemm", "hopper": "moe_torch_flow_cutlass"}
 # Usual constants, as logarithms, and the deviation of each.
 USUAL: Final = np.log([40e-6, 0.85, 0.4, 100.0, 16.0, 0.5])
 DEVIATIONS: Final = np.array([0.7, 0.15, 0.6, 0.8, 0.7, 0.8])
-# Largest constants. Weights of small shapes stay in the cache of a chip that a loop of equal calls warms; those of models do not.
+# Largest constants. In a loop of equal calls the weights of small shapes stay in the cache of a chip; those of models do not.
 LARGEST: Final = np.log([1e-3, 0.95, 1.0, 1e4, 1e3, 10.0])
 # Scatter of the logarithm of a timing: kernels jump where their tiles change, and the routing is drawn once.
 SCATTER: Final = 0.15
@@ -173,6 +174,11 @@ def errors(kernel: ExpertKernel, table: pd.DataFrame) -> Array:
 def families(table: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     """Return the timings by generation of chips and stored format, and those of all chips."""
     parts = {(str(chips), str(stored)): part for (chips, stored), part in table.groupby(["chips", "stored"])}
+    blocks = table[table.stored == BLOCKS]
+    parts |= {
+        (chips, EXCHANGED): blocks[(blocks.chips == chips) & (blocks.kernel_source == source)]
+        for chips, source in MANY_ROWS.items()
+    }
     parts |= {(ANY, str(stored)): part for stored, part in table.groupby("stored")}
     return {key: part for key, part in parts.items() if len(part) >= LEAST}
 

@@ -425,7 +425,7 @@ def kernels_note() -> list[str]:
         "whole runs (`[[experts]]`: chips, stored, factor). Chips without timings have the kernels of all chips (`any`), and",
         "experts without runs a factor of 1 with a prior deviation of 0.15, which widens ranges.",
         "",
-        f"| chips | stored | computed | call | memory | compute | fill, columns | tile, rows | median error of timings | {names} |",
+        f"| chips | stored | computed | call | memory | compute | fill, columns | tile, rows | error of timings | {names} |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|" + "---:|" * (names.count("|") + 1),
         *kernel_rows(),
     ]

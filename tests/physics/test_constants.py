@@ -110,7 +110,8 @@ def test_every_step_reads_the_others():
 
 
 UNITS = {
-    "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK} | {"activation_traffic", "memory_share", "expert_call"},
+    "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK}
+    | {"activation_traffic", "memory_share", "expert_call"},
     "exponent": {"chip_departure"},
     "": {"roofline_norm", "expert_skew"},
     "weights/s": {"unpack_rate"},

@@ -191,7 +191,7 @@ def test_an_engine_in_words():
         ("[peak]\nfp8 = 1\n", "it looks like a chip, a system or a list of rents"),
         ("[[domains]]\nsize = 1\n", "it looks like a chip, a system or a list of rents"),
         ("[[quotes]]\nusd = 1\n", "it looks like a chip, a system or a list of rents"),
-        ("", "has no table [constants]; an engine file has name, title, [source], [constants], [[arithmetic]], [[experts]] and [fit]"),
+        ("", "an engine file has name, title, [source], [constants], [[arithmetic]], [[experts]] and [fit]"),
         ("constants = 3\n", "has no table [constants]"),
         ("[constants]\n", "has no table [constants]"),
         ("[other]\na = 1\n[constants]\nsmall_kv = 1\n", "'other' is not a key of an engine file"),

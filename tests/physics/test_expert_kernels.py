@@ -44,9 +44,9 @@ def test_times_by_hand():
 
 def test_more_work_never_takes_less():
     for kernel in load_kernels().values():
-        for name in SHAPE:
+        for name, value in SHAPE.items():
             less, more = (
-                kernel_times(kernel, **SHAPE | {name: SHAPE[name] * factor}, stored=1.0, bandwidth=4e12, peak=1e15)
+                kernel_times(kernel, **SHAPE | {name: value * factor}, stored=1.0, bandwidth=4e12, peak=1e15)
                 for factor in (1, 2)
             )
             assert more[0] >= less[0]
@@ -67,7 +67,7 @@ def test_constants_are_physical():
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("bf16", "bf16"), ("fp8", "fp8"), ("mxfp8", "fp8"), ("int8", "fp8"), *((name, name) for name in ("int4", "nvfp4", "mxfp4"))],
+    [("mxfp8", "fp8"), ("int8", "fp8"), *((name, name) for name in ("bf16", "fp8", "int4", "nvfp4", "mxfp4"))],
 )
 def test_kinds_of_stored_experts(name, kind):
     assert stored_kind(number_format(name)) == kind
@@ -79,6 +79,17 @@ def test_chips_without_timings_have_the_kernels_of_all():
     assert select_kernel("", "fp8", has_fp4=False) is load_kernels()[ANY, "fp8"]
     assert select_kernel("hopper", "nvfp4", has_fp4=False) is load_kernels()["hopper", "int4"]
     assert select_kernel("blackwell", "nvfp4", has_fp4=True) is load_kernels()["blackwell", "nvfp4"]
+
+
+def test_exchanged_experts_run_in_kernels_for_many_rows():
+    """By layout, also in one array of layouts; on chips without such timings and for other formats nothing changes."""
+    table = load_kernels()
+    plain, exchanged = table["blackwell", "fp8_block"], table["blackwell", "fp8_block, exchanged"]
+    assert exchanged.compute_share > 2 * plain.compute_share
+    both = select_kernel("blackwell", "fp8_block", has_fp4=True, exchanges=np.array([False, True]))
+    assert both.compute_share.tolist() == [plain.compute_share, exchanged.compute_share]
+    assert select_kernel("ada", "fp8_block", has_fp4=False, exchanges=True) is table["ada", "fp8_block"]
+    assert select_kernel("blackwell", "nvfp4", has_fp4=True, exchanges=True) is table["blackwell", "nvfp4"]
 
 
 def test_factors_scale_the_whole_time_of_experts():

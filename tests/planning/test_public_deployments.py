@@ -42,7 +42,7 @@ def spread(system, engine, layout, regime):
         ("hgx-h100", "sglang", NINE_NODES, 256, 2050, PLAIN, 22_282 / 8, 0.3),
         ("gb200-nvl72", "sglang", RACK, 768, 2050, PLAIN, 9_087, 0.2),
         ("gb200-nvl72", "sglang", RACK, 1408, 2050, NVFP4, 13_386, 0.2),
-        ("gb200-nvl72", "sglang", RACK, 512, 2050, PLAIN, 7_583, 0.1),
+        ("gb200-nvl72", "sglang", RACK, 512, 2050, PLAIN, 7_583, 0.15),
         ("gb200-nvl72", "vllm", st.Layout(dp=8, ep=8), 1024, 3072, NVFP4, 10_100, 0.3),
         ("hgx-h800", "vllm", UNIT, 88, 4989, PLAIN, 14_800 / 8, 0.3),
     ],
@@ -61,7 +61,7 @@ def test_decode(system, engine, layout, batch, context, formats, published, with
     ("system", "engine", "layout", "tokens", "length", "formats", "published", "within"),
     [
         ("hgx-h100", "sglang", FOUR_NODES, 16_384, 2048, PLAIN, 54_543 / 8, 0.2),
-        ("gb200-nvl72", "sglang", st.Layout(dp=4, ep=4), 32_768, 2048, PLAIN, 18_471, 0.15),
+        ("gb200-nvl72", "sglang", st.Layout(dp=4, ep=4), 32_768, 2048, PLAIN, 18_471, 0.25),
         ("gb200-nvl72", "sglang", st.Layout(dp=2, ep=2), 65_536, 2048, NVFP4, 26_156, 0.2),
         ("hgx-h800", "vllm", FOUR_NODES, 16_384, 4096, PLAIN, 73_700 / 8 * 266 / 608, 1.2),  # fresh tokens, a day's mean
     ],

@@ -200,12 +200,14 @@ def test_one_run_is_worth_something_on_models_left_out_of_the_fit():
     rows = [row for row in read_runs(SERVING)[0] if row["tpot_s"]]
     measured_at = np.log([float(row["tpot_s"]) for row in rows])
     groups = fits.group_all(rows)
+    known = fits.constants_of(groups)
     labels = np.array([" ".join(row[name] for name in ("model", "system", "engine", "engine_version")) for row in rows])
     off = np.full(len(rows), np.nan)
     for left in {runs.model.name for runs in groups}:
-        constants, _ = fits.fit([runs for runs in groups if runs.model.name != left], measured_at, fits.USUAL, fits.DEVIATIONS)
+        kept = [runs for runs in groups if runs.model.name != left]
+        constants, _ = fits.fit(kept, measured_at, known, (known.usual, known.deviations))
         for runs in (runs for runs in groups if runs.model.name == left):
-            tpot = predict_runs(runs, fits.engine_from(constants, name=runs.engine))[0]
+            tpot = predict_runs(runs, known.engine(constants, runs.engine))[0]
             off[runs.index] = measured_at[runs.index] - np.log(tpot)
     parts = [off[labels == label] for label in set(labels)]
     pairs = [(np.delete(logs, i), logs[i], 1 / (len(logs) - 1)) for logs in parts if len(logs) > 1 for i in range(len(logs))]

@@ -41,7 +41,7 @@ def test_times_per_token_are_as_far_off_as_they_were(runs):
     assert np.sum(inside) >= 49
 
 
-@pytest.mark.parametrize(("engine", "most"), [("sglang", 0.13), ("trtllm", 0.08), ("vllm", 0.095)])
+@pytest.mark.parametrize(("engine", "most"), [("sglang", 0.13), ("trtllm", 0.09), ("vllm", 0.095)])
 def test_each_engine_is_as_far_off_as_it_was(runs, engine, most):
     """Engines that differ little err more on runs like those fitted, and less on new models."""
     rows, found, measured = runs

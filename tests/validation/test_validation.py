@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_cross_validation import USUAL, engine_from, fit_all
+from engine_cross_validation import FITTED, USUAL, base_engine, fit_all
 
 from steptime.errors import DataFileError, InputError
 from steptime.physics.engine import Engine, constant, load_engine, with_constants
 from steptime.physics.engine_parameters import CONSTANTS, find_problem
 from steptime.validation import predictions as validate
 from steptime.validation import run_table as runs_of
-from steptime.validation.engine_fit import NAMES, engine_file
+from steptime.validation.engine_fit import NAMES, engine_file, engine_from
 from steptime.validation.error_summary import errors, report, write_predictions
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import COLUMNS, OPTIONAL, read_runs
@@ -254,9 +254,10 @@ def test_constants_may_be_arrays():
 
     (runs,) = grouped([one(), one(concurrency="64")])
     logs = USUAL + np.array([[0.0], [0.1], [-0.2]])
-    together = predict_runs(runs, engine_from(logs, name="vllm"))[0]
+    base = base_engine("vllm")
+    together = predict_runs(runs, engine_from(logs, base, FITTED))[0]
     for i in range(3):
-        assert together[i] == pytest.approx(predict_runs(runs, engine_from(logs[i], name="vllm"))[0])
+        assert together[i] == pytest.approx(predict_runs(runs, engine_from(logs[i], base, FITTED))[0])
 
 
 def test_calibration_finds_the_constants_that_made_the_runs():
@@ -280,7 +281,7 @@ def test_calibration_finds_the_constants_that_made_the_runs():
 
 def test_constants_stay_within_what_an_engine_may_have():
     """Runs that are faster than their chips ask for more than a data sheet's peak; the file that is written can be read."""
-    found = engine_from(np.log(np.full(len(NAMES), 1e9)), name="vllm")
+    found = engine_from(np.log(np.full(len(NAMES), 1e9)), base_engine("vllm"))
     assert all(not find_problem(name, float(constant(found, name))) for name in NAMES)
     assert found.kernels.memory_efficiency == 1.25
 
@@ -333,7 +334,7 @@ def test_the_validation_page_says_what_a_new_fit_finds():
     pytest.importorskip("numba")
     from fit_engines import fitted_rows, page
 
-    files = [RUNS, *(RUNS.parent / name for name in ("serving_models.csv", "serving_more.csv"))]
+    files = [RUNS, *(RUNS.parent / f"serving_{name}.csv" for name in ("more", "models", "groups"))]
     rows = fitted_rows([row for path in files for row in read_runs(path)[0]])
     number = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
     texts = page(rows, fit_all(rows)), (DOCS / "validation.md").read_text(encoding="utf-8")

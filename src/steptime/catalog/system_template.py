@@ -63,7 +63,7 @@ def template(name: str, catalog: str | os.PathLike[str] | None = None) -> str:
         lines += _tables(key, getattr(system, key), NOTES[key])
     rack = _filled(system.rack)
     lines += [NOTES["rack"], "[rack]", *_pairs(rack)] if rack else []
-    lines += [NOTES["chip"], "[chip]", *_plain(chip, ("name", "title", "vendor", "year"))]
+    lines += [NOTES["chip"], "[chip]", *_plain(chip, ("name", "title", "vendor", "generation", "year"))]
 
     # A source that the system has too is written once.
     written = {name: vars(source) for name, source in system.sources.items()}

@@ -15,7 +15,7 @@ factor on $t$, from whole serving runs, belongs to an engine (`ExpertFactor`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -32,6 +32,9 @@ ANY: Final = "any"
 ACTIVATION_BYTES: Final = 2
 # Kinds of stored experts; 8-bit weights with scales for blocks have kernels of their own.
 BLOCKS: Final = "fp8_block"
+# Kernels of such experts that are fast with many rows.
+EXCHANGED: Final = "fp8_block, exchanged"
+CONSTANTS: Final = ("seconds", "memory_share", "compute_share", "fill_columns", "tile_rows", "activation_share")
 STORED: Final = ("bf16", "fp8", BLOCKS, "int4", "nvfp4", "mxfp4")
 # Smallest and largest factor of whole serving runs.
 FACTORS: Final = (0.1, 10.0)
@@ -109,8 +112,9 @@ def kernel_times(
     Returns:
         Two times [s].
 
-    >>> kernel_times(IDEAL_KERNEL, touched=8, rows=8, width=4096, columns=1024, matrices=3, stored=1, bandwidth=4e12, peak=1e15)
-    (2.01326592e-07, 2.5165824e-05)
+    >>> sizes = {"touched": 8, "rows": 8, "width": 4096, "columns": 1024, "matrices": 3, "stored": 1}
+    >>> [float(seconds) for seconds in kernel_times(IDEAL_KERNEL, **sizes, bandwidth=4e12, peak=1e15)]
+    [2.01326592e-07, 2.5165824e-05]
     """
     weights = matrices * width * columns
     compute = 2 * weights * np.hypot(rows, touched * kernel.tile_rows) / (kernel.compute_share * peak)
@@ -174,16 +178,18 @@ def stored_kind(form: Format) -> str:
     return "bf16"
 
 
-def select_kernel(chips: str, stored: str, *, has_fp4: bool) -> ExpertKernel:
+def select_kernel(chips: str, stored: str, *, has_fp4: bool, exchanges: Number = False) -> ExpertKernel:
     """Return the kernels for stored experts on a generation of chips.
 
     Chips without 4-bit arithmetic unpack nvfp4 weights with the kernels of other 4-bit integers (Marlin). Chips whose kernels
-    were not timed get the kernels of all timed chips.
+    were not timed get the kernels of all timed chips. Where data-parallel ranks exchange tokens, experts with scales for blocks
+    run in DeepGEMM and its like (SGLang's and vLLM's DeepEP; TensorRT-LLM).
 
     Args:
         chips: Generation of the chips.
         stored: Kind of the stored experts (`stored_kind`).
         has_fp4: Whether the chips have 4-bit arithmetic.
+        exchanges: Whether data-parallel ranks exchange tokens; may be an array.
 
     Returns:
         The kernels.
@@ -194,7 +200,13 @@ def select_kernel(chips: str, stored: str, *, has_fp4: bool) -> ExpertKernel:
     kernels = load_kernels()
     if stored == "nvfp4" and not has_fp4:
         stored = "int4"
-    return kernels.get((chips, stored)) or kernels[ANY, stored]
+    kernel, exchanged = kernels.get((chips, stored)) or kernels[ANY, stored], kernels.get((chips, EXCHANGED))
+    if stored != BLOCKS or exchanged is None or not np.any(exchanges):
+        return kernel
+    if np.all(exchanges):
+        return exchanged
+    values = {name: np.where(exchanges, getattr(exchanged, name), getattr(kernel, name)) for name in CONSTANTS}
+    return replace(kernel, **values)
 
 
 def expert_factor(factors: tuple[ExpertFactor, ...], chips: str, stored: str, unmeasured: Number = 1.0) -> Number:

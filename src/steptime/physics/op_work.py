@@ -42,7 +42,7 @@ from steptime.physics.expert_kernels import (
     select_kernel,
     stored_kind,
 )
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, exchanges_experts
 
 AMD: Final = "AMD"
 # Arithmetic of nvfp4, of mxfp4, and of weights that a chip converts to 16 bits.
@@ -384,7 +384,8 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
     factor = experts.expert_time * expert_factor(
         context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time
     )
-    return select_kernel(chip.generation, stored, has_fp4=FOUR in chip.peak), factor
+    exchanges = exchanges_experts(context.layout)
+    return select_kernel(chip.generation, stored, has_fp4=FOUR in chip.peak, exchanges=exchanges), factor
 
 
 # Bytes per multiplied value; 2 for other arithmetic.
