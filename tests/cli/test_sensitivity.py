@@ -17,7 +17,7 @@ def test_the_answer_comes_first_then_a_table_and_bars(columns):
     found = run(ASKED + " --full", columns=columns)
     assert found.returncode == 0
     lines = found.stdout.splitlines()
-    assert lines[0].startswith("USD per million tokens, step deepseek-v3 gb200-nvl72: $0.5")
+    assert lines[0].startswith("USD per million tokens, step deepseek-v3 gb200-nvl72: $0.4")
     assert "(scatter)" in " ".join(lines[:4])
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
@@ -39,7 +39,7 @@ def test_indices_have_their_confidence():
     found = run(f"{ASKED} --sobol --samples 1024 --seed 1", columns=120)
     text = " ".join(found.stdout.split())
     assert found.returncode == 0
-    assert re.search(r"\$0\.5\d\d \(90 %: \$[\d.]+ to \$[\d.]+\)", text)
+    assert re.search(r"\$0\.4\d\d \(90 %: \$[\d.]+ to \$[\d.]+\)", text)
     assert "First Total" in text
     assert "bootstrap of 1,024 samples" in text
 

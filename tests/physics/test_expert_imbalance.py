@@ -249,7 +249,7 @@ def test_a_known_imbalance_replaces_the_skew():
     twice, thrice = (
         st.mixed_step(model, system, engine=with_imbalance(vllm, ratio), **inputs).terms["experts"] for ratio in (2.0, 3.0)
     )
-    assert thrice == pytest.approx(1.5 * twice, rel=1e-3)
+    assert thrice == pytest.approx(1.5 * twice, rel=2e-3)
     skewed = with_constants(with_imbalance(vllm, 2.0), {"expert_skew": 3.0})
     assert st.mixed_step(model, system, engine=skewed, **inputs).terms["experts"] == twice
 
