@@ -64,7 +64,8 @@ def test_the_question_takes_a_trace():
     subject = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "mode": "aggregated"}
     lengths = {"input": 1155, "output": 211, "spread": 0.960, "output_spread": 0.771}
     names = frozenset({"requests_per_second", "layout_text"})
-    assert PLAN.ask(subject | {"trace": "azure-chat"}, names) == PLAN.ask(subject | lengths, names)
+    traced, given = PLAN.ask(subject | {"trace": "azure-chat"}, names), PLAN.ask(subject | lengths, names)
+    assert repr(traced) == repr(given)  # figures that are unknown are equal too
 
 
 @pytest.mark.parametrize("name", ["plan", "train", "rl"])

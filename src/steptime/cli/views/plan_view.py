@@ -282,7 +282,7 @@ def _warnings(plan: Plan) -> list[str]:
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {plan.sure:.0%} probability (--sure {plan.sure:g}).")
     elif plan.slo_probability and plan.tpot_range is not None and min(plan.slo_probability.values()) < LIKELY:
-        warnings.append("If times are as predicted, the limits are met. --sure 0.9 plans for 90 % probability of each.")
+        warnings.append("If times are as predicted, limits are met; --sure 0.9 asks for 90 %.")
     # Own runs change the plan: show it without them.
     if plan.unanchored is not None:
         before = plan.unanchored
