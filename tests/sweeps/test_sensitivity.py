@@ -83,8 +83,9 @@ def test_the_engine_alone_makes_the_range_that_a_step_states():
     for side, end in (("at_low", low), ("at_high", high)):
         logs = [math.log(one.at_high / seconds) if side == "at_high" else math.log(min(one.at_low, one.at_high) / seconds)
                 for one in engine if one.name == "scatter"]  # fmt: skip
+        # Errors of constants are correlated, and effects are not quite linear.
         constants = [0.5 * math.log(one.at_high / one.at_low) for one in engine if one.name != "scatter"]
-        assert math.sqrt(sum(x * x for x in [*logs, *constants])) == pytest.approx(abs(math.log(end / seconds)), rel=0.01)
+        assert math.sqrt(sum(x * x for x in [*logs, *constants])) == pytest.approx(abs(math.log(end / seconds)), rel=0.02)
 
 
 def test_grades_have_widths_in_their_order():
