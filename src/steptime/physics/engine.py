@@ -7,11 +7,11 @@ fitted engine is data.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -94,6 +94,7 @@ IDEAL = Engine(name="ideal", title="no losses: every efficiency is 1, every over
 DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"
 # Rows on the busiest chip divided by the mean.
 MOST_IMBALANCE = 1e6
+EntryKind = TypeVar("EntryKind")
 # Largest factor, or variance of a logarithm, in an engine file.
 MOST_FIGURE = 1e6
 # The engine that stands for an unknown engine.
@@ -210,8 +211,8 @@ def _load(path: Path, _modified: float) -> Engine:
         name=check_entry_name(data["name"], path) if "name" in data else path.stem,
         title=str(data.get("title", "")),
         source=data.get("source", {}),
-        arithmetic=_read_arithmetic(path, data),
-        expert_factors=_read_experts(path, data),
+        arithmetic=_read_tables(path, data, "arithmetic", read_rules),
+        expert_factors=_read_tables(path, data, "experts", read_factors),
         fit=_read_fit(path, data),
     )
     return with_constants(engine, constants)
@@ -238,16 +239,12 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
             raise DataFileError(path, f"constants.{key}: {problem}")
 
 
-def _read_arithmetic(path: Path, data: dict[str, Any]) -> tuple[Computed, ...]:
+def _read_tables(
+    path: Path, data: dict[str, Any], name: str, reader: Callable[[object], tuple[EntryKind, ...]]
+) -> tuple[EntryKind, ...]:
+    """Return the [[name]] tables of an engine file; an error names the file."""
     try:
-        return read_rules(data.get("arithmetic", []))
-    except ValueError as problem:
-        raise DataFileError(path, str(problem)) from None
-
-
-def _read_experts(path: Path, data: dict[str, Any]) -> tuple[ExpertFactor, ...]:
-    try:
-        return read_factors(data.get("experts", []))
+        return reader(data.get(name, []))
     except ValueError as problem:
         raise DataFileError(path, str(problem)) from None
 

@@ -251,12 +251,7 @@ def read_factors(entries: object) -> tuple[ExpertFactor, ...]:
     factors = []
     for number, entry in enumerate(entries):
         place = f"experts, table {number + 1}"
-        if not isinstance(entry, dict) or not {"chips", "stored", "factor"} <= set(entry) <= {
-            "chips",
-            "stored",
-            "factor",
-            "runs",
-        }:
+        if not isinstance(entry, dict) or not NEEDED <= set(entry) <= NEEDED | {"runs"}:
             raise ValueError(f"{place}: needs chips, stored and factor, and may have runs")
         factor, runs = entry["factor"], entry.get("runs", 0)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not FACTORS[0] <= factor <= FACTORS[1]:

@@ -262,6 +262,7 @@ class Demand:
     peak, efficiency: Peak rate [FLOP/s] and the share of it.
     weights, memory_efficiency: Bytes of weights, and the share of memory bandwidth of their reads.
     activations, kv: Bytes.
+    seconds: Time of a call that does not depend on the work [s].
     """
 
     flops: Number
@@ -271,6 +272,7 @@ class Demand:
     kv: Number = 0.0
     efficiency: Number = 1.0
     memory_efficiency: Number = 1.0
+    seconds: Number = 0.0
 
 
 class Pass:
@@ -365,6 +367,7 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         activations,
         efficiency=kernel.compute_share / factor,
         memory_efficiency=memory_share(kernel, columns) / factor,
+        seconds=kernel.seconds * experts.expert_call * factor,
     )
 
 

@@ -28,7 +28,6 @@ from steptime.physics.op_work import (
     Pass,
     attention_demands,
     chip_factor,
-    expert_kernel,
     kernel_counts,
     routed_demand,
 )
@@ -199,11 +198,9 @@ def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, mer
         for op, n in totals.layers
         if op.rows == "routed"
     ]
-    for op, n in totals.layers:
-        if op.rows == "routed":
-            calls, factor = expert_kernel(op, context)
-            if has_nonzero(calls.seconds):
-                clock.wait("calls of expert kernels", n, calls.seconds * engine.experts.expert_call * factor)
+    for operator in operators:
+        if has_nonzero(operator.demand.seconds):
+            clock.wait("calls of expert kernels", operator.instances, operator.demand.seconds)
     for mixer, n in totals.mixers:
         phases = attention_demands(mixer, context.work, system, context.layout, engine).items()
         operators += [Operator("attention", f"{mixer.name}, {phase}", demand, n, n) for phase, demand in phases]
