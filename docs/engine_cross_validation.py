@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm, t
 
 from steptime.number_checks import Array
 from steptime.physics.engine import TYPICAL, Engine, label_values, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.physics.expert_kernels import ExpertFactor, load_kernels, stored_kind
-from steptime.physics.uncertainty import REGIMES, with_variances
+from steptime.physics.uncertainty import REGIMES
 from steptime.validation import engine_fit
 from steptime.validation.closed_loop import Runs
 from steptime.validation.engine_fit import (
@@ -32,7 +32,7 @@ from steptime.validation.engine_fit import (
     with_queue,
     with_waits,
 )
-from steptime.validation.predictions import first_tokens, grouped, predict_runs, resolve_engine
+from steptime.validation.predictions import first_tokens, grouped, predict_runs, resolve_engine, time_variances
 
 # Scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %.
 NOISE = 0.26
@@ -47,6 +47,9 @@ SMALL_KV = {"sglang": 0.0}
 # Bytes per slot and entry of the vocabulary in vLLM's sampler: logits of 2 and of 4 bytes, their sort (4 and 8) and sums (4).
 # With 256 slots and a step of 8,192 tokens, Llama-3-8B has 1.16 GB with its activations; vLLM measures 1.35 GB (PR 10511).
 SAMPLING_BYTES = {"vllm": 22.0, "typical": 22.0}
+# Seconds of top-p kernels per token and entry: 128 rows of 131,072 entries take 0.139 ms in FlashInfer's kernel, 0.528 ms in
+# vLLM's (Triton) and 2.318 ms with a sort in PyTorch (https://github.com/vllm-project/vllm/pull/40376).
+TOP_P_SECONDS = {"vllm": 3.1e-11, "typical": 3.1e-11}
 # Prefill tokens per step: SGLang's chunk size; 0 for TensorRT-LLM, which runs a whole prompt with the batch.
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
 
@@ -114,7 +117,30 @@ FIXED_CONSTANTS: dict[str, Any] = {
 # 1.28 (DeepSeek-R1, counted). Layers and data differ too: the busiest rank of a layer has 1.5 to 3.5 times the mean. The three
 # logarithms deviate by 0.7 from each other, and are within 90 % of a log-normal around 1.28 with this deviation.
 # https://github.com/ai-dynamo/aiconfigurator: power-law distribution in MoE workload simulation; TensorRT-LLM, ep_load_balancer
-NOT_DETERMINED = {"expert_skew": 0.6, "unmeasured_expert_time": FACTOR_DEVIATION}
+# The others: spread of shipped kernels in AIConfigurator's tables (efficiencies 0.15 to 0.3), and half to twice a counted time.
+NOT_DETERMINED = {
+    "expert_skew": 0.6,
+    "unmeasured_expert_time": FACTOR_DEVIATION,
+    "expert_evenness": 0.5,
+    "attention_efficiency": 0.3,
+    "attention_memory_efficiency": 0.2,
+    "network_efficiency": 0.3,
+    "block_efficiency": 0.2,
+    "fp4_efficiency": 0.15,
+    "narrow_efficiency": 0.15,
+    "unpack_rate": 0.3,
+    "chip_departure": 0.5,
+    "roofline_norm": 0.3,
+    "fill_bytes": 0.5,
+    "seconds_per_layer": 0.5,
+    "seconds_per_attention_layer": 0.5,
+    "seconds_per_latent_layer": 0.5,
+    "seconds_per_expert_layer": 0.5,
+    "seconds_per_state_layer": 0.7,
+    "seconds_per_selected_layer": 0.7,
+    "seconds_per_step": 0.7,
+    "top_p_seconds_per_entry": 0.7,
+}
 USUAL = np.log([PRIORS[n].usual for n in FITTED])
 DEVIATIONS = np.array([PRIORS[n].deviation for n in FITTED])
 BETWEEN = np.array([BETWEEN_ENGINES[n] for n in FITTED])
@@ -125,6 +151,8 @@ WAITS_USUAL = np.log([0.012, 3e-6, 2.0, 2.0, 1.0])
 WAITS_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])
 # Maximum weight, in runs, of all runs of one model on one system.
 MOST_PER_PAIR = 10.0
+# Fewest runs of a group that counts in a range.
+LEAST_OF_GROUP = 10
 # Dimensions of cross-validation: one value at a time is left out of all engines.
 LEFT_OUT = ("model", "system")
 
@@ -145,8 +173,10 @@ def base_engine(name: str) -> Engine:
         "small_kv": SMALL_KV.get(name, 1.0),
         # vLLM samples inside its share of the memory; the share of others leaves room for it.
         "sampling_bytes": SAMPLING_BYTES.get(name, 0.0),
+        "top_p_seconds_per_entry": TOP_P_SECONDS.get(name, 8.3e-12),
     }
-    engine = Engine(name=name, arithmetic=resolve_engine(name).arithmetic)
+    shipped = resolve_engine(name)
+    engine = Engine(name=name, arithmetic=shipped.arithmetic, releases=shipped.releases)
     return with_constants(engine, settings | FIXED_CONSTANTS)
 
 
@@ -379,18 +409,21 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
                 _leave_first_tokens_out(
                     out_ttft, engine, held_out, training_groups if loops_name == TYPICAL else mine, simulated, first
                 )
+    # The worse of the errors without the model and without the system.
+    worse = np.where(np.abs(out[LEFT_OUT[0]]) >= np.abs(out[LEFT_OUT[1]]), out[LEFT_OUT[0]], out[LEFT_OUT[1]])
+    every = np.ones(len(rows), dtype=bool)
+    ranges = {
+        "tpot": dict.fromkeys(REGIMES, interval_of_groups(worse, rows, every)),
+        "ttft": {name: interval_of_groups(out_ttft, rows, regime == name) for name in REGIMES},
+    }
     engines = {}
     for name, engine in fitted_engines.items():
         of_name = np.array([name in (TYPICAL, row["engine"]) for row in rows])
-        both = np.tile(of_name, len(LEFT_OUT)), np.tile(regime, len(LEFT_OUT))
         info = {
             "names": [*FITTED, "expert_time"],
             "covariance": of.covariance(covariances[name], name).tolist(),
             "prior": dict(NOT_DETERMINED),
-            "interval": {
-                "tpot": intervals(np.concatenate([out[dimension] for dimension in LEFT_OUT]), both[1], both[0]),
-                "ttft": intervals(out_ttft, regime, of_name),
-            },
+            "interval": ranges,
             "runs": int(of_name.sum()),
         }
         engines[name] = replace(engine, fit=info | known_from(groups_by_engine[name], replace(engine, fit=info)))
@@ -437,24 +470,32 @@ def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Fi
     return with_constants(engine, label_values(RUN_WAITS, waits))
 
 
-def intervals(log_errors: Array, regime: Array, mask: Array) -> dict[str, list[float]]:
-    """Return the 90 % range of measured over predicted values, by regime.
+def interval_of_groups(log_errors: Array, rows: list[dict[str, str]], mask: Array) -> list[float]:
+    """Return the 90 % range of measured over predicted values of a group that no fit has seen.
+
+    Errors of a group (model, system, engine) are alike, and groups have 2 to 277 runs. Quantiles over runs describe the large
+    groups, which lie near the fit: they held 77 % of the runs of a group on average. Here each group has the same weight; groups
+    of fewer than `LEAST_OF_GROUP` runs are left out, since a wrong record would be a group. Few models stand for all models:
+    the quantiles are those of Student's distribution with as many degrees of freedom as there are models less one.
 
     Args:
-        log_errors: log(predicted / measured), of shape (runs,).
-        regime: Latency regime of each run.
+        log_errors: log(predicted / measured) of left-out runs, of shape (runs,); NaN where not measured.
+        rows: The runs.
         mask: Runs to include, as booleans.
 
     Returns:
-        Lower and upper factor by regime; regimes with fewer than 10 runs are missing.
+        Lower and upper factor.
     """
-    factor_ranges = {}
-    for name in REGIMES:
-        errors = log_errors[mask & (regime == name) & np.isfinite(log_errors)]
-        if len(errors) >= 10:
-            low, high = np.quantile(-errors, [0.05, 0.95])
-            factor_ranges[name] = [round(math.exp(low), 4), round(math.exp(high), 4)]
-    return factor_ranges
+    labels = np.array([" ".join((row["model"], row["system"], row["engine"])) for row in rows])
+    known = mask & np.isfinite(log_errors)
+    _, place, count = np.unique(labels[known], return_inverse=True, return_counts=True)
+    large = (count >= LEAST_OF_GROUP)[place]
+    errors, weight = -log_errors[known][large], (1 / count[place])[large]
+    order = np.argsort(errors)
+    shares = (np.cumsum(weight[order]) - weight[order] / 2) / weight.sum()
+    models = len({row["model"] for row, is_known in zip(rows, known, strict=True) if is_known})
+    low, high = np.exp(t.ppf(0.95, models - 1) / norm.ppf(0.95) * np.interp([0.05, 0.95], shares, errors[order]))
+    return [round(float(low), 4), round(float(high), 4)]
 
 
 def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
@@ -470,14 +511,10 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
         Vendors of the chips, runs by system, and mean variance of log(time) from the constants, by quantity and regime.
     """
     regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
-
-    def times(runs: Runs, varied: Engine) -> tuple[Array, ...]:
-        return predict_runs(runs, varied)[:2]
-
-    parts = [with_variances(partial(times, runs), engine, dimensions=1) for runs in groups]
+    parts = [time_variances(runs, engine) for runs in groups]
     variances = {}
-    for position, quantity in enumerate(("tpot", "ttft")):
-        variance = np.concatenate([part[position][1] for part in parts])
+    for quantity in ("tpot", "ttft"):
+        variance = np.concatenate([part[quantity] for part in parts])
         variances[quantity] = {name: float(np.nanmean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
     count = Counter(name for runs in groups for name in [runs.system.name] * len(runs.index))
     vendors = sorted({runs.system.chip.vendor for runs in groups})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from engine_cross_validation import FITTED, NOISE, ROBUST, constants_of, fit, group_all
+from engine_cross_validation import FITTED, LEAST_OF_GROUP, NOISE, ROBUST, constants_of, fit, group_all, interval_of_groups
 from fit_engines import fitted_rows
 
 from steptime.number_checks import Array
@@ -21,6 +21,8 @@ from steptime.validation.run_table import read_runs
 
 # Step of a constant's logarithm for derivatives, and passes of the reweighted linear fit.
 STEP, PASSES = 1e-3, 25
+# What is left out with a group: positions of the labels of `labels_of`.
+LEAVING_OUT = {"groups": (0,), "models": (1,), "systems": (2,), "releases": (3,), "models, systems and releases at once": (1, 2, 3)}
 
 
 def solve(errors: Array, slopes: Array, start: Array, prior: tuple[Array, Array]) -> Array:
@@ -35,14 +37,15 @@ def solve(errors: Array, slopes: Array, start: Array, prior: tuple[Array, Array]
     return logs
 
 
-def label(runs: Runs, by: str) -> str:
-    """Return the group, model or system of runs."""
-    names = {"model": runs.model.name, "system": runs.system.name}
-    return names.get(by) or " ".join((*names.values(), runs.engine))
+def labels_of(runs: Runs, rows: list[dict[str, str]]) -> Array:
+    """Return group, model, system and release of each of some runs, of shape (4, runs)."""
+    names = [runs.model.name, runs.system.name]
+    releases = [f"{runs.engine} {rows[i]['engine_version']}" for i in runs.index]
+    return np.array([[" ".join((*names, runs.engine)), *names, release] for release in releases], dtype=object).T
 
 
 def main() -> None:
-    """Fit once, leave out each group, model and system, and print the errors."""
+    """Fit once, leave out each group, model, system and release, alone and together, and print the errors."""
     rows = fitted_rows([row for path in sys.argv[1:] for row in read_runs(path)[0]])
     groups, target = group_all(rows), log_tpot(rows)
     of = constants_of(groups)
@@ -55,23 +58,37 @@ def main() -> None:
     )
     errors, slopes = off[0] - target[index], ((off[1:] - off[0]) / STEP).T
     engines = np.concatenate([np.full(len(runs.index), runs.engine) for runs in groups])
-    of_group = np.concatenate([np.full(len(runs.index), label(runs, "group"), dtype=object) for runs in groups])
-    print(f"{len(rows):,} runs, {len(set(of_group))} groups, {len(FITTED)} constants and {len(of.kinds)} factors of experts")
-    for by in ("group", "model", "system"):
-        labels = np.concatenate([np.full(len(runs.index), label(runs, by), dtype=object) for runs in groups])
+    labels = np.concatenate([labels_of(runs, rows) for runs in groups], 1)
+    in_order = [rows[i] for i in index]
+    print(f"{len(rows):,} runs, {len(set(labels[0]))} groups, {len(FITTED)} constants and {len(of.kinds)} factors of experts")
+    for name, kinds in LEAVING_OUT.items():
         left = np.full(len(rows), np.nan)
-        for name in sorted(set(labels)):
-            out = labels == name
+        for group in sorted(set(labels[0])):
+            place = labels[0] == group
+            out = np.any([np.isin(labels[kind], list(set(labels[kind][place]))) for kind in kinds], axis=0)
             typical = solve(errors[~out], slopes[~out], start, (of.usual, of.deviations))
-            for engine in sorted(set(engines[out])):
-                mine, logs = ~out & (engines == engine), typical
-                if mine.any() and engine != TYPICAL:
-                    logs = solve(errors[mine], slopes[mine], start, of.near(typical))
-                place = out & (engines == engine)
-                left[place] = errors[place] + slopes[place] @ (logs - start)
-        size = np.abs(np.expm1(left))
-        of_medians = np.mean([abs(np.median(left[of_group == name])) for name in set(of_group)])
-        print(f"{by}s left out: {np.median(size):.1%} / {np.quantile(size, 0.9):.1%}, median of a group {of_medians:.1%}")
+            engine = engines[place][0]
+            mine, logs = ~out & (engines == engine), typical
+            if mine.any() and engine != TYPICAL:
+                logs = solve(errors[mine], slopes[mine], start, of.near(typical))
+            left[place] = errors[place] + slopes[place] @ (logs - start)
+        print(f"{name} left out: {scores(left, labels, in_order)}")
+
+
+def scores(errors: Array, labels: Array, rows: list[dict[str, str]]) -> str:
+    """Write the errors of left-out runs, and how many the range holds that follows from the groups of other models."""
+    inside, widths = np.zeros(len(errors), dtype=bool), []
+    for model in sorted(set(labels[1])):
+        place = labels[1] == model
+        low, high = interval_of_groups(errors, rows, ~place)
+        inside[place] = (np.exp(-errors[place]) >= low) & (np.exp(-errors[place]) <= high)
+        widths.append(high / low)
+    groups = sorted(set(labels[0]))
+    off = np.mean([abs(np.median(errors[labels[0] == group])) for group in groups])
+    held = np.mean([inside[labels[0] == group].mean() for group in groups if np.sum(labels[0] == group) >= LEAST_OF_GROUP])
+    size = np.abs(np.expm1(errors))
+    text = f"{np.median(size):.1%} / {np.quantile(size, 0.9):.1%}, median of a group {off:.1%}; range of other models "
+    return text + f"holds {inside.mean():.0%} of runs and {held:.0%} of a group, width {np.median(widths):.2f}"
 
 
 if __name__ == "__main__":

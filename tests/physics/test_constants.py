@@ -32,10 +32,12 @@ RANGES = {
         (
             "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
             "seconds_per_attention_layer", "seconds_per_latent_layer", "seconds_per_state_layer", "seconds_per_selected_layer",
-            "seconds_per_collective", "seconds_per_sequence", "seconds_per_step",
+            "seconds_per_collective", "seconds_per_sequence", "seconds_per_step", "top_p_seconds_per_entry",
+            "top_p_seconds_per_sequence", "top_p_seconds_per_step",
         ),
         SECOND,
-    ),
+    )
+    | {"top_p_share": (0, 1)},
     "experts": {
         "expert_skew": (0, 10), "expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_time": (0, 10),
         "expert_call": (0, 4), "unmeasured_expert_time": (0.1, 10),
@@ -111,7 +113,7 @@ def test_every_step_reads_the_others():
 
 UNITS = {
     "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK}
-    | {"activation_traffic", "memory_share", "expert_call"},
+    | {"activation_traffic", "memory_share", "expert_call", "top_p_share"},
     "exponent": {"chip_departure"},
     "": {"roofline_norm", "expert_skew"},
     "weights/s": {"unpack_rate"},
@@ -127,8 +129,9 @@ UNITS = {
     "s per prompt token": {"seconds_before_queue_per_token"},
     "s per phase": {"seconds_per_collective"},
     "s per kernel": {"seconds_per_kernel", "seconds_per_quantised_kernel"},
-    "s per token": {"seconds_per_sequence"},
-    "s per step": {"seconds_per_step"},
+    "s per token": {"seconds_per_sequence", "top_p_seconds_per_sequence"},
+    "s per entry": {"top_p_seconds_per_entry"},
+    "s per step": {"seconds_per_step", "top_p_seconds_per_step"},
     "s per run": {"seconds_to_start"},
 }
 

@@ -90,3 +90,21 @@ def test_keep_skip_bad_keeps_the_other_runs(tmp_path, monkeypatch):
     _, anchors = keep(path, name="mine", skip_bad=True)
     assert anchors.anchors[0].runs == ("a",)
     assert anchors.anchors[0].left_out == ("line 3: tp must be a number, got 'x'",)
+
+
+def test_validate_a_task_of_ml_energy_has_prompts_sampling_and_median_intervals(tmp_path):
+    """The rows have no prompts, draw with top-p and give medians: as if these stood in their columns."""
+    drawn = {"output_tokens": "400", "engine_version": "0.11.1", "tpot_s": "0.01"}
+    told = {"input_tokens": "150", "sampling": "top-p", "tpot_statistic": "median interval"}
+    path = written(
+        tmp_path / "runs.csv", plain(id="task", input_tokens="", task="lm-arena-chat", **drawn), plain(id="told", **drawn | told),
+        plain(id="greedy", **drawn | told | {"sampling": "greedy"}), plain(id="mean", **drawn | told | {"tpot_statistic": "mean"}),
+        plain(id="later", **drawn | told | {"engine_version": "0.19.0"}),
+    )  # fmt: skip
+    task, stated, greedy, mean, later = validate(path).predictions.tpot
+    assert task == stated
+    # vLLM 0.11 sorts 128,256 logits (0.092 ns each), with 21 us of host work, for 16 sequences; and 1.32 ms a step.
+    assert stated - greedy == pytest.approx(16 * (128_256 * 9.2e-11 + 21e-6) + 1.32e-3, rel=0.03)
+    assert mean > stated > later > greedy
+    with pytest.raises(InputError, match="sampling must be greedy or top-p"):
+        read_runs(written(tmp_path / "wrong.csv", plain(sampling="beam")))

@@ -32,6 +32,7 @@ from steptime.physics.engine_parameters import (
     Scheduler,
     find_problem,
 )
+from steptime.physics.engine_releases import Release, read_releases
 from steptime.physics.expert_kernels import ExpertFactor, read_factors
 from steptime.result_base import Result, in_words
 
@@ -42,6 +43,7 @@ class Engine(Result):
 
     arithmetic: Rules for kernels that compute in another format than the chip's best (`Computed`).
     expert_factors: Factors on the time of routed experts by chips and format, from whole runs.
+    releases: Constants of older releases.
     anchor: Correction from your own runs; every step takes longer or shorter by its factor.
 
     The ideal engine has the defaults of every group: each efficiency is 1, each overhead is 0. Constants may be
@@ -57,6 +59,7 @@ class Engine(Result):
     room: Room = Room()
     arithmetic: tuple[Computed, ...] = ()
     expert_factors: tuple[ExpertFactor, ...] = ()
+    releases: tuple[Release, ...] = ()
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     anchor: Anchor | None = None
@@ -97,6 +100,7 @@ MOST_IMBALANCE = 1e6
 EntryKind = TypeVar("EntryKind")
 # Largest factor, or variance of a logarithm, in an engine file.
 MOST_FIGURE = 1e6
+FILE_KEYS = ("name", "title", "source", "constants", "arithmetic", "experts", "releases", "fit")
 # The engine that stands for an unknown engine.
 TYPICAL = "typical"
 
@@ -213,6 +217,7 @@ def _load(path: Path, _modified: float) -> Engine:
         source=data.get("source", {}),
         arithmetic=_read_tables(path, data, "arithmetic", read_rules),
         expert_factors=_read_tables(path, data, "experts", read_factors),
+        releases=_read_tables(path, data, "releases", read_releases),
         fit=_read_fit(path, data),
     )
     return with_constants(engine, constants)
@@ -220,7 +225,7 @@ def _load(path: Path, _modified: float) -> Engine:
 
 def _check_constants(path: Path, data: dict[str, Any], constants: object) -> None:
     """Raise DataFileError where a file is not an engine file or a constant is invalid."""
-    unknown = [key for key in data if key not in ("name", "title", "source", "constants", "arithmetic", "experts", "fit")]
+    unknown = [key for key in data if key not in FILE_KEYS]
     # Users often pass another kind of file; the error then names the kind.
     if unknown or not isinstance(constants, dict) or not constants:
         looks = "; it looks like a model's config.json" if "model_type" in data or "architectures" in data else ""
@@ -228,7 +233,7 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
             "; it looks like a chip, a system or a list of rents" if {"peak", "domains", "quotes"} & set(data) else ""
         )
         problem_words = f"{unknown[0][:40]!r} is not a key of an engine file" if unknown else "has no table [constants]"
-        tables = "[source], [constants], [[arithmetic]], [[experts]] and [fit]"
+        tables = "[source], [constants], [[arithmetic]], [[experts]], [[releases]] and [fit]"
         raise DataFileError(path, f"{problem_words}; an engine file has name, title, {tables}{looks}")
     for key, value in constants.items():
         if key not in CONSTANTS:

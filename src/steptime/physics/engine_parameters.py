@@ -116,8 +116,16 @@ class Overheads:
     seconds_per_selected_layer: Number = _seconds("time of index and selection in sparse attention", unit="s per layer")
     seconds_per_collective: Number = _seconds("time per synchronization of all chips of a collective", unit="s per phase")
     seconds_per_sequence: Number = _seconds(
-        "time of sampling and host work per token of a data-parallel rank, with speculative tokens", unit="s per token"
+        "time of greedy sampling and host work per token of a data-parallel rank, with speculative tokens", unit="s per token"
     )
+    top_p_share: Number = constant(
+        0.0, "share of requests that draw their tokens with top-p; 0: greedily, as benchmarks do", unit="share", maximum=1.0
+    )
+    top_p_seconds_per_entry: Number = _seconds(
+        "time of top-p kernels per token and entry of the vocabulary", unit="s per entry"
+    )
+    top_p_seconds_per_sequence: Number = _seconds("time of host work for top-p, per token", unit="s per token")
+    top_p_seconds_per_step: Number = _seconds("time of host work for top-p, per step", unit="s per step")
     seconds_per_step: Number = _seconds("time of host work per step", unit="s per step")
 
 

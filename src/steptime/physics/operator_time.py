@@ -226,8 +226,30 @@ def run_stem(clock: Clock, model: Model, context: Pass, *, merged: bool) -> None
     run_products(clock, _products(model, context, merged=merged, stem=True), context)
     if has_nonzero(engine.overheads.seconds_per_step):
         clock.wait("host work per step", 1, engine.overheads.seconds_per_step)
+    if has_nonzero(engine.overheads.top_p_share):
+        wait_for_sampling(clock, model.vocabulary, context)
     if has_nonzero(engine.overheads.seconds_per_sequence):
         clock.wait("sampling and host work per token", context.work.decode, engine.overheads.seconds_per_sequence)
+
+
+def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:
+    """Add the time that top-p takes beyond greedy sampling to a clock.
+
+    Each rank of a replica draws the tokens of its data-parallel rank from the gathered logits, so that tensor parallelism does
+    not divide this time.
+
+    Args:
+        clock: Sums of seconds, which this function increases.
+        vocabulary: Entries of the vocabulary.
+        context: Work of a micro-batch on a chip.
+    """
+    costs = context.engine.overheads
+    share = costs.top_p_share
+    seconds = share * (costs.top_p_seconds_per_entry * vocabulary + costs.top_p_seconds_per_sequence)
+    if has_nonzero(seconds):
+        clock.wait("sampling with top-p", context.work.decode, seconds)
+    if has_nonzero(costs.top_p_seconds_per_step):
+        clock.wait("host work of sampling per step", 1, share * costs.top_p_seconds_per_step)
 
 
 def _products(model: Model, context: Pass, *, merged: bool, stem: bool) -> Products:

@@ -2,14 +2,16 @@ r"""Uncertainty: the 90 % range of a predicted time.
 
 The range has three sources.
 
-**Scatter.** Runs are predicted with their model-system pair left out of a fit. For 90 % of them the measured time divided
-by the prediction is between two factors $e^{-q_-}$ and $e^{q_+}$. An engine file contains the factors by regime, for time
-per token and time to first token.
+**Groups.** A group is all runs of a model on a system with an engine. Runs are predicted with their model, or their system,
+left out of the fit. For 90 % of the groups' runs the measured time divided by the prediction is between two factors $e^{-q_-}$
+and $e^{q_+}$, with the same weight for each group. Quantiles over runs describe the largest groups: they held 77 % of the runs
+of a group on average, and quantiles by engine and regime no more. Runs of an unknown release left out too do not change the
+factors. An engine file contains them for time per token and time to first token.
 
 **Constants.** Let $g = \partial \log f / \partial \log \theta$ be the gradient of a time $f$. Let $\Sigma$ be the
 covariance of the logarithms of the fitted constants $\theta$. Then $\log f$ has the variance $g^T \Sigma g$. The errors of
 left-out runs contain its mean $\bar v$ over the fitted runs already, so that only the excess widens the range. A constant that
-no run determines has a prior deviation instead (`[fit.prior]`), such as the skew of experts:
+no run determines has a prior deviation instead (`[fit.prior]`), such as the skew of experts or the time of a state-space layer:
 
 $$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-} \le t \le f e^{w_+} $$
 
@@ -35,6 +37,7 @@ Each kind of distance widens the range by its observed error, as an independent 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -147,6 +150,7 @@ REGIMES = ("decode", "mixed")
 LEFT_OUT, DRAFTED, POOLS = "left_out", "drafted", "pools"
 # Share of prefill in the time of a token above which a run is "mixed".
 PREFILL_SHARE = 0.15
+GROUP_WORDS = "a group of runs that no fit has seen"
 # Step in a constant's logarithm for finite differences.
 NUDGE = 1e-4
 
@@ -439,6 +443,40 @@ def step_range(
     return step_and_range(model, system, engine=engine, anchor=anchor, drafts=drafts, **inputs)[1]
 
 
+def range_shares(
+    engine: Engine, gradient: Array, flags: Iterable[tuple[Distance, Array]] = (), regime: str = REGIMES[0]
+) -> dict[str, float]:
+    """Return what the upper half of a 90 % range of a time per token is made of, as shares of its square.
+
+    Args:
+        engine: The engine.
+        gradient: Slopes of the logarithm of the time by constant, of shape (constants,).
+        flags: Differences from measured runs, and whether they apply.
+        regime: One of `REGIMES`.
+
+    Returns:
+        Shares by source, the largest first; they add up to 1. Sources below 1 % are together.
+
+    >>> engine = Engine(fit={"interval": {"tpot": {"decode": [0.7, 1.4]}}, "prior": {"seconds_per_state_layer": 0.7}})
+    >>> {name: round(share, 2) for name, share in range_shares(engine, np.array([0.3])).items()}
+    {'a group of runs that no fit has seen': 0.49, 'seconds_per_state_layer': 0.51}
+    """
+    high = float(factors(engine, "tpot", regime)[1])
+    parts = {GROUP_WORDS: math.log(high) ** 2}
+    variance = float(parameter_variance(gradient, engine))
+    usual = float(_by_regime(engine.fit.get("parameter_variance", {}).get("tpot", {}), 0.0, regime))
+    excess = Z90**2 * max(0.0, variance - usual)
+    if excess > 0:
+        contributions = gradient * (constants_covariance(engine) @ gradient) / variance
+        parts |= {name: excess * max(0.0, share) for name, share in zip(uncertain_constants(engine), contributions, strict=True)}
+    parts |= {flag.words: flag.high**2 for flag, applies in flags if np.any(applies)}
+    total = sum(parts.values())
+    shares = {name: float(part / total) for name, part in sorted(parts.items(), key=lambda item: -item[1]) if part >= 0.01 * total}
+    if (small := 1 - sum(shares.values())) > 1e-9:
+        shares["others"] = small
+    return shares
+
+
 def step_and_range(
     model: ModelLike,
     system: SystemLike,
@@ -461,6 +499,31 @@ def step_and_range(
     Returns:
         The step of `mixed_step`, or of `drafted_step`, and the range of `step_range`.
     """
+    return explained_step_range(model, system, engine=engine, anchor=anchor, drafts=drafts, **inputs)[:2]
+
+
+def explained_step_range(
+    model: ModelLike,
+    system: SystemLike,
+    *,
+    engine: Engine | str | None = None,
+    anchor: Anchors | Anchor | None = None,
+    drafts: int = 0,
+    **inputs: Any,
+) -> tuple[Step, tuple[Number, Number] | None, dict[str, float]]:
+    """Return a step, its 90 % range and what the range is made of, from one evaluation.
+
+    Args:
+        model: A model, or its name.
+        system: A system, or its name.
+        engine: An engine, or its name; by default the engine of the system.
+        anchor: Correction from your own runs.
+        drafts: Speculative tokens that the step verifies and drafts, in place of `query`.
+        inputs: The other arguments of `mixed_step`, which may be arrays.
+
+    Returns:
+        The step, its range (None for the ideal engine), and `range_shares` (empty for several steps and the ideal engine).
+    """
     loaded_model, loaded_system = resolve_model(model), resolve_system(system)
     engine = anchored(engine_for(loaded_system, engine), anchor, model=loaded_model.name, system=loaded_system.name)
     layout = inputs.get("layout") or Layout()
@@ -471,7 +534,7 @@ def step_and_range(
         return drafted_step(loaded_model, loaded_system, drafts=drafts, engine=runs_on, **{**inputs, "layout": layout})
 
     if not has_range(engine):
-        return evaluate(engine), None
+        return evaluate(engine), None, {}
 
     # One evaluation of the nudged engine gives the step (first row) and its gradient (other rows).
     dimensions = max(np.ndim(value) for value in (*inputs.values(), *(getattr(layout, name) for name in NAMES)))
@@ -480,10 +543,11 @@ def step_and_range(
     every = evaluate(_nudged(engine, dimensions))
     table = _rows(every.total, engine, dimensions)
     step, seconds = first_step(every, dimensions), table[0]
-    variance = parameter_variance(_gradient(table), engine)
+    gradient = _gradient(table)
+    variance = parameter_variance(gradient, engine)
     reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
-    wider = widening(distances(engine, loaded_system, layout, drafts=bool(drafts)))
-    low, high = factors(
-        engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=loaded_system, wider=wider
-    )
-    return step, (seconds * low, seconds * high)
+    flags = distances(engine, loaded_system, layout, drafts=bool(drafts))
+    regime = np.where(reads, REGIMES[1], REGIMES[0])
+    low, high = factors(engine, "tpot", regime, variance=variance, system=loaded_system, wider=widening(flags))
+    shares = range_shares(engine, gradient, flags, str(regime)) if gradient.ndim == 1 and not regime.ndim else {}
+    return step, (seconds * low, seconds * high), shares

@@ -26,7 +26,7 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.speculative_step import drafted_memory, drafted_step
 from steptime.physics.step import Step, mixed_step
-from steptime.physics.uncertainty import distances, has_range, step_and_range, step_range
+from steptime.physics.uncertainty import distances, explained_step_range, has_range, step_range
 from steptime.questions.declaration import WITHIN, Answer, Question, bind, count, inputs_from, number, text
 from steptime.questions.subject import (
     DESIGN,
@@ -124,6 +124,9 @@ class StepSummary(Step):
     tokens: Number = field(metadata=unit("tokens", "prompt tokens to prefill, per prompt", key="prompt_tokens"))
     prefix: Number = field(metadata=unit("tokens", "cached tokens (prefix-cache hit) before the prompt tokens of each prompt"))
     range: tuple[Number, Number] | None = field(metadata=unit("s", "90 % range of the total; null for the ideal engine"))
+    range_shares: Mapping[str, float] = field(
+        default_factory=dict, metadata=unit("share", "what the upper half of the range is made of, as shares of its square")
+    )
     ideal: Step | None = field(metadata=unit("", "the same step without losses; null for the ideal engine"))
     anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: none"))
     unanchored: Step | None = field(default=None, metadata=unit("", "the same step without that correction"))
@@ -316,7 +319,7 @@ def step_summary(
     work: dict[str, Any] = {**NO_PASS, **sizes}
     drafts = speculation.drafts
     timed = _without_query(work) if drafts else work
-    step, limits = step_and_range(model, system, **timed, layout=layout, engine=engine, drafts=drafts)
+    step, limits, shares = explained_step_range(model, system, **timed, layout=layout, engine=engine, drafts=drafts)
 
     notes = []
     if drafts and np.any(work["batch"] > 0):
@@ -354,6 +357,7 @@ def step_summary(
         phase="mixed" if decodes and prefills else "decode" if decodes else "prefill",
         **work,
         range=limits,
+        range_shares=shares,
         ideal=None if limits is None else _evaluate(model, system, work, IDEAL, drafts, layout=layout),
         anchor=engine.anchor,
         unanchored=_evaluate(model, system, work, bare(engine), drafts, layout=layout) if engine.anchor else None,

@@ -22,6 +22,7 @@ from steptime.models.model_loading import load_model, resolve_model
 from steptime.models.model_variants import KEYS, variant
 from steptime.number_checks import positive, share
 from steptime.physics.engine import Engine, engine_for, with_imbalance
+from steptime.physics.engine_releases import SAMPLINGS, TOP_P, with_sampling
 from steptime.physics.layout import Layout
 from steptime.questions.declaration import (
     COUNT,
@@ -90,6 +91,12 @@ class Subject(ModelOnSystem):
         "expert imbalance: rows on the busiest expert-parallel rank, divided by the mean",
         default_words="computed from the engine's expert_skew",
         minimum=1.0,
+        group=SUBJECT_GROUP,
+    )
+    sampling: str = text(
+        TOP_P,
+        "how tokens are drawn: greedy, as benchmarks do, or top-p, as applications do",
+        choices=SAMPLINGS,
         group=SUBJECT_GROUP,
     )
     software: str | None = text(
@@ -292,7 +299,7 @@ def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
     for name in ("experts", "imbalance"):
         if values.get(name) is not None and not model.routed:
             raise RangeError(f"{name}: needs a model with experts; {model.name} has none")
-    engine = engine_for(system, values.get("engine"), catalog)
+    engine = with_sampling(engine_for(system, values.get("engine"), catalog), values.get("sampling") or TOP_P)
     imbalance = values.get("imbalance")
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
 

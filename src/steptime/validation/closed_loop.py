@@ -35,6 +35,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.physics.engine import Engine
+from steptime.physics.engine_releases import GREEDY, at_release, with_sampling
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_sequences, drafted_step
 from steptime.physics.step import Step
@@ -56,7 +57,8 @@ class Runs:
     Lengths are means. concurrency and requests (of the whole run) are those of one of `replicas`. spread: spread of lengths as
     a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
     decode steps between two checks for new output. prompts: whether the same chips run prefill; False for the decode pool of
-    separate pools. contexts: value of `latent_contexts`.
+    separate pools. contexts: value of `latent_contexts`. version: a release of the engine; sampling: how tokens were drawn;
+    is_median: whether the measured time per token is the median of intervals between tokens.
     """
 
     index: Array
@@ -75,6 +77,20 @@ class Runs:
     drafts: int = 0
     prompts: bool = True
     contexts: float = math.inf
+    version: str = ""
+    sampling: str = GREEDY
+    is_median: bool = False
+
+    def launched(self, engine: Engine) -> Engine:
+        """Return the engine of these runs: its release, its sampling and its limit on contexts.
+
+        Args:
+            engine: An engine as its file describes it.
+
+        Returns:
+            The engine.
+        """
+        return with_contexts(with_sampling(at_release(engine, self.version), self.sampling), self.contexts)
 
     def loop(self) -> dict[str, Any]:
         """Return the arguments that the closed form and the simulation share.
@@ -301,7 +317,7 @@ def solve_closed_loops(runs: Runs, engine: Engine) -> ClosedLoop:
         Times of the runs, of shape (runs,) or (n, runs).
     """
     starting = np.minimum(1.0, runs.concurrency / runs.requests)
-    engine = with_contexts(engine, runs.contexts)
+    engine = runs.launched(engine)
     return closed_loop(**runs.loop(), starting=starting, acceptance=runs.acceptance, prompts=runs.prompts, engine=engine)
 
 

@@ -374,6 +374,11 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
             f"factor = {float(entry.factor):.4g}",
         ]
         lines += [f"runs = {entry.runs}"] if entry.runs else []
+    for release in engine.releases:
+        lines += ["", "[[releases]]", f'before = "{release.before}"', f'source = "{release.source}"']
+        lines += [f"{name} = {value:.3g}" for name, value in release.constants.items()]
+        if release.experts:
+            lines.append(f"experts = {{ {', '.join(f'{kind} = {factor:.3g}' for kind, factor in release.experts.items())} }}")
     lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
     lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]
     lines.append("covariance = [")

@@ -79,6 +79,7 @@ def with_ranges(
     regime: Array | str,
     system: System,
     flags: Iterable[tuple[Distance, Array]] = (),
+    variances: Mapping[str, Array] | None = None,
 ) -> dict[str, Any]:
     """Add the ends of the 90 % ranges of times and throughput, and the regime.
 
@@ -90,12 +91,14 @@ def with_ranges(
         regime: Latency regime.
         system: System.
         flags: Differences of the runs from those of the fit, which widen the ranges.
+        variances: Variances of the logarithms of times from the engine's constants; None for those of the fitted runs.
 
     Returns:
         Figures, and lower and upper ends by name.
     """
     (low, high), (ttft_low, ttft_high) = (
-        factors(engine, name, regime, system=system, wider=widening(flags, name)) for name in ("tpot", "ttft")
+        factors(engine, name, regime, variance=(variances or {}).get(name), system=system, wider=widening(flags, name))
+        for name in ("tpot", "ttft")
     )
     tpot, ttft, speed = (figures[name] for name in ("tpot", "ttft", "output_tok_s"))
     return dict(figures) | {

@@ -26,14 +26,15 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array
 from steptime.physics.engine import IDEAL, TYPICAL, Engine, load_engine, with_constants
+from steptime.physics.engine_releases import GREEDY, release_bound
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import distances, latency_regime
-from steptime.validation.closed_loop import Runs, round_time, solve_closed_loops
+from steptime.physics.uncertainty import distances, has_range, latency_regime, with_variances
+from steptime.validation.closed_loop import ClosedLoop, Runs, round_time, solve_closed_loops
 from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import POOL_COLUMNS, predict_pools
 from steptime.validation.error_summary import FIGURES, Predictions, with_ranges
 from steptime.validation.max_throughput import SCENARIO_COLUMNS, predict_highest
-from steptime.validation.published_deployments import as_launched, latent_contexts, usual_interval, with_contexts
+from steptime.validation.published_deployments import as_launched, latent_contexts, usual_interval
 from steptime.validation.run_table import (
     AXES,
     DRAFTED,
@@ -41,7 +42,10 @@ from steptime.validation.run_table import (
     MEANS,
     NUMBERS,
     POOLS,
+    MEDIAN_INTERVAL,
     REQUESTS,
+    SAMPLING,
+    STATISTIC,
     count_drafts,
     group_positions,
     length_spread,
@@ -80,10 +84,12 @@ def grouped(
     rows = [as_launched(row) for row in rows]
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     shared_cells = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
+    releases = {name: ((engines or {}).get(name) or resolve_engine(name)).releases for name in {row["engine"] for row in rows}}
     keys = [
         (
             *shared_cells(row), row.get("kv_dtype") or "", count_drafts(row), not row.get("decode_workers"),
             software_day(systems[row["system"]], row), latent_contexts(row),
+            release_bound(releases[row["engine"]], row.get("engine_version") or ""), row.get(SAMPLING), row.get(STATISTIC),
         )
         for row in rows
     ]  # fmt: skip
@@ -100,7 +106,9 @@ def grouped(
         groups.append(
             Runs(
                 index=index, model=model, system=system, engine=engine, layout=Layout(**sizes, microbatches=sizes["pp"]),
-                drafts=count_drafts(row), prompts=not row.get("decode_workers"), contexts=latent_contexts(row), **arrays,
+                drafts=count_drafts(row), prompts=not row.get("decode_workers"), contexts=latent_contexts(row),
+                version=row.get("engine_version") or "", sampling=row.get(SAMPLING) or GREEDY,
+                is_median=row.get(STATISTIC) == MEDIAN_INTERVAL, **arrays,
             )
         )  # fmt: skip
     return groups
@@ -191,7 +199,7 @@ def simulate_loops(runs: Runs, engine: Engine) -> Any:
     from steptime.validation.ttft_fit import closed_loops
 
     acceptance = np.where(np.isnan(runs.acceptance), 1.0, runs.acceptance)
-    engine = with_contexts(engine, runs.contexts)
+    engine = runs.launched(engine)
     return closed_loops(**runs.loop(), requests=runs.requests, acceptance=acceptance, engine=engine)
 
 
@@ -237,9 +245,6 @@ def predict(
     rows: list[dict[str, str]], *, engine: Engine | None = None, catalog: str | None = None, by_simulation: bool | None = None
 ) -> Predictions:
     """Predict every row.
-
-    The ranges are those of left-out runs. The variance that constants add for an unusual run (`uncertainty`) would take twenty
-    times as long to compute.
 
     Args:
         rows: Runs.
@@ -306,6 +311,11 @@ def _unknown_drafts(row: Mapping[str, str]) -> str:
     )
 
 
+def _typical_interval(loop: ClosedLoop, runs: Runs) -> Array:
+    """Return the median of the intervals between tokens: that of a decode step, since most steps have no prefill."""
+    return np.asarray(loop.tpot * loop.decode_share)
+
+
 def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     """Return the predictions of a group of closed loops, by field of `Predictions`."""
     loop, unknown = solve_closed_loops(runs, engine), np.isnan(runs.acceptance)
@@ -317,6 +327,19 @@ def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     decoding = (runs.output_tokens - 1) * loop.tpot
     lasting = round_time(ttft, decoding, spread=runs.spread, clients=runs.concurrency, rounds=rounds)
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
-    figures = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
+    tpot = _typical_interval(loop, runs) if runs.is_median else loop.tpot
+    figures = {"tpot": tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
     flags = distances(engine, runs.system, runs.layout, drafts=bool(runs.drafts))
-    return with_ranges(figures, engine, regime, runs.system, flags) | {"bound": loop.decode.bound}
+    variances = time_variances(runs, engine) if has_range(engine) else None
+    return with_ranges(figures, engine, regime, runs.system, flags, variances) | {"bound": loop.decode.bound}
+
+
+def time_variances(runs: Runs, engine: Engine) -> dict[str, Array]:
+    """Return the variances of log(TPOT) and log(TTFT) of runs from the constants of an engine."""
+
+    def times(varied: Engine) -> tuple[Array, ...]:
+        loop = solve_closed_loops(runs, varied)
+        return loop.tpot, loop.ttft
+
+    pairs = with_variances(times, engine, dimensions=1)
+    return {name: variance for name, (_, variance) in zip(("tpot", "ttft"), pairs, strict=True)}

@@ -27,6 +27,7 @@ from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics import uncertainty
 from steptime.physics.engine import TYPICAL, Engine
+from steptime.physics.engine_releases import SAMPLINGS, TOP_P
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import READ_ENGINES, Layout
 from steptime.physics.layout_rules import check
@@ -62,9 +63,18 @@ SPREAD, REQUESTS = "length_spread", "requests"
 # Measured throughputs of the whole deployment [tok/s].
 RATES = ("output_tok_s", "total_tok_s")
 LIMITS = ("ttft_limit_s", "tpot_limit_s")
-OPTIONAL = ("measured", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS)
+# How tokens were drawn, and what `tpot_s` is.
+SAMPLING, STATISTIC = "sampling", "tpot_statistic"
+MEAN, MEDIAN_INTERVAL = "mean", "median interval"
+CHOICES: Final = {SAMPLING: SAMPLINGS, STATISTIC: (MEAN, MEDIAN_INTERVAL)}
+# Mean prompts [tokens] of the tasks of ML.ENERGY, which does not publish them: short chats, and questions with four answers.
+TASK_PROMPTS: Final = {"lm-arena-chat": 150.0, "gpqa": 250.0}
+OPTIONAL = (
+    "measured", "engine_version", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS, *CHOICES,
+    "task",
+)  # fmt: skip
 # Columns with the origin of a run; predictions do not use them.
-UNREAD = ("engine_version", "note", "acceptance_assumed")
+UNREAD = ("note", "acceptance_assumed")
 # Maximum of a length, a number of requests or a parallel size.
 LARGEST = 1e8
 QUOTE = "'"
@@ -241,10 +251,10 @@ def read_runs(
 
 
 def as_read(row: Mapping[str, str], systems: Container[str]) -> dict[str, str]:
-    """Return a row with catalogue names in their case, and lengths that are no whole numbers as means.
+    """Return a row with catalogue names in their case, lengths that are no whole numbers as means, and the facts of its task.
 
     A nominal length or a fixed concurrency is a whole number. Any other number is a mean, so it goes to the column of means
-    where that is empty.
+    where that is empty. Rows of a task of ML.ENERGY get its prompts, its sampling and what its time per token is.
 
     Args:
         row: Run.
@@ -261,6 +271,10 @@ def as_read(row: Mapping[str, str], systems: Container[str]) -> dict[str, str]:
     for name, catalogue_names in (("engine", ENGINES), ("system", systems)):
         if folded(out.get(name) or "") in catalogue_names:
             out[name] = folded(out[name])
+    if out.get("task") in TASK_PROMPTS:
+        # ML.ENERGY: real prompts and ends, tokens drawn with top-p, and the median of intervals between tokens.
+        out["input_tokens"] = out.get("input_tokens") or f"{TASK_PROMPTS[out['task']]:.0f}"
+        out[SAMPLING], out[STATISTIC] = out.get(SAMPLING) or TOP_P, out.get(STATISTIC) or MEDIAN_INTERVAL
     for name, mean in zip(NUMBERS, MEANS, strict=False):
         value = _as_number(out.get(name) or "")
         # Under a scenario the concurrency is a limit.
@@ -382,6 +396,9 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
             return f"{name} must be at least 1, got {short_repr(text)}"
         if value > (maximum := LARGEST_RATE if name in RATES else LARGEST):
             return f"{name} must be at most {maximum:,.0f}, got {short_repr(text)}"
+    for name, choices in CHOICES.items():
+        if row.get(name) and row[name] not in choices:
+            return f"{name} must be {' or '.join(choices)}, got {short_repr(row[name])}"
     spread = row.get(SPREAD) or "0"
     if 0 <= _as_number(spread) <= 1:
         return ""

@@ -72,6 +72,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
         ("Power of a chip", _power(card.energy)),
         ("Energy", _energy(card.energy)),
         ("Fits", f"no, {misfit}" if misfit else "yes"),
+        ("Range from", ", ".join(f"{name} {share:.0%}" for name, share in card.range_shares.items()) if full else ""),
     ]
     return Group(
         _answer(card, misfit),
