@@ -8,7 +8,7 @@ sequence, is fitted to the time per token of the rows, each with its model left 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -27,9 +27,26 @@ UNIT, START = 1e-3, np.log([1.5e-3, 2e-5, 1.5])
 NOISE = 0.15
 
 
-def main() -> None:
-    """Fit with each model left out and with all rows, and print the errors and the constants."""
-    rows = [row for row in read_runs(sys.argv[1], skip_bad=True)[0] if not row["doubt"]]
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Runs, log(predicted / measured) without sampling and with each model left out, and the constants by name."""
+
+    rows: list[dict[str, str]]
+    without: Array
+    left_out: Array
+    constants: dict[str, float]
+
+
+def fit_sampling(path: str) -> Fit:
+    """Fit the constants, with each model left out and with all rows.
+
+    Args:
+        path: The file of runs.
+
+    Returns:
+        Errors and constants.
+    """
+    rows = [row for row in read_runs(path, skip_bad=True)[0] if not row["doubt"]]
     engine, measured = load_engine("vllm"), np.array([float(row["tpot_s"]) for row in rows])
     model = np.array([row["model"] for row in rows])
 
@@ -53,9 +70,16 @@ def main() -> None:
     errors = np.empty(len(rows))
     for name in sorted(set(model)):
         errors[model == name] = log_errors(fitted(model != name))[model == name]
-    score("without sampling", np.log(base / measured))
-    score("models left out", errors)
-    for name, value in zip((*NAMES, f"experts.{EXPERTS}"), np.exp(fitted(np.ones(len(rows), dtype=bool))), strict=True):
+    constants = np.exp(fitted(np.ones(len(rows), dtype=bool))).tolist()
+    return Fit(rows, np.log(base / measured), errors, dict(zip((*NAMES, f"experts.{EXPERTS}"), constants, strict=True)))
+
+
+def main() -> None:
+    """Print the errors and the constants."""
+    found = fit_sampling(sys.argv[1])
+    score("without sampling", found.without)
+    score("models left out", found.left_out)
+    for name, value in found.constants.items():
         print(f"{name} = {value:.3g}")
 
 

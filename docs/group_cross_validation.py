@@ -7,6 +7,8 @@ takes no new fit: constants move by a few per cent, and errors with them in prop
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from engine_cross_validation import FITTED, LEAST_OF_GROUP, NOISE, ROBUST, constants_of, fit, group_all, interval_of_groups
@@ -44,9 +46,32 @@ def labels_of(runs: Runs, rows: list[dict[str, str]]) -> Array:
     return np.array([[" ".join((*names, runs.engine)), *names, release] for release in releases], dtype=object).T
 
 
-def main() -> None:
-    """Fit once, leave out each group, model, system and release, alone and together, and print the errors."""
-    rows = fitted_rows([row for path in sys.argv[1:] for row in read_runs(path)[0]])
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Errors of runs that were left out of a fit.
+
+    rows: the runs; labels: their group, model, system and release, of shape (4, runs); errors: log(predicted / measured) by what
+    was left out; inside: whether the 90 % range that follows from the groups of other models holds the run; widths: ratio of its
+    ends, by what was left out.
+    """
+
+    rows: list[dict[str, str]]
+    labels: Array
+    errors: dict[str, Array]
+    inside: dict[str, Array]
+    widths: dict[str, float]
+
+
+def leave_out(paths: Sequence[str]) -> LeftOut:
+    """Fit once, and leave out each group, model, system and release, alone and together.
+
+    Args:
+        paths: CSV files of runs.
+
+    Returns:
+        The errors.
+    """
+    rows = fitted_rows([row for path in paths for row in read_runs(path)[0]])
     groups, target = group_all(rows), log_tpot(rows)
     of = constants_of(groups)
     start, _ = fit(groups, target, of, (of.usual, of.deviations))
@@ -60,7 +85,7 @@ def main() -> None:
     engines = np.concatenate([np.full(len(runs.index), runs.engine) for runs in groups])
     labels = np.concatenate([labels_of(runs, rows) for runs in groups], 1)
     in_order = [rows[i] for i in index]
-    print(f"{len(rows):,} runs, {len(set(labels[0]))} groups, {len(FITTED)} constants and {len(of.kinds)} factors of experts")
+    by_name, inside, widths = {}, {}, {}
     for name, kinds in LEAVING_OUT.items():
         left = np.full(len(rows), np.nan)
         for group in sorted(set(labels[0])):
@@ -72,23 +97,40 @@ def main() -> None:
             if mine.any() and engine != TYPICAL:
                 logs = solve(errors[mine], slopes[mine], start, of.near(typical))
             left[place] = errors[place] + slopes[place] @ (logs - start)
-        print(f"{name} left out: {scores(left, labels, in_order)}")
+        by_name[name] = left
+        inside[name], widths[name] = held(left, labels[1], in_order)
+    return LeftOut(in_order, labels, by_name, inside, widths)
 
 
-def scores(errors: Array, labels: Array, rows: list[dict[str, str]]) -> str:
-    """Write the errors of left-out runs, and how many the range holds that follows from the groups of other models."""
+def held(errors: Array, models: Array, rows: list[dict[str, str]]) -> tuple[Array, float]:
+    """Return which runs the range holds that follows from the groups of other models, and the median ratio of its ends."""
     inside, widths = np.zeros(len(errors), dtype=bool), []
-    for model in sorted(set(labels[1])):
-        place = labels[1] == model
+    for model in sorted(set(models)):
+        place = models == model
         low, high = interval_of_groups(errors, rows, ~place)
         inside[place] = (np.exp(-errors[place]) >= low) & (np.exp(-errors[place]) <= high)
         widths.append(high / low)
-    groups = sorted(set(labels[0]))
-    off = np.mean([abs(np.median(errors[labels[0] == group])) for group in groups])
-    held = np.mean([inside[labels[0] == group].mean() for group in groups if np.sum(labels[0] == group) >= LEAST_OF_GROUP])
-    size = np.abs(np.expm1(errors))
-    text = f"{np.median(size):.1%} / {np.quantile(size, 0.9):.1%}, median of a group {off:.1%}; range of other models "
-    return text + f"holds {inside.mean():.0%} of runs and {held:.0%} of a group, width {np.median(widths):.2f}"
+    return inside, float(np.median(widths))
+
+
+def large_groups(labels: Array) -> list[str]:
+    """Return the groups that count in a range."""
+    return [group for group in sorted(set(labels[0])) if np.sum(labels[0] == group) >= LEAST_OF_GROUP]
+
+
+def main() -> None:
+    """Print the errors."""
+    left = leave_out(sys.argv[1:])
+    print(f"{len(left.rows):,} runs, {len(set(left.labels[0]))} groups")
+    for name, errors in left.errors.items():
+        inside, groups = left.inside[name], sorted(set(left.labels[0]))
+        off = np.mean([abs(np.median(errors[left.labels[0] == group])) for group in groups])
+        share = np.mean([inside[left.labels[0] == group].mean() for group in large_groups(left.labels)])
+        size = np.abs(np.expm1(errors))
+        print(
+            f"{name} left out: {np.median(size):.1%} / {np.quantile(size, 0.9):.1%}, median of a group {off:.1%}; range of other "
+            f"models holds {inside.mean():.0%} of runs and {share:.0%} of a group, width {left.widths[name]:.2f}"
+        )
 
 
 if __name__ == "__main__":
