@@ -8,14 +8,16 @@ import pytest
 from steptime.physics.engine import IDEAL
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
-from steptime.validation.max_throughput import Lengths, Replica, integral
+from steptime.validation.max_throughput import Replica
+from steptime.validation.mlperf_data_sets import find_data_set
+from steptime.validation.output_lengths import Lengths, integral
 from steptime.validation.predictions import predict
-from steptime.validation.published_deployments import LEAST_SECONDS, count_requests
+from steptime.validation.published_deployments import count_requests
 from steptime.validation.run_table import checker
 from tests.conftest import machine, one_matrix
 from tests.validation.rows import offline
 
-MODELS = {kind: one_matrix(kv_bytes=read) for kind, read in (("spread", 1e5), ("exponential", 1e4))}
+MODELS = {kind: one_matrix(kv_bytes=read) for kind, read in (("spread", 1e5), ("lognormal", 1e4))}
 SEATS, MEAN, PROMPT = 64, 100.0, 50.0
 
 
@@ -41,8 +43,8 @@ def drawn(kind, count, rng):
     if kind == "spread":
         even = rng.permutation(np.linspace(50, 150, count).round())
         return even, Lengths(mean=MEAN, spread=0.5)
-    cut = np.minimum(np.ceil(rng.exponential(106.0, count)), 300.0)
-    return cut, Lengths(mean=float(np.mean(cut)), longest=300.0)
+    cut = np.minimum(np.ceil(rng.lognormal(np.log(80.0), 0.9, count)), 400.0)
+    return cut, Lengths(mean=float(np.mean(cut)), deviation=0.9, longest=400.0)
 
 
 def replica(lengths, batch=SEATS, model=MODELS["spread"]):
@@ -52,7 +54,7 @@ def replica(lengths, batch=SEATS, model=MODELS["spread"]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["spread", "exponential"])
+@pytest.mark.parametrize("kind", ["spread", "lognormal"])
 @pytest.mark.parametrize("rounds", [1, 10])
 def test_runs_walked_step_by_step(kind, rounds):
     """Ends that are left out would be 4 to 40 % of runs."""
@@ -73,25 +75,36 @@ def test_steps_that_take_as_long_with_one_sequence_last_as_long_as_the_longest()
     assert together == pytest.approx(100 * step, rel=0.01)
 
 
-@pytest.mark.parametrize(("mean", "longest"), [(3700.0, 20_000.0), (100.0, 20_000.0), (10.0, 1e8), (99.0, 100.0)])
-def test_outputs_that_are_cut_off_have_their_mean(mean, longest):
-    lengths = Lengths(mean=mean, longest=longest)
-    assert integral(lengths.survival, lengths.tokens) == pytest.approx(mean, rel=0.02)
-    drawn = np.minimum(np.random.default_rng(1).exponential(lengths._scale, 400_000), longest)
-    assert integral(lengths.residual_survival, lengths.tokens) == pytest.approx(
-        np.mean(drawn**2) / 2 / np.mean(drawn), rel=0.02
-    )
+@pytest.mark.parametrize(("mean", "deviation", "longest"), [(3700.0, 1.17, 20_000.0), (100.0, 0.6, 20_000.0), (10.0, 0.5, 1e4)])
+def test_outputs_that_are_cut_off_have_their_moments(mean, deviation, longest):
+    lengths = Lengths(mean=mean, deviation=deviation, longest=longest)
+    assert integral(lengths.survival, lengths.tokens) == pytest.approx(mean, rel=0.01)
+    drawn = np.minimum(np.random.default_rng(1).lognormal(lengths._location, deviation, 400_000), longest)
+    assert lengths.variation == pytest.approx(np.std(drawn) / np.mean(drawn), rel=0.02)
+    left = np.mean(drawn**2) / 2 / np.mean(drawn)
+    assert integral(lengths.residual_survival, lengths.tokens) == pytest.approx(left, rel=0.02)
+    assert lengths.generated_tokens[0] == pytest.approx(left, rel=0.02)
 
 
-def test_whole_data_sets_for_ten_minutes():
+def test_a_log_normal_without_a_cut_has_its_textbook_variation():
+    assert Lengths(mean=100.0, deviation=1.0, longest=1e12).variation == pytest.approx(np.sqrt(np.e - 1), rel=1e-6)
+
+
+def test_quantiles_of_outputs_are_those_of_the_logs():
+    """DeepSeek-R1, v5.1: 54 %, 242 % and 527 % of the mean at the 50th, 90th and 99th percentiles; 20,000 tokens at most."""
+    data_set = find_data_set({"part": "mlperf", "model": "DeepSeek-R1"})
+    lengths = Lengths(mean=3668.0, deviation=data_set.deviation, longest=data_set.longest)
+    for level, share in ((0.5, 0.54), (0.1, 2.42), (0.02, 5.27)):
+        assert np.interp(-level, -lengths.survival, lengths.tokens) == pytest.approx(share * 3668, rel=0.15)
+
+
+def test_requests_are_a_data_set_or_last_as_long_as_submissions():
     row = offline(model="deepseek-ai/DeepSeek-R1")
-    assert count_requests(row, lambda requests: requests) == 4388  # more than ten minutes
-    assert count_requests(row, lambda requests: requests * LEAST_SECONDS / 4388) == 4388
-    assert count_requests(row, lambda requests: requests * LEAST_SECONDS / 4400) == 8776
-    assert count_requests(row, lambda requests: requests * LEAST_SECONDS / 4400 + 10) == 4388
-    assert count_requests(row, lambda requests: 300 + requests * LEAST_SECONDS / 40_000) == 5 * 4388
-    assert np.isinf(count_requests(row | {"part": ""}, float))
-    assert np.isinf(count_requests(offline(scenario="", part="trt_max", input_tokens="7"), float))
+    assert count_requests(row, 1.0) == 4388
+    assert count_requests(row, 13.1) == pytest.approx(13.1 * 3130)  # CoreWeave's GB300: 43,880 requests in 3,340 s
+    assert np.isinf(count_requests(row | {"part": ""}, 1.0))
+    assert np.isinf(count_requests(row | {"scenario": "Server"}, 1.0))
+    assert np.isinf(count_requests(offline(scenario="", part="trt_max", input_tokens="7"), 1.0))
 
 
 def test_few_requests_are_slow():
@@ -111,10 +124,10 @@ def test_one_request_on_many_chips_is_as_fast_as_on_one():
     assert nine == pytest.approx(sixteen)
 
 
-def test_a_division_that_is_not_known_is_the_best_for_the_run():
+def test_a_division_that_is_not_known_is_near_the_best_for_the_run():
     """Of eight requests each has a replica, or all share one whose steps are faster."""
     given = [predict([offline(part="", tp=tp, requests="8")]).output_tok_s[0] for tp in ("1", "2", "4", "8")]
-    assert predict([offline(part="", tp="", requests="8")]).output_tok_s[0] == pytest.approx(max(given))
+    assert 0.8 * max(given) < predict([offline(part="", tp="", requests="8")]).output_tok_s[0] < max(given)
     assert max(given) > 1.5 * given[0]
 
 

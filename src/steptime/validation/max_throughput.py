@@ -26,13 +26,15 @@ times come from `decode_step`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from steptime.catalog.acceptance_lengths import acceptance_curve
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
@@ -42,13 +44,16 @@ from steptime.physics.layout import MODEL, Layout, collect_facts, shaped, stacke
 from steptime.physics.layout_rules import allowed
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import REGIMES, latency_regime
-from steptime.planning.steady_state import State, aggregated, mean_context, split_chunks, ttft_seen
+from steptime.planning.steady_state import MOST_LOADED, State, aggregated, mean_context, split_chunks, ttft_seen
 from steptime.validation.data_quality import WRONG
 from steptime.validation.disaggregated_loop import read_workload
-from steptime.validation.error_summary import with_ranges
-from steptime.validation.published_deployments import count_requests, find_data_set, keeps_room, most_at_once
-from steptime.validation.run_table import INTERACTIVE, LIMITS, SERVER, length_spread, numbers, run_kind
-from steptime.workload.workload import Workload
+from steptime.validation.error_summary import SPEEDS, measured_figures, with_ranges
+from steptime.validation.mlperf_data_sets import allowed_drafts, find_data_set
+from steptime.validation.output_lengths import Lengths, integral
+from steptime.validation.published_deployments import count_requests, keeps_room, most_at_once
+from steptime.validation.run_table import HIGHEST, INTERACTIVE, LIMITS, MLPERF, OFFLINE, SERVER, length_spread, run_kind
+from steptime.validation.scenario_uncertainty import scenario_distances, tuning
+from steptime.workload.workload import NONE, Speculation, Workload
 
 # Batch sizes of the search, from one sequence to all that fit.
 LEVELS = 24
@@ -56,14 +61,27 @@ LEVELS = 24
 CHUNKS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 # 99th percentile of an exponential distribution over its mean.
 TAIL = math.log(100)
+# 99th percentile of a normal distribution, in standard deviations.
+NORMAL_TAIL = NormalDist().inv_cdf(0.99)
+# Variance of an average over one relaxation time, over the variance of the value: 2 / e.
+AVERAGED_VARIANCE = 2 / math.e
+# The 99th percentile that is closest to its limit, over that limit: median of eight benchmarks of MLPerf v5.1 (0.82 to 0.97;
+# 222 logs mlperf_log_summary.txt of github.com/mlcommons/inference_results_v5.1).
+USED_LIMIT = 0.9
+# Numbers of runs by the tensor-parallel size over that of the highest predicted rate, as a power of two.
+SINGLE_COUNTS = {0: 31.0, 1: 1.0}
+LARGER_COUNTS = {-1: 4.0, 0: 4.0, 1: 7.0}
+# Lowest rate of such a run over the highest of all layouts.
+LEAST_SHARE = 0.5
 # Columns that the runs of one group share.
 SCENARIO_COLUMNS = (
     "model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "input_tokens", "output_tokens", "input_mean",
-    "output_mean", "tp", "pp", "dp", "ep", "chips", "concurrency", "requests", "scenario", "part", *LIMITS,
+    "output_mean", "tp", "pp", "dp", "ep", "chips", "concurrency", "requests", "scenario", "part", "engine_version", *LIMITS,
 )  # fmt: skip
-# Points of a survival curve.
-POINTS = 257
-BISECTIONS = 60
+# Columns that the runs of one deployment of a round share.
+DEPLOYMENT_COLUMNS = (
+    "part", "model", "system", "engine", "engine_version", "weight_dtype", "expert_dtype", "kv_dtype", "chips", "note",
+)  # fmt: skip
 
 
 def predict_highest(rows: list[dict[str, str]], model: Model, system: System, engine: Engine) -> dict[str, Any]:
@@ -79,50 +97,169 @@ def predict_highest(rows: list[dict[str, str]], model: Model, system: System, en
         Values by field of `Predictions`, for all rows or of shape (rows,).
     """
     row = rows[0]
-    work, kind = read_workload(row), run_kind(row)
-    layouts, why = possible_layouts(row, model, system, work, engine)
+    work, lengths = scenario_workload(row)
+    possible, why = possible_layouts(row, model, system, work, engine)
     if why:
         return {"reason": why}
-    has_limits = kind in (SERVER, INTERACTIVE)
-    ttft, tpot = (float(row.get(name) or "inf") if has_limits else math.inf for name in LIMITS)
-    arguments: dict[str, Any] = {"max_sequences": most_at_once(row), "is_output_reserved": keeps_room(row)}
-    if has_limits:
-        best = highest(model, system, work, layouts, engine, ttft=ttft, tpot=tpot, **arguments)
-    else:
-        states = (highest(model, system, work, [layout], engine, **arguments) for layout in layouts)
-        runs = [_ended(row, model, system, work, engine, state) for state in states if state]
-        best = max(runs, key=lambda state: state["output_tok_s"], default={})
-    if not best:
+    runs = [
+        [(best_run(row, model, system, work, lengths, option, engine), share) for option, share in options]
+        for options in (expert_layouts(row, layout, model, system) for layout in possible)
+    ]
+    runs = [[(run, share) for run, share in options if run] for options in runs]
+    speeds = np.array([geometric_mean(*_column(options, "output_tok_s")) for options in runs])
+    if not speeds.any():
         return {"reason": "no prediction: no load meets the limits"}
+    weights = layout_weights(speeds, possible[0].tp == 1)
 
     # A throughput above that of the ideal engine cannot be right.
-    bound = highest(model, system, work, layouts, IDEAL, ttft=ttft, tpot=tpot) if row.get("output_tok_s") else {}
-    ceiling = bound.get("bound_tok_s", math.inf)
+    measured = measured_figures(rows, "output_tok_s")
+    ceiling = math.inf
+    if np.isfinite(measured).any():
+        ttft, tpot = scenario_limits(row)
+        bound = highest(model, system, work, possible, IDEAL, ttft=ttft, tpot=tpot, speculation=drafted(row, model))
+        ceiling = bound.get("bound_tok_s", math.inf)
     reasons = np.array(
         [
             f"{WRONG}faster than physics: {speed:,.0f} tok/s, the maximum is {ceiling:,.0f}" if speed > ceiling else ""
-            for speed in numbers(rows, "output_tok_s")
+            for speed in measured
         ],
         dtype=object,
     )
 
     # If all requests arrive at once, TTFT is mostly the wait for other requests.
-    figures = {name: best[name] for name in ("output_tok_s", "tpot", "bound")}
-    figures["ttft"] = best["ttft"] if math.isfinite(ttft) else math.nan
-    return with_ranges(figures, engine, best["regime"], system) | {"reason": reasons}
+    likely = [
+        (run, weight * share / sum(share for _, share in options))
+        for options, weight in zip(runs, weights, strict=True)
+        for run, share in options
+        if weight
+    ]
+    shares = _column(likely, "tpot")[1]
+    figures: dict[str, Any] = {name: geometric_mean(*_column(likely, name)) for name in ("output_tok_s", "tpot", "ttft")}
+    figures["ttft"] = figures["ttft"] if math.isfinite(scenario_limits(row)[0]) else math.nan
+    typical = likely[int(np.argmax(shares))][0]
+    figures["bound"] = typical["bound"]
+    figures["output_tok_s"] *= math.exp(tuning(row)[0])
+    flags = scenario_distances(row, [run["output_tok_s"] for run, _ in likely], shares, typical["end_loss"])
+    return with_ranges(figures, engine, typical["regime"], system, flags) | {"reason": reasons}
 
 
-def _ended(
-    row: Mapping[str, str], model: Model, system: System, work: Workload, engine: Engine, state: dict[str, Any]
+def limit_to_offline(rows: Sequence[Mapping[str, str]], figures: Mapping[str, Array]) -> None:
+    """Reduce throughputs within limits to those of the same deployment with all requests present at the start.
+
+    Rows of one deployment may have different columns, such as a layout that only one of them states.
+
+    Args:
+        rows: Runs.
+        figures: Predictions by name, of shape (runs,), changed in place.
+    """
+    ceilings: dict[tuple[str, ...], float] = {}
+    keys = [tuple(row.get(name) or "" for name in DEPLOYMENT_COLUMNS) for row in rows]
+    for row, key, speed in zip(rows, keys, figures["output_tok_s"], strict=True):
+        if run_kind(row) == OFFLINE and math.isfinite(speed):
+            ceilings[key] = min(speed, ceilings.get(key, math.inf))
+    for i, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        if run_kind(row) in (SERVER, INTERACTIVE) and figures["output_tok_s"][i] > (ceiling := ceilings.get(key, math.inf)):
+            factor = ceiling / figures["output_tok_s"][i]
+            for name in SPEEDS:
+                figures[name][i] *= factor
+
+
+def _column(runs: Sequence[tuple[dict[str, Any], float]], name: str) -> tuple[list[float], Array]:
+    """Return one figure of runs, and their weights."""
+    return [run[name] for run, _ in runs], np.array([share for _, share in runs])
+
+
+def scenario_workload(row: Mapping[str, str]) -> tuple[Workload, Lengths]:
+    """Return the requests of a run, with the lengths of its data set if that is known.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Mean lengths with the variation of outputs, and the distribution of outputs.
+    """
+    work, data_set = read_workload(row), find_data_set(row)
+    if data_set is None:
+        return work, Lengths(mean=float(work.output_tokens), spread=length_spread(row))
+    lengths = Lengths(mean=float(work.output_tokens), deviation=data_set.deviation, longest=data_set.longest)
+    prompt = work.input_tokens if row.get("input_mean") or not data_set.prompt_tokens else data_set.prompt_tokens
+    return replace(work, input_tokens=prompt, output_spread=lengths.variation), lengths
+
+
+def scenario_limits(row: Mapping[str, str]) -> tuple[float, float]:
+    """Return the TTFT and TPOT that 99 % of a run's requests stay below.
+
+    A submission keeps a distance from its limits (`USED_LIMIT`), as a run beyond them is invalid.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Seconds; inf without a limit.
+    """
+    if run_kind(row) not in (SERVER, INTERACTIVE):
+        return math.inf, math.inf
+    ttft, tpot = (float(row.get(name) or "inf") for name in LIMITS)
+    used = USED_LIMIT if row.get("part") == MLPERF else 1.0
+    return used * ttft, used * tpot
+
+
+def drafted(row: Mapping[str, str], model: Model) -> Speculation:
+    """Return the speculative tokens of a run, with the measured acceptance length of the model.
+
+    Args:
+        row: Run.
+        model: Model.
+
+    Returns:
+        Speculation; none if the scenario does not allow it.
+    """
+    drafts = allowed_drafts(row)
+    tokens = acceptance_curve(model.name).tokens if drafts and model.draft else ()
+    return Speculation(drafts=drafts, acceptance=tokens[drafts - 1]) if 0 < drafts <= len(tokens) else NONE
+
+
+def best_run(
+    row: Mapping[str, str], model: Model, system: System, work: Workload, lengths: Lengths, layout: Layout, engine: Engine
 ) -> dict[str, Any]:
-    """Return a steady state with the output rate of a run that ends."""
-    lengths = Lengths(mean=float(work.output_tokens), spread=length_spread(row), longest=find_data_set(row)[1])
+    """Find the highest output rate of a run with one layout.
+
+    A run with random arrivals within limits is at most as fast as one whose requests are all present at the start.
+
+    Args:
+        row: Run.
+        model: Model.
+        system: System.
+        work: Mean lengths.
+        lengths: Output lengths.
+        layout: Layout with its replicas.
+        engine: Engine.
+
+    Returns:
+        Figures by name as from `highest`; {} if no load meets the limits.
+    """
+    # The limit of the columns is that of their layout.
+    ranks = int(layout.dp) / int(float(row.get("dp") or 1))
+    arguments: dict[str, Any] = {
+        "max_sequences": most_at_once(row) * ranks, "is_output_reserved": keeps_room(row), "speculation": drafted(row, model),
+    }  # fmt: skip
+    state = highest(model, system, work, [layout], engine, **arguments)
+    if not state:
+        return {}
     replica = Replica(
-        model=model, system=system, layout=state["layout"], engine=engine, batch=state["batch"],
-        prompt=float(work.input_tokens), lengths=lengths,
+        model=model, system=system, layout=layout, engine=engine, batch=state["batch"], prompt=float(work.input_tokens),
+        lengths=lengths,
     )  # fmt: skip
-    share = share_in_steady_state(row, replica, int(state["layout"].replicas), state["rate"])
-    return state | {"output_tok_s": state["output_tok_s"] * share}
+    share = share_in_steady_state(row, replica, int(layout.replicas), state["rate"])
+    ended = state["output_tok_s"] * share
+    ttft, tpot = scenario_limits(row)
+    if math.isinf(ttft) and math.isinf(tpot):
+        return state | {"output_tok_s": ended, "end_loss": 1 - share}
+    limited = highest(model, system, work, [layout], engine, ttft=ttft, tpot=tpot, **arguments)
+    if not limited:
+        # Some layouts meet the limits without the usual distance from them.
+        limited = highest(model, system, work, [layout], engine, ttft=ttft / USED_LIMIT, tpot=tpot / USED_LIMIT, **arguments)
+    return limited and limited | {"output_tok_s": min(limited["output_tok_s"], ended), "end_loss": 0.0}
 
 
 def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: int, rate: float) -> float:
@@ -139,12 +276,72 @@ def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: in
     Returns:
         Share from 0 to 1.
     """
+    requests = count_requests(row, rate)
+    if math.isinf(requests):
+        return 1.0
+    return requests / rate / replica.seconds(math.ceil(requests / replicas), rate / replicas)
 
-    def seconds(requests: float) -> float:
-        return replica.seconds(math.ceil(requests / replicas), rate / replicas)
 
-    requests = count_requests(row, seconds)
-    return requests / rate / seconds(requests) if math.isfinite(requests) else 1.0
+def geometric_mean(values: Sequence[float], weights: Array | None = None) -> float:
+    """Return the weighted geometric mean of positive values; 0 without values.
+
+    >>> round(geometric_mean([1.0, 4.0]), 9), round(geometric_mean([1.0, 4.0], np.array([3.0, 1.0])), 3)
+    (2.0, 1.414)
+    """
+    return math.exp(float(np.average(np.log(values), weights=weights))) if values else 0.0
+
+
+def layout_weights(speeds: Array, is_single: bool = True) -> Array:
+    """Return how likely a run used each tensor-parallel size.
+
+    The weights are counts over 45 models, systems and scenarios of MLPerf v5.1 and v6.0 with a stated layout. Where replicas of
+    one chip have the highest predicted rate, all 30 ran that (`SINGLE_COUNTS`, with one more for each size). Where a larger
+    size has it, 4 ran half of that size, 4 that size and 7 twice that size (`LARGER_COUNTS`): submitters leave more room for
+    the KV cache. None had less than `LEAST_SHARE` of the highest rate.
+
+    Args:
+        speeds: Output rates by doubling tensor parallelism [tok/s]; 0 where no load meets the limits.
+        is_single: Whether the first size is one.
+
+    Returns:
+        Weights with the sum 1.
+
+    >>> layout_weights(np.array([3.0, 4.0, 3.0, 1.0])).round(2).tolist(), layout_weights(np.array([1.0])).tolist()
+    ([0.27, 0.27, 0.47, 0.0], [1.0])
+    """
+    best = int(np.argmax(speeds))
+    weights = np.zeros(len(speeds))
+    for step, number in (SINGLE_COUNTS if best == 0 and is_single else LARGER_COUNTS).items():
+        if 0 <= best + step < len(speeds) and speeds[best + step] >= LEAST_SHARE * speeds[best]:
+            weights[best + step] = number
+    share: Array = weights / weights.sum()
+    return share
+
+
+def expert_layouts(row: Mapping[str, str], layout: Layout, model: Model, system: System) -> list[tuple[Layout, float]]:
+    """Return how a run may have divided experts and attention over the same chips, with weights.
+
+    A mixture of experts runs with tensor parallelism only, with expert parallelism, or with data-parallel attention as well.
+    Tables of maximum throughput and rows without a layout do not say which. Data-parallel attention avoids the all-reduce and
+    has room for larger batches. MLPerf's submissions of DeepSeek-R1 on eight chips use it (inference_results_v5.1,
+    closed/*/configs/*/Offline/deepseek-r1.py, enable_attention_dp). It gets half of the weight, as the other two together.
+
+    Args:
+        row: Run.
+        layout: Layout of its columns.
+        model: Model.
+        system: System.
+
+    Returns:
+        Layouts of as many chips, with weights.
+    """
+    tp = int(layout.tp)
+    is_stated = bool(row["tp"]) and run_kind(row) != HIGHEST
+    if is_stated or tp == 1 or not model.routed or layout.dp > 1 or layout.ep > 1:
+        return [(layout, 1.0)]
+    options = [layout, replace(layout, ep=tp), replace(layout, tp=1, dp=tp, ep=tp)]
+    can = allowed(stacked(options), collect_facts(model, system), scopes=(MODEL,))
+    return [(option, 2.0 if option.dp > 1 else 1.0) for option, good in zip(options, can, strict=True) if good]
 
 
 def possible_layouts(
@@ -198,10 +395,11 @@ def highest(
     tpot: float = math.inf,
     max_sequences: float = math.inf,
     is_output_reserved: bool = False,
+    speculation: Speculation = NONE,
 ) -> dict[str, Any]:
     """Find the steady state with the highest output rate within the limits.
 
-    99 % of requests meet the limits. Times per token vary little between requests; TTFT varies as in `late_first_token`.
+    99 % of requests meet the limits (`late_token_time`, `late_first_token`).
 
     Args:
         model: Model.
@@ -213,6 +411,7 @@ def highest(
         tpot: Limit of time per output token [s].
         max_sequences: Maximum sequences of a replica.
         is_output_reserved: Whether each request reserves memory for its whole output at the start.
+        speculation: Speculative tokens.
 
     Returns:
         Figures by name; {} if no load meets the limits.
@@ -221,9 +420,12 @@ def highest(
     context = work.input_tokens + work.output_tokens if is_output_reserved else mean_context(work)
     fit = sequences_that_fit(model, system, context=context, layout=layout, engine=engine)
     batch = np.floor(np.maximum(np.minimum(fit, max_sequences), 1.0) ** np.linspace(0, 1, LEVELS)[:, None])
-    state = aggregated(model, system, work, layout=layout, batch=batch, chunk=np.array(CHUNKS), engine=engine, quick=True)
+    state = aggregated(
+        model, system, work, layout=layout, batch=batch, chunk=np.array(CHUNKS), engine=engine, speculation=speculation,
+        quick=True,
+    )  # fmt: skip
     late = late_first_token(state, work, layout, engine)
-    good = (state.utilisation < 1) & (state.tpot <= tpot) & (late <= ttft)
+    good = (state.utilisation < 1) & (late_token_time(state, work, batch) <= tpot) & (late <= ttft)
     speed = np.where(good, state.rate * layout.replicas * work.output_tokens, -np.inf)
     best_index = np.unravel_index(np.argmax(speed), speed.shape)
 
@@ -245,6 +447,30 @@ def highest(
     }
 
 
+def late_token_time(state: State, work: Workload, batch: Number) -> Array:
+    r"""Return the 99th percentile of a request's time per token.
+
+    A request of $O$ tokens meets a Poisson number of steps with prefill. With the share $q$ of such steps, each longer by
+    $\Delta$, the time per token has the standard deviation $\Delta \sqrt{q / O}$. The number in flight varies too. With the
+    share $g$ of a step that grows with the batch, its variance is $B / (1 - g)$, as in a processor-sharing queue
+    (`seats_for`). It persists for about the life of a request, so that an average over one life has $2 / e$ of the variance.
+
+    Args:
+        state: Steady state.
+        work: Mean lengths.
+        batch: Sequences per replica.
+
+    Returns:
+        Seconds, with the shape of `state.tpot`.
+    """
+    mixed = state.decode.total if state.mixed is None else state.mixed.total
+    growing = np.clip(state.growing, 0.0, MOST_LOADED)
+    variance = (mixed - state.decode.total) ** 2 * (1 - state.decode_only_share) / work.output_tokens
+    variance = variance + AVERAGED_VARIANCE * (state.tpot * growing) ** 2 / (batch * (1 - growing))
+    late: Array = state.tpot + NORMAL_TAIL * np.sqrt(variance)
+    return late
+
+
 def late_first_token(state: State, work: Workload, layout: Layout, engine: Engine) -> Array:
     """Return the 99th percentile of TTFT.
 
@@ -264,101 +490,6 @@ def late_first_token(state: State, work: Workload, layout: Layout, engine: Engin
     waiting = np.maximum(state.ttft - ttft_seen(work, served, state.tpot, layout, engine), 0.0)
     late: Array = state.ttft + (TAIL - 1) * waiting
     return late
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Output lengths [tokens] with a given mean, drawn evenly within a share `spread` of the mean.
-
-    With a `longest` output, lengths are exponential and cut off at that length.
-    """
-
-    mean: float
-    spread: float = 0.0
-    longest: float = 0.0
-
-    @property
-    def _is_cut(self) -> bool:
-        return self.longest > self.mean * (1 + 1e-9)
-
-    @cached_property
-    def tokens(self) -> Array:
-        """Numbers of tokens from 0 to the maximum, closer where most outputs end."""
-        if not self._is_cut:
-            return np.linspace(0.0, self.mean * (1 + self.spread), POINTS)
-        shares = np.linspace(0.0, 1.0, POINTS) * -math.expm1(-self.longest / self._scale)
-        ends = np.minimum(-self._scale * np.log1p(-np.minimum(shares, 1 - 1e-15)), self.longest)
-        return np.unique(np.concatenate([ends, np.geomspace(self.mean / 2, self.longest, POINTS)]))
-
-    @cached_property
-    def survival(self) -> Array:
-        """Share of outputs with more than `tokens`.
-
-        >>> Lengths(mean=100.0, spread=0.5).survival[[0, 64, 128, 192, 256]].tolist()
-        [1.0, 1.0, 0.75, 0.375, 0.0]
-        """
-        if self._is_cut:
-            longer: Array = np.where(self.tokens < self.longest, np.exp(-self.tokens / self._scale), 0.0)
-            return longer
-        if not self.spread:
-            return np.ones(POINTS)
-        return np.clip((self.mean * (1 + self.spread) - self.tokens) / (2 * self.mean * self.spread), 0.0, 1.0)
-
-    @cached_property
-    def residual_survival(self) -> Array:
-        """Share of requests in progress with more than `tokens` left: $S_e$.
-
-        >>> Lengths(mean=100.0).residual_survival[[0, 128, 256]].round(3).tolist()
-        [1.0, 0.5, 0.0]
-        >>> long = Lengths(mean=3700.0, longest=20_000.0)
-        >>> round(float(integral(long.residual_survival, long.tokens)))
-        3625
-        """
-        if self._is_cut:
-            beyond = self._scale * (np.exp(-self.tokens / self._scale) - np.exp(-self.longest / self._scale))
-        else:
-            least, largest = self.mean * (1 - self.spread), self.mean * (1 + self.spread)
-            cut = (largest - self.tokens) ** 2 / (2 * max(largest - least, 1e-9))
-            beyond = np.where(self.tokens < least, self.mean - self.tokens, cut)
-        share: Array = np.clip(beyond / self.mean, 0.0, 1.0)
-        return share
-
-    @cached_property
-    def generated_tokens(self) -> Array:
-        """Tokens already generated by requests in progress with more than `tokens` left.
-
-        >>> Lengths(mean=100.0).generated_tokens[[0, 128]].round(2).tolist()
-        [50.0, 25.0]
-        """
-        residual, parts = self.residual_survival, np.diff(self.tokens)
-        pieces = (residual[1:] + residual[:-1]) / 2 * parts
-        beyond = np.append(np.cumsum(pieces[::-1])[::-1], 0.0)
-        generated: Array = np.where(residual > 0, beyond / np.where(residual > 0, residual, 1.0), 0.0)
-        return generated
-
-    @cached_property
-    def _scale(self) -> float:
-        """Scale of the exponential distribution that has this mean when it is cut off."""
-        low, high = self.mean / 2, self.mean
-        while -high * math.expm1(-self.longest / high) < self.mean:
-            high *= 2
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if -middle * math.expm1(-self.longest / middle) < self.mean else (low, middle)
-        return high
-
-
-def integral(values: Array, points: Array) -> float:
-    """Integrate values with the trapezoidal rule.
-
-    Args:
-        values: Values, of shape (points,).
-        points: Positions of the values.
-
-    Returns:
-        Integral.
-    """
-    return float(np.sum((values[1:] + values[:-1]) * np.diff(points)) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)

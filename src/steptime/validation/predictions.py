@@ -33,7 +33,7 @@ from steptime.validation.closed_loop import ClosedLoop, Runs, round_time, solve_
 from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import POOL_COLUMNS, predict_pools
 from steptime.validation.error_summary import FIGURES, Predictions, with_ranges
-from steptime.validation.max_throughput import SCENARIO_COLUMNS, predict_highest
+from steptime.validation.max_throughput import SCENARIO_COLUMNS, limit_to_offline, predict_highest
 from steptime.validation.published_deployments import as_launched, latent_contexts, usual_interval
 from steptime.validation.run_table import (
     AXES,
@@ -281,6 +281,7 @@ def predict(
 
     predict_groups(np.flatnonzero(kinds == POOLS), POOL_COLUMNS, predict_pools)
     predict_groups(np.flatnonzero(~np.isin(kinds, (*LOOPS, POOLS))), SCENARIO_COLUMNS, predict_highest)
+    limit_to_offline(rows, out)
 
     # Closed loops are predicted in larger groups: loads and lengths may differ.
     doubts = Doubts(rows)

@@ -23,14 +23,14 @@ These settings are missing in the runs, and they are not constants of an engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import count
 
 import numpy as np
 
 from steptime.hardware.number_formats import is_day
 from steptime.physics.engine import IDEAL, Engine
+from steptime.validation.mlperf_data_sets import as_submitted, find_data_set
 from steptime.validation.run_table import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS, run_kind
 
 SEPARATE_POOLS, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
@@ -61,6 +61,8 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     >>> [as_launched(row)[axis] for axis in ("tp", "dp", "ep")]
     ['4', '1', '1']
     """
+    if row.get("part") == MLPERF:
+        return as_submitted(row)
     if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _whole_cells(row, LENGTHS) == SHORT):
         return row
     if _whole_cells(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
@@ -184,20 +186,6 @@ def balance_period(groups: int, clients: float, output_tokens: float) -> float:
     return min(BALANCED_WITHIN, needed * output_tokens / clients)
 
 
-DATA_SETS = {
-    "llama-2-70b": (24576, 1024),
-    "mixtral-8x7b": (15000, 1024),
-    "llama-3.1-405b": (8313, 0),
-    "llama-3.1-8b": (13368, 0),
-    "deepseek-r1": (4388, 20000),
-}
-"""MLPerf's requests for a model, and their longest output [tokens]; 0 if all outputs have the same length. Sources:
-github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest outputs), and
-https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
-MOST_SETS = 1000
-# Minimum duration of an Offline run (loadgen/mlperf.conf, Offline.min_duration).
-LEAST_SECONDS = 600.0
-
 BENCHMARKED = {
     (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (2048, 128): 3000,
     (1000, 2000): 1500, (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000,
@@ -206,58 +194,38 @@ BENCHMARKED = {
 "Preparing a Dataset"."""
 
 
-def find_data_set(row: Mapping[str, str]) -> tuple[int, float]:
-    """Find the data set of a run of MLPerf's Offline scenario.
-
-    Args:
-        row: Run.
-
-    Returns:
-        Its requests, and its longest output [tokens]; zeros for other runs and unknown models.
-
-    >>> find_data_set({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"})
-    (4388, 20000)
-    """
-    if row.get("part") != MLPERF or run_kind(row) != OFFLINE:
-        return 0, 0
-    name = row["model"].casefold().rpartition("/")[2]
-    return next((data_set for model, data_set in DATA_SETS.items() if name.startswith(model) and "distill" not in name), (0, 0))
-
-
-def count_requests(row: Mapping[str, str], seconds: Callable[[float], float]) -> float:
+def count_requests(row: Mapping[str, str], rate: float) -> float:
     """Return the requests of a run that are all present at its start.
 
-    MLPerf runs repeat whole data sets, for at least ten minutes.
+    MLPerf's runs have at least the requests of a data set, and as many as the target rate makes in the minimum duration
+    (loadgen's samples per query).
 
     Args:
         row: Run.
-        seconds: Function from a number of requests to the seconds of their run.
+        rate: Steady-state requests per second.
 
     Returns:
         Requests; inf if unknown.
 
-    >>> count_requests({"requests": "500", "scenario": "Offline"}, lambda requests: requests)
+    >>> count_requests({"requests": "500", "scenario": "Offline"}, 1.0)
     500.0
-    >>> count_requests({"part": "mlperf", "scenario": "Offline", "model": "DeepSeek-R1"}, lambda requests: requests / 10)
-    8776.0
+    >>> count_requests({"part": "mlperf", "scenario": "Offline", "model": "DeepSeek-R1"}, 10.0)
+    31300.0
     """
     if row.get("requests"):
         return float(row["requests"])
     if run_kind(row) == HIGHEST:
         return float(BENCHMARKED.get((int(float(row["input_tokens"])), int(float(row["output_tokens"]))), math.inf))
-    size, _ = find_data_set(row)
-    if not size:
-        return math.inf
-    data_set_seconds = seconds(size)
-
-    # Start the search here: n data sets in one run take less time than n runs of one data set.
-    least = max(1, math.floor(LEAST_SECONDS / data_set_seconds)) if data_set_seconds > 0 else 1
-    enough = (n for n in count(least) if n > MOST_SETS or seconds(n * size) >= LEAST_SECONDS)
-    return float(size * next(enough))
+    data_set = find_data_set(row)
+    return math.inf if data_set is None or run_kind(row) != OFFLINE else float(max(data_set.requests, rate * data_set.seconds))
 
 
 MOST_AT_ONCE = 4096
 """Maximum batch of `trtllm-bench`. Source: TensorRT-LLM, tensorrt_llm/bench/build/tuning.py, finetune_setting."""
+SUBMITTED_AT_ONCE = 2048
+"""Usual maximum batch of a data-parallel rank in MLPerf: the default of TensorRT-LLM (tensorrt_llm/llmapi/llm_args.py,
+max_batch_size) and the target of AMD's submissions (inference_results_v5.1, closed/AMD/code/llama2-70b-99.9,
+offline_mi325x.yaml, VLLM_LLAMA2_MLPERF_MAX_TARGET_DECODE_BATCH)."""
 
 
 def most_at_once(row: Mapping[str, str]) -> float:
@@ -267,13 +235,17 @@ def most_at_once(row: Mapping[str, str]) -> float:
         row: Run.
 
     Returns:
-        Sequences: `concurrency` of the row, the limit of `trtllm-bench`, or inf.
+        Sequences: `concurrency` of the row, the limit of `trtllm-bench`, the usual limit of MLPerf's submissions, or inf.
 
     >>> [most_at_once({"engine": "trtllm", "part": "trt_max", "concurrency": limit}) for limit in ("64", "")]
     [64.0, 4096.0]
+    >>> most_at_once({"engine": "vllm", "part": "mlperf", "scenario": "Offline"})
+    2048.0
     """
     if row.get("concurrency"):
         return float(row["concurrency"])
+    if row.get("part") == MLPERF:
+        return SUBMITTED_AT_ONCE * float(row.get("dp") or 1)
     return MOST_AT_ONCE / int(float(row.get("pp") or 1)) if keeps_room(row) else math.inf
 
 

@@ -1,0 +1,162 @@
+r"""Output lengths of requests: survival, lengths left of requests in progress, and tokens that these have generated.
+
+Lengths are drawn evenly around their mean, or are log-normal and cut off at the longest output. Long requests are more frequent
+among those in progress. With the survival $S$ and the mean $m$ of lengths, the share of requests in progress with more than $x$
+tokens left is $S_e(x) = \int_x^\infty S(u)\,du / m$ (renewal theory, residual life).
+
+A log-normal length $X = e^{\mu + \sigma Z}$ cut off at $L$ has the moments
+
+$$ E[\min(X, L)^k] = e^{k \mu + k^2 \sigma^2 / 2}\,\Phi\!\left(\frac{\ln L - \mu - k \sigma^2}{\sigma}\right)
+   + L^k\,\Phi\!\left(\frac{\mu - \ln L}{\sigma}\right) $$
+
+Source: https://en.wikipedia.org/wiki/Log-normal_distribution (partial expectations).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from steptime.number_checks import Array
+
+# Points of a survival curve.
+POINTS: Final = 257
+BISECTIONS: Final = 60
+# Shortest output on a survival curve, as a share of the mean.
+SHORTEST: Final = 1e-3
+NORMAL: Final = NormalDist()
+
+
+def integral(values: Array, points: Array) -> float:
+    """Integrate values with the trapezoidal rule.
+
+    Args:
+        values: Values, of shape (points,).
+        points: Positions of the values.
+
+    Returns:
+        Integral.
+    """
+    return float(np.sum((values[1:] + values[:-1]) * np.diff(points)) / 2)
+
+
+def integral_beyond(values: Array, points: Array) -> Array:
+    """Integrate values from each point to the last one.
+
+    Args:
+        values: Values, of shape (points,).
+        points: Positions of the values.
+
+    Returns:
+        Integrals, of shape (points,).
+
+    >>> integral_beyond(np.ones(3), np.array([0.0, 1.0, 3.0])).tolist()
+    [3.0, 2.0, 0.0]
+    """
+    pieces = (values[1:] + values[:-1]) / 2 * np.diff(points)
+    beyond: Array = np.append(np.cumsum(pieces[::-1])[::-1], 0.0)
+    return beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Output lengths [tokens] with a given mean, drawn evenly within a share `spread` of the mean.
+
+    With a `deviation` of their logarithm, lengths are log-normal and cut off at `longest`.
+    """
+
+    mean: float
+    spread: float = 0.0
+    longest: float = 0.0
+    deviation: float = 0.0
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.deviation > 0 and self.longest > self.mean * (1 + 1e-9)
+
+    @cached_property
+    def variation(self) -> float:
+        """Standard deviation over the mean.
+
+        >>> even, cut = Lengths(mean=100.0, spread=0.5), Lengths(mean=100.0, deviation=0.5, longest=1e9)
+        >>> round(even.variation, 3), round(cut.variation, 3)
+        (0.289, 0.533)
+        """
+        if not self._is_cut:
+            return self.spread / math.sqrt(3)
+        return math.sqrt(max(0.0, self._moment(2, self._location) / self.mean**2 - 1))
+
+    @cached_property
+    def tokens(self) -> Array:
+        """Numbers of tokens from 0 to the maximum, closer where most outputs end."""
+        if not self._is_cut:
+            return np.linspace(0.0, self.mean * (1 + self.spread), POINTS)
+        return np.append(0.0, np.geomspace(self.mean * SHORTEST, self.longest, 2 * POINTS))
+
+    @cached_property
+    def survival(self) -> Array:
+        """Share of outputs with more than `tokens`.
+
+        >>> Lengths(mean=100.0, spread=0.5).survival[[0, 64, 128, 192, 256]].tolist()
+        [1.0, 1.0, 0.75, 0.375, 0.0]
+        """
+        if self._is_cut:
+            scores = (self._location - np.log(self.tokens[1:])) / self.deviation
+            return np.append(1.0, np.array([NORMAL.cdf(score) for score in scores.tolist()]))
+        if not self.spread:
+            return np.ones(POINTS)
+        return np.clip((self.mean * (1 + self.spread) - self.tokens) / (2 * self.mean * self.spread), 0.0, 1.0)
+
+    @cached_property
+    def residual_survival(self) -> Array:
+        """Share of requests in progress with more than `tokens` left: $S_e$.
+
+        >>> Lengths(mean=100.0).residual_survival[[0, 128, 256]].round(3).tolist()
+        [1.0, 0.5, 0.0]
+        >>> long = Lengths(mean=3700.0, deviation=1.17, longest=20_000.0)
+        >>> round(integral(long.residual_survival, long.tokens), -2)
+        4000.0
+        """
+        if self._is_cut:
+            beyond = integral_beyond(self.survival, self.tokens)
+            left: Array = np.clip(beyond / beyond[0], 0.0, 1.0)
+            return left
+        least, largest = self.mean * (1 - self.spread), self.mean * (1 + self.spread)
+        cut = (largest - self.tokens) ** 2 / (2 * max(largest - least, 1e-9))
+        beyond = np.where(self.tokens < least, self.mean - self.tokens, cut)
+        share: Array = np.clip(beyond / self.mean, 0.0, 1.0)
+        return share
+
+    @cached_property
+    def generated_tokens(self) -> Array:
+        """Tokens already generated by requests in progress with more than `tokens` left.
+
+        >>> Lengths(mean=100.0).generated_tokens[[0, 128]].round(2).tolist()
+        [50.0, 25.0]
+        """
+        residual = self.residual_survival
+        beyond = integral_beyond(residual, self.tokens)
+        generated: Array = np.where(residual > 0, beyond / np.where(residual > 0, residual, 1.0), 0.0)
+        return generated
+
+    def _moment(self, order: int, location: float) -> float:
+        """Return a moment of the log-normal lengths whose logarithm has this mean."""
+        spread, cut = self.deviation, math.log(self.longest)
+        below = NORMAL.cdf((cut - location - order * spread**2) / spread)
+        return math.exp(order * location + order**2 * spread**2 / 2) * below + self.longest**order * NORMAL.cdf(
+            (location - cut) / spread
+        )
+
+    @cached_property
+    def _location(self) -> float:
+        """Mean of the logarithm with which the lengths have their mean when they are cut off."""
+        low, high = math.log(self.mean) - self.deviation**2, math.log(self.longest) + 10 * self.deviation
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._moment(1, middle) < self.mean else (low, middle)
+        return high
