@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import steptime as st
 from steptime.catalog.hardware_loading import load_system
 from steptime.models.model_loading import load_model
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
 from steptime.validation.disaggregated_loop import read_workload
 from steptime.validation.max_throughput import (
+    best_run,
     expert_layouts,
     highest,
     late_token_time,
@@ -22,8 +25,8 @@ from steptime.validation.max_throughput import (
 )
 from steptime.validation.predictions import predict
 from steptime.validation.published_deployments import as_launched
-from steptime.validation.run_table import read_runs
-from steptime.validation.scenario_uncertainty import tuning
+from steptime.validation.run_table import read_runs, served_model
+from steptime.validation.scenario_uncertainty import scenario_distances, tuning
 from tests.planning.cases import equal_requests
 from tests.validation.rows import SHARED, offline
 
@@ -112,12 +115,53 @@ def test_each_row_is_checked_against_physics():
         ("gpt-oss-120b", "v6.0", -0.3),
         ("gpt-oss-120b", "v6.1", 0.0),
         ("deepseek-ai/DeepSeek-R1", "v5.1", -0.3),
-        # One later round: 0.17 x 0.15^2 / (0.15^2 + 0.1^2).
-        ("deepseek-ai/DeepSeek-R1", "v6.0", 0.17 * 0.0225 / 0.0325),
+        # One later round: 0.15 x 0.15^2 / (0.15^2 + 0.1^2).
+        ("deepseek-ai/DeepSeek-R1", "v6.0", 0.15 * 0.0225 / 0.0325),
     ],
 )
 def test_tuning_of_first_and_later_rounds(model, engine_version, mean):
     assert tuning(offline(model=model, engine_version=engine_version))[0] == pytest.approx(mean, abs=1e-9)
+
+
+@pytest.mark.parametrize(("scenario", "deviation"), [("Offline", 0.15), ("Server", 0.2), ("Interactive", 0.35)])
+def test_ranges_contain_tuning_of_benchmarks_and_submitters(scenario, deviation):
+    """Llama-2-70B, two later rounds: 0.15 sqrt(1 - 0.045 / 0.055) = 0.064 is left; 90 % are 1.645 deviations."""
+    row = offline(model="llama-2-70b", engine_version="v6.0", scenario=scenario)
+    layout, submission, end = (distance for distance, _ in scenario_distances(row, [1.0], np.ones(1)))
+    assert (layout.low, end.low) == (0.0, 0.0)
+    assert submission.low == submission.high == pytest.approx(1.645 * np.hypot(0.0640, deviation), rel=1e-3)
+
+
+def replayed(system, scenario, rate, count, **cells):
+    """Return a run of Llama-2-70B on one chip, its prediction and its replay with drawn outputs."""
+    row = offline(
+        model="meta-llama/Llama-2-70b-hf", system=system, engine="trtllm", scenario=scenario, chips="1", tp="1",
+        input_tokens="294", output_tokens="285", requests=str(count), **cells,
+    )  # fmt: skip
+    machine, engine = load_system(system), load_engine("trtllm")
+    model = served_model(row, machine, engine, None)
+    work, lengths = scenario_workload(row)
+    best = best_run(row, model, machine, work, lengths, Layout(replicas=1), engine)
+    drawn = np.random.default_rng(1).lognormal(lengths._location, lengths.deviation, count)
+    outputs = np.clip(np.round(drawn), 1, lengths.longest).astype(np.int64)
+    traffic = st.open_loop(rate or best["rate"], count, st.Lengths(mean=294), st.Lengths(mean=285), seed=1)
+    policy = st.Policy(max_num_seqs=int(row["concurrency"]), max_num_batched_tokens=8192)
+    return best, outputs, st.simulate(model, machine, replace(traffic, outputs=outputs), engine=engine, policy=policy).requests
+
+
+def test_an_offline_run_with_its_end_is_that_of_the_simulator():
+    pytest.importorskip("numba")
+    best, outputs, requests = replayed("hgx-h200", "Offline", 1e5, 3000, weight_dtype="fp8", concurrency="512")
+    assert best["output_tok_s"] == pytest.approx(outputs.sum() / np.max(requests["finish"]), rel=0.05)
+    assert best["end_loss"] > 0.03
+
+
+def test_the_99th_percentile_at_the_predicted_rate_is_that_of_the_simulator():
+    pytest.importorskip("numba")
+    limits = {"ttft_limit_s": "0.45", "tpot_limit_s": "0.04"}
+    _, outputs, requests = replayed("hgx-b200", "Interactive", 0.0, 9000, weight_dtype="nvfp4", concurrency="768", **limits)
+    times = (requests["finish"] - requests["first"]) / np.maximum(outputs - 1, 1)
+    assert np.quantile(times, 0.99) == pytest.approx(0.9 * 0.04, rel=0.1)
 
 
 def test_limits_of_mlperf_are_kept_at_a_distance():

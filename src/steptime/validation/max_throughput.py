@@ -3,8 +3,15 @@ r"""Maximum throughput under a scenario: all requests at once, the highest rate 
 In MLPerf's Offline scenario all requests are present at the start. Server and Interactive have Poisson arrivals, and 99 % of
 requests must meet the limits. Maximum throughput is the best result of a benchmark over all loads. Each is the highest rate of
 a steady state with prefill and decode on the same chips (`steady_state.aggregated`). The search covers batch sizes that fit in
-memory and prefill chunk sizes. If a run has no layout, it covers layouts too. The number of replicas is the number that fits on
-the chips. `concurrency`, if present, is the maximum batch of a replica, as MLPerf submissions set it.
+memory and prefill chunk sizes. Output lengths are those of the data set (`mlperf_data_sets`). The number of replicas is the
+number that fits on the chips. `concurrency`, if present, is the maximum batch of a replica, as MLPerf submissions set it;
+otherwise it is the usual one (`most_at_once`).
+
+**Layout.** A layout that is not stated is the expected one and not the best: the geometric mean over likely tensor-parallel
+sizes (`layout_weights`) and divisions of experts (`expert_layouts`).
+
+**Limits.** The 99th percentile of the time per token depends on the steps with prefill that a request meets and on the number
+in flight (`late_token_time`). Runs within limits are at most as fast as runs of the same deployment with all requests at once.
 
 **Tail.** A run that starts with all its requests takes longer than a steady state, because its last requests finish with fewer
 and fewer others. While requests wait for slots, a replica delivers its steady-state rate. After that, of the $B$ sequences in
@@ -16,11 +23,10 @@ $$ T = n / r + \int_0^\infty t(B\,S_e(x))\,dx - t(B) \int_0^\infty S_e(x)\,dx $$
 with $t$ the time of a step. Sequences with more than $x$ tokens left have generated $\int_x^\infty S_e / S_e(x)$ tokens when
 the last request starts, and $x$ more since then.
 
-For example, outputs of DeepSeek-R1 have 3,700 tokens on average and 20,000 at most. Eight B200 spend a third of MLPerf's ten
-minutes in the tail. The steady state itself assumes outputs of equal length.
+For example, outputs of DeepSeek-R1 have 3,700 tokens on average and 20,000 at most. In MLPerf v5.1 the last tenth of the
+requests took a third of a run of 52 minutes (nine logs).
 
-Source: renewal theory (residual life), $S_e(x) = \int_x^\infty S(u)\,du / m$ of lengths with survival $S$ and mean $m$. Step
-times come from `decode_step`.
+Source: renewal theory (residual life), `output_lengths`. Step times come from `decode_step`.
 """
 
 from __future__ import annotations
@@ -43,7 +49,7 @@ from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.layout import MODEL, Layout, collect_facts, shaped, stacked
 from steptime.physics.layout_rules import allowed
 from steptime.physics.step import decode_step
-from steptime.physics.uncertainty import REGIMES, latency_regime
+from steptime.physics.uncertainty import FEW_RUNS, REGIMES, distances, latency_regime
 from steptime.planning.steady_state import MOST_LOADED, State, aggregated, mean_context, split_chunks, ttft_seen
 from steptime.validation.data_quality import WRONG
 from steptime.validation.disaggregated_loop import read_workload
@@ -139,7 +145,15 @@ def predict_highest(rows: list[dict[str, str]], model: Model, system: System, en
     typical = likely[int(np.argmax(shares))][0]
     figures["bound"] = typical["bound"]
     figures["output_tok_s"] *= math.exp(tuning(row)[0])
-    flags = scenario_distances(row, [run["output_tok_s"] for run, _ in likely], shares, typical["end_loss"])
+    # The deviations between groups of submissions contain those of systems with few fitted runs.
+    flags = (
+        *(
+            (distance, applies)
+            for distance, applies in distances(engine, system, typical["layout"], drafts=bool(allowed_drafts(row)))
+            if distance is not FEW_RUNS
+        ),
+        *scenario_distances(row, [run["output_tok_s"] for run, _ in likely], shares, typical["end_loss"]),
+    )
     return with_ranges(figures, engine, typical["regime"], system, flags) | {"reason": reasons}
 
 
@@ -419,7 +433,39 @@ def highest(
     layout = shaped(stacked(layouts), 2)
     context = work.input_tokens + work.output_tokens if is_output_reserved else mean_context(work)
     fit = sequences_that_fit(model, system, context=context, layout=layout, engine=engine)
-    batch = np.floor(np.maximum(np.minimum(fit, max_sequences), 1.0) ** np.linspace(0, 1, LEVELS)[:, None])
+    levels = np.floor(np.maximum(np.minimum(fit, max_sequences), 1.0) ** np.linspace(0, 1, LEVELS)[:, None])
+    limits = {"ttft": ttft, "tpot": tpot}
+    best = _best_state(model, system, work, layouts, levels, engine, speculation, **limits)
+    if not best or math.isinf(min(ttft, tpot)):
+        return best
+
+    # Limits end between two batch sizes: search there again.
+    larger = levels[levels > best["batch"]]
+    if not larger.size:
+        return best
+    between = np.unique(np.floor(np.linspace(best["batch"], np.min(larger), LEVELS)))[None, :, None]
+    finer = _best_state(model, system, work, [best["layout"]], between, engine, speculation, **limits)
+    bound = max(best["bound_tok_s"], finer.get("bound_tok_s", 0.0))
+    return max(best, finer or best, key=lambda state: state["output_tok_s"]) | {"bound_tok_s": bound}
+
+
+def _best_state(
+    model: Model,
+    system: System,
+    work: Workload,
+    layouts: list[Layout],
+    batch: Array,
+    engine: Engine,
+    speculation: Speculation,
+    *,
+    ttft: float,
+    tpot: float,
+) -> dict[str, Any]:
+    """Return the figures of the state with the highest output rate within the limits; {} if none meets them.
+
+    Batches have the shape (layouts, sizes, 1).
+    """
+    layout = shaped(stacked(layouts), 2)
     state = aggregated(
         model, system, work, layout=layout, batch=batch, chunk=np.array(CHUNKS), engine=engine, speculation=speculation,
         quick=True,
