@@ -23,8 +23,9 @@ from steptime.validation.max_throughput import (
     scenario_limits,
     scenario_workload,
 )
+from steptime.validation.mlperf_data_sets import submission_notes
 from steptime.validation.predictions import predict
-from steptime.validation.published_deployments import as_launched
+from steptime.validation.published_deployments import as_launched, is_scripted
 from steptime.validation.run_table import read_runs, served_model
 from steptime.validation.scenario_uncertainty import scenario_distances, tuning
 from tests.planning.cases import equal_requests
@@ -114,6 +115,7 @@ def test_each_row_is_checked_against_physics():
     [
         ("gpt-oss-120b", "v6.0", -0.3),
         ("gpt-oss-120b", "v6.1", 0.0),
+        ("llama-3.3-70b", "v9.9", -0.3),
         ("deepseek-ai/DeepSeek-R1", "v5.1", -0.3),
         # One later round: 0.15 x 0.15^2 / (0.15^2 + 0.1^2).
         ("deepseek-ai/DeepSeek-R1", "v6.0", 0.15 * 0.0225 / 0.0325),
@@ -176,6 +178,11 @@ def test_columns_of_mlperf_are_those_of_the_submission():
     assert as_launched(row)["concurrency"] == ""
     assert as_launched(row)["tpot_limit_s"] == "0.015"
     assert as_launched(row | {"concurrency": "512"})["concurrency"] == "512"
+    plain = offline()
+    assert as_launched(plain) is plain
+    assert not is_scripted(row)
+    assert [note.split(" of")[0] for note in submission_notes([row, row, plain])] == ["2 runs"]
+    assert submission_notes([plain]) == []
     assert scenario_workload(row)[0].input_tokens == 4200
     assert scenario_workload(row | {"input_mean": "900"})[0].input_tokens == 900
 

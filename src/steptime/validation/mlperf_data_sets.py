@@ -22,10 +22,11 @@ Sources, by column of `DATA_SETS`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from steptime.units import counted
 from steptime.validation.run_table import INTERACTIVE, MLPERF, run_kind
 
 # Minimum duration of an Offline run (loadgen/mlperf.conf, Offline.min_duration).
@@ -92,7 +93,7 @@ GPT_OSS_INTERACTIVE: Final = "0.015"
 DUAL_BOARD, DUAL_SYSTEM = "b60 dual", "intel-b60-8"
 
 
-def as_submitted(row: Mapping[str, str]) -> dict[str, str]:
+def as_submitted(row: dict[str, str]) -> dict[str, str]:
     """Correct the columns of a run of MLPerf to those of its submission.
 
     - **Batches that the engine does not use.** Columns of gpt-oss-120b on TensorRT-LLM record 128 or 110 sequences. With 128
@@ -120,7 +121,21 @@ def as_submitted(row: Mapping[str, str]) -> dict[str, str]:
         out["concurrency"] = ""
     if row["system"] == DUAL_SYSTEM and DUAL_BOARD in (row.get("note") or "").casefold() and row.get("chips"):
         out["chips"] = f"{2 * float(row['chips']):.0f}"
-    return out
+    return row if out == row else out
+
+
+def submission_notes(rows: Iterable[dict[str, str]]) -> list[str]:
+    """Return a note on runs whose columns are not those of their submission.
+
+    Args:
+        rows: Runs.
+
+    Returns:
+        At most one text.
+    """
+    number = sum(row.get("part") == MLPERF and as_submitted(row) is not row for row in rows)
+    text = "of MLPerf with corrected columns: a batch that the engine does not use, a limit, or boards of two chips"
+    return [f"{counted(number, 'run')} {text}"] if number else []
 
 
 def allowed_drafts(row: Mapping[str, str]) -> int:

@@ -124,8 +124,8 @@ class Lengths:
         """
         if self._is_cut:
             beyond = integral_beyond(self.survival, self.tokens)
-            left: Array = np.clip(beyond / beyond[0], 0.0, 1.0)
-            return left
+            residual: Array = np.clip(beyond / beyond[0], 0.0, 1.0)
+            return residual
         least, largest = self.mean * (1 - self.spread), self.mean * (1 + self.spread)
         cut = (largest - self.tokens) ** 2 / (2 * max(largest - least, 1e-9))
         beyond = np.where(self.tokens < least, self.mean - self.tokens, cut)

@@ -73,7 +73,7 @@ OPTIONAL = (
     "measured", "engine_version", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS, *CHOICES,
     "task",
 )  # fmt: skip
-# Columns with the origin of a run; predictions do not use them.
+# Columns with the origin of a run. Only predictions of MLPerf use them: boards of two chips (note).
 UNREAD = ("note", "acceptance_assumed")
 # Maximum of a length, a number of requests or a parallel size.
 LARGEST = 1e8

@@ -82,10 +82,9 @@ def tuning(
     """
     if row.get("part") != MLPERF:
         return 0.0, 0.0
+    # A benchmark that is not in the table is newer than it.
     data_set = find_data_set(row)
-    if data_set is None:
-        return 0.0, BENCHMARK_DEVIATION
-    if row.get("engine_version") == data_set.first_round:
+    if data_set is None or row.get("engine_version") == data_set.first_round:
         return first_round, BENCHMARK_DEVIATION
     rounds = later_rounds.get(data_set.name, ())
     weight = len(rounds) * BENCHMARK_DEVIATION**2 / (len(rounds) * BENCHMARK_DEVIATION**2 + ROUND_DEVIATION**2)

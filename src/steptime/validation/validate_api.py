@@ -16,6 +16,7 @@ from steptime.result_base import Tabular, unit
 from steptime.validation.bench_results import Runs, file_names, read_rows
 from steptime.validation.engine_fit import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.validation.error_summary import MEASURED, Predictions, report
+from steptime.validation.mlperf_data_sets import submission_notes
 from steptime.validation.predictions import predict, resolve_engine
 from steptime.validation.published_deployments import is_scripted
 from steptime.validation.run_table import LOOPS, POOLS, in_runs, run_kind, unread_columns
@@ -63,7 +64,10 @@ class Validation(Tabular):
     unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file without effect"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
     notes: tuple[str, ...] = field(
-        default=(), metadata=unit("", "models whose shape is that of another release in the catalogue, and which")
+        default=(),
+        metadata=unit(
+            "", "models whose shape is that of another release in the catalogue, and which; corrected columns of MLPerf"
+        ),
     )
 
     @property
@@ -209,7 +213,7 @@ def validate(
         scripted=sum(is_scripted(row) for row, reason in zip(rows, predictions.reason, strict=True) if not reason),
         unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
-        notes=tuple(release_notes((row["model"] for row in rows), catalog)),
+        notes=(*release_notes((row["model"] for row in rows), catalog), *submission_notes(rows)),
     )
 
 
