@@ -120,7 +120,7 @@ class Lengths:
         [1.0, 0.5, 0.0]
         >>> long = Lengths(mean=3700.0, deviation=1.17, longest=20_000.0)
         >>> round(integral(long.residual_survival, long.tokens), -2)
-        4000.0
+        4500.0
         """
         if self._is_cut:
             beyond = integral_beyond(self.survival, self.tokens)
