@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from steptime.cli.views.lecture_view import between, format_claim
-from steptime.lecture.lecture_content import LECTURE, Statement, cards, claims, sections
+from steptime.lecture.lecture_content import LECTURE, Statement, between, cards, claims, format_claim, sections
 
 HEAD = "| number | stated | computed | verdict | why |\n|---|---:|---:|---|---|"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import string
 from itertools import count
 from pathlib import Path
@@ -188,10 +189,15 @@ def test_pages_of_other_hosts_are_not_answered_and_nothing_may_be_loaded_from_el
     local = TestClient(app_for(), base_url="http://localhost")
     assert local.get("/").status_code == 200
     assert TestClient(app_for(), base_url="http://evil.example").get("/api/start").status_code == 400
-    policy = local.get("/").headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'; script-src 'self';")
-    assert "unsafe" not in policy
-    for path in ("/", "/docs", "/static/page.css"):
+    for path in ("/", "/workbench"):
+        policy, *others = local.get(path).headers.get_list("content-security-policy")
+        assert not others
+        assert policy.startswith("default-src 'none'; script-src 'self'")
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+    # The lecture has links to sources, and loads nothing from them.
+    assert not re.findall(r'(?:src|<link[^>]+href)="http', local.get("/").text)
+    for path in ("/workbench", "/docs", "/static/page.css"):
         text = local.get(path).text
         assert "https://" not in text
         assert "http://" not in text.replace("http://www.w3.org", "")
@@ -212,8 +218,8 @@ def test_the_documentation_names_every_board_with_its_inputs():
 
 
 def test_what_is_transferred_at_first_is_small():
-    """The page with what it loads at once, compressed, is below 400 kB; its own code below 120 kB as it is."""
-    names = ["/", "/api/start", "/static/page.css"]
+    """The workbench with what it loads at once, compressed, is below 400 kB; its own code below 120 kB as it is."""
+    names = ["/workbench", "/api/start", "/static/page.css"]
     own = [f"/static/{name}.js" for name in ("page", "inputs", "draw", "state")] + [
         f"/static/boards/{name}.js" for name in BOARDS
     ]
@@ -223,7 +229,10 @@ def test_what_is_transferred_at_first_is_small():
         with CLIENT.stream("GET", path, headers={"accept-encoding": "gzip"}) as answer:
             sent += sum(len(part) for part in answer.iter_raw())
     assert sent < 400_000
-    assert sum(len(CLIENT.get(path).content) for path in ["/", "/static/page.css", *own]) < 120_000
+    assert sum(len(CLIENT.get(path).content) for path in ["/workbench", "/static/page.css", *own]) < 120_000
+    # The lecture is one answer.
+    with CLIENT.stream("GET", "/", headers={"accept-encoding": "gzip"}) as answer:
+        assert sum(len(part) for part in answer.iter_raw()) < 100_000
 
 
 def test_a_slider_s_values_run_from_end_to_end():

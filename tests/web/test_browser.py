@@ -31,7 +31,7 @@ def chromium():
 
 
 def opened(page, address, board, query=""):
-    page.goto(f"{address}#{board}{query}")
+    page.goto(f"{address}workbench#{board}{query}")
     page.wait_for_selector(f"#{board}[data-shown]", timeout=30_000)
     return page.locator(f"#{board}")
 
@@ -170,7 +170,7 @@ def test_presets_theme_paste_and_copies(chromium, address):
 
 def test_every_board_is_on_the_one_page_and_in_its_contents(chromium, address):
     with page_of(chromium) as (page, said):
-        page.goto(address)
+        page.goto(f"{address}workbench")
         page.wait_for_selector("#step[data-shown]")
         assert [each.get_attribute("id") for each in page.locator("main > section").all()] == BOARDS
         assert page.locator("nav a").count() == len(BOARDS)
@@ -192,7 +192,7 @@ def test_a_static_copy_works_from_a_file_server(chromium, tmp_path):
     made = export_to(str(tmp_path / "copy"))
     assert made > 20 * len(BOARDS)
     with shared(tmp_path / "copy") as address, page_of(chromium) as (page, said):
-        page.goto(f"{address}index.html#step")
+        page.goto(f"{address}workbench.html#step")
         page.wait_for_selector("#step[data-shown]")
         before = page.locator("#step .sentence").inner_text()
         page.locator("[data-input=batch] input[type=range]").first.focus()
@@ -206,7 +206,7 @@ def test_a_static_copy_works_from_a_file_server(chromium, tmp_path):
 
 def test_one_lands_on_the_board_that_the_contents_name_and_back_undoes_a_change(chromium, address):
     with page_of(chromium) as (page, said):
-        page.goto(address)
+        page.goto(f"{address}workbench")
         page.wait_for_selector("#step[data-shown]")
         for board in (BOARDS[-1], "schedule"):
             page.locator(f"nav a[href='#{board}']").click()

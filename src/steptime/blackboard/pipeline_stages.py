@@ -119,7 +119,7 @@ def tokens_per_pass(drafts: Number, acceptance: Number) -> Number:
     (1.85, 5.0)
     """
     # The closed form is 0/0 at an acceptance of 1.
-    exact = np.asarray(acceptance) >= 1
+    exact = np.greater_equal(acceptance, 1)
     safe = np.where(exact, 0.5, acceptance)
     return np.where(exact, drafts + 1.0, (1 - safe ** (drafts + 1.0)) / (1 - safe))
 

@@ -136,10 +136,15 @@ def web(
     ] = None,
     no_browser: Annotated[bool, option("Do not open a browser.", HOW, "--no-browser")] = False,
     export: Annotated[
-        str | None, option("Write a static copy with precomputed answers to a folder, and end.", HOW, metavar="DIR")
+        str | None,
+        option(
+            "Write the lecture to one .html file, or the page with precomputed answers to a folder, and end.",
+            HOW,
+            metavar="PATH",
+        ),
     ] = None,
 ) -> None:
-    """Open the lecture's blackboard as a page: interactive boards for real models and machines.
+    """Open the lecture as a page, with a workbench of boards for real models and machines.
 
     Args:
         host: address to listen on; help texts describe all options.
@@ -148,6 +153,12 @@ def web(
 
     if not 1 <= port <= 65_535:
         raise RangeError(f"--port must be from 1 to 65,535, not {port}")
+    if export is not None and export.casefold().endswith(".html"):
+        from steptime.web.lecture_page import export_lecture
+
+        size = export_lecture(export)
+        typer.echo(f"{export}: {size / 1e3:,.0f} kB; a browser opens it without a server")
+        return
     try:
         import fastapi  # noqa: F401 - whether it is there
         import uvicorn  # noqa: F401

@@ -116,7 +116,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "context deepseek-v3 gb200-nvl72 --context 1M --usd 10 --plot walls.svg",
         "context qwen3-32b hgx-b200 --technique window=1024@5of6+share=2 --technique latent=512 --technique kv=int4",
     ),
-    "web": ("web", "web --port 9000 --no-browser", "web --export board/"),
+    "web": ("web", "web --port 9000 --no-browser", "web --export lecture.html", "web --export site/"),
     "models": (
         "models deepseek-v3",
         "models --like qwen3",
@@ -170,7 +170,7 @@ SUMMARIES: dict[str, str] = {
     "lecture": "Show the notes of the lecture behind the tool: sections with plots, a check of every number, a quiz.",
     "roofline": "Compute the lecture's numbers (R, best batch, L*, price of speed) for a model on one rack or node.",
     "context": "Find the longest context for a speed and a price, and what compressing the cache changes.",
-    "web": "Open an interactive page: step time, speed and cost with sliders.",
+    "web": "Open the lecture as an interactive page, with a workbench; or write it to one HTML file.",
     "models": "List the models, compare some, or show one.",
     "systems": "List the systems, or show one: rates, links, rent, and the source of each figure.",
     "engines": "List the serving engines and the training stacks, or show the constants of one.",

@@ -22,6 +22,7 @@ from steptime.catalog.data_files import PACKAGED
 from steptime.describe import make_card
 from steptime.errors import DataFileError, RangeError
 from steptime.result_base import Result, Tabular, columns_by_key, unit
+from steptime.units import show
 
 HOLDS, FACTOR, FAILS, UNDECIDED = VERDICTS = ("holds", "holds within a factor", "fails", "undecided")
 RELATIONS: Final = ("about", "at least", "at most")
@@ -447,3 +448,64 @@ def _row(place: str, statement: Statement) -> Row:
     low, high = min(statement.computed), max(statement.computed)
     verdicts = {"verdict": statement.computed_verdict, "stored": statement.verdict}
     return make_card(Row, statement, place=place, low=low, high=high, **verdicts)
+
+
+# --- numbers in words ------------------------------------------------------------------------------------------------------
+
+SHORT: Final = {"tokens": "tok", "sequences": "seq", "parameters": ""}
+
+
+def format_claim(value: float, relation: str, unit: str) -> str:
+    """Write a number of the lecture.
+
+    Args:
+        value: the number.
+        relation: about, at least or at most.
+        unit: its unit.
+
+    Returns:
+        The number with its relation and unit.
+
+    >>> format_claim(2400, "about", ""), format_claim(1, "at least", ""), format_claim(0.02, "about", "s")
+    ('2,400', '>= 1', '20.0 ms')
+    """
+    return {"about": "", "at least": ">= ", "at most": "<= "}[relation] + written(value, unit)
+
+
+def written(value: float, unit: str) -> str:
+    """Write a number with its unit, small counts in full.
+
+    Args:
+        value: the number.
+        unit: its unit.
+
+    Returns:
+        Three digits and the unit; none for an infinite number.
+    """
+    if math.isinf(value):
+        return "none"
+    if unit in ("s", "B"):
+        return show(value, unit)
+    text = f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else show(value) if abs(value) >= 1e6 else f"{value:.3g}"
+    return f"{text} {SHORT.get(unit, unit)}".rstrip()
+
+
+def between(low: float, high: float, unit: str) -> str:
+    """Write a number, or the range of several, with their common unit once.
+
+    Args:
+        low: the smallest.
+        high: the largest.
+        unit: their unit.
+
+    Returns:
+        One number or a range.
+
+    >>> between(0.013, 0.043, "s"), between(5.0, 5.0, "")
+    ('13.0 to 43.0 ms', '5')
+    """
+    first, last = written(low, unit), written(high, unit)
+    if first == last:
+        return first
+    ends = [text.partition(" ")[2] for text in (first, last)]
+    return f"{first.partition(' ')[0] if ends[0] == ends[1] else first} to {last}"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -61,21 +61,26 @@ class Untraceable(Exception):
 
 
 class Cell(np.lib.mixins.NDArrayOperatorsMixin):
-    """A number of a spreadsheet, as the formula that computes it."""
+    """A number of a spreadsheet, as the formula that computes it; subclasses write other languages."""
+
+    # Formula of each numpy function, and of a condition.
+    ufuncs: ClassVar[Mapping[Any, Callable[..., str]]] = UFUNCS
+    condition: ClassVar[str] = "IF({},{},{})"
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Cell:
-        if method != "__call__" or ufunc not in UFUNCS or options:
+        if method != "__call__" or ufunc not in self.ufuncs or options:
             raise Untraceable(getattr(ufunc, "__name__", str(ufunc)))
-        return Cell(UFUNCS[ufunc](*map(_text, inputs)))
+        return type(self)(self.ufuncs[ufunc](*map(self.write, inputs)))
 
     def __array_function__(self, function: Any, _: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Cell:
         if function is np.where and len(arguments) == 3 and not options:
             if not isinstance(arguments[0], Cell):
-                return Cell(_text(arguments[1 if arguments[0] else 2], answer=True))
-            return Cell("IF({},{},{})".format(_text(arguments[0]), *(_text(branch, answer=True) for branch in arguments[1:])))
+                return type(self)(self.write(arguments[1 if arguments[0] else 2], is_answer=True))
+            branches = (self.write(branch, is_answer=True) for branch in arguments[1:])
+            return type(self)(self.condition.format(self.write(arguments[0]), *branches))
         raise Untraceable(getattr(function, "__name__", str(function)))
 
     def __bool__(self) -> bool:
@@ -87,18 +92,68 @@ class Cell(np.lib.mixins.NDArrayOperatorsMixin):
     __int__ = __index__ = __float__
     __hash__ = None  # type: ignore[assignment]
 
+    @classmethod
+    def write(cls, value: Any, *, is_answer: bool = False) -> str:
+        """Return a cell or a number as a part of a formula.
 
-def _text(value: Any, *, answer: bool = False) -> str:
-    if isinstance(value, Cell):
-        return value.text
-    if np.ndim(value):
-        raise Untraceable("an array")
-    number = float(value)
-    if math.isinf(number) and answer:
-        return "NA()"
-    if math.isinf(number):
-        return repr(math.copysign(INFINITE, number)).upper()
-    return repr(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number).upper()
+        Args:
+            value: Cell or number.
+            is_answer: Whether the value is an answer and not an operand.
+
+        Returns:
+            Text of the formula.
+
+        Raises:
+            Untraceable: The value is an array.
+        """
+        if isinstance(value, Cell):
+            return value.text
+        if np.ndim(value):
+            raise Untraceable("an array")
+        return cls.literal(float(value), is_answer=is_answer)
+
+    @staticmethod
+    def literal(number: float, *, is_answer: bool) -> str:
+        """Return a number as a part of a formula.
+
+        Args:
+            number: The number.
+            is_answer: Whether the number is an answer and not an operand.
+
+        Returns:
+            Text of the formula.
+        """
+        if math.isinf(number) and is_answer:
+            return "NA()"
+        if math.isinf(number):
+            return repr(math.copysign(INFINITE, number)).upper()
+        return repr(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number).upper()
+
+
+def trace(function: Callable[..., Any], arguments: Mapping[str, Any], kind: type[Cell] = Cell) -> str:
+    """Return a function of cells and numbers as a formula in the language of the cells.
+
+    Args:
+        function: Closed form.
+        arguments: Cells and numbers by parameter.
+        kind: Class of the cells.
+
+    Returns:
+        The formula.
+
+    Raises:
+        Untraceable: If the function does something that no formula can express.
+    """
+    try:
+        cell = function(**arguments)
+    except Untraceable:
+        raise
+    except (TypeError, ValueError, AttributeError) as problem:
+        raise Untraceable(str(problem)) from None
+    # numpy wraps a result that is not a number into an array without axes.
+    if isinstance(cell, np.ndarray) and cell.dtype == object and cell.ndim == 0:
+        cell = cell.item()
+    return kind.write(cell)
 
 
 def formula(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
@@ -120,16 +175,7 @@ def formula(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     >>> formula(optimal_batch, {"machine_balance": Cell("A2"), "sparsity": 8})
     '=((A2*8)/1)'
     """
-    try:
-        cell = function(**arguments)
-    except Untraceable:
-        raise
-    except (TypeError, ValueError, AttributeError) as problem:
-        raise Untraceable(str(problem)) from None
-    # numpy wraps a result that is not a number into an array without axes.
-    if isinstance(cell, np.ndarray) and cell.dtype == object and cell.ndim == 0:
-        cell = cell.item()
-    return f"={_text(cell)}"
+    return f"={trace(function, arguments)}"
 
 
 # Rows of a spreadsheet below its header.

@@ -34,6 +34,7 @@ from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
 from steptime.web import server
 from steptime.web.board import Board, Shared, load_boards
+from steptime.web.lecture_page import served_page
 from steptime.web.page_subject import WrongField, catalogue_file, listed
 from steptime.workload.workload import Slo, Workload
 
@@ -82,8 +83,14 @@ def app_for(*, hosts: tuple[str, ...] = server.LOOPBACK, limits: server.Limits |
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
-    def page() -> FileResponse:
-        return FileResponse(STATIC / "index.html")
+    def lecture() -> Response:
+        page, policy = served_page()
+        return Response(page, media_type="text/html; charset=utf-8", headers={"content-security-policy": policy})
+
+    @app.head("/workbench", include_in_schema=False)
+    @app.get("/workbench", include_in_schema=False)
+    def workbench() -> FileResponse:
+        return FileResponse(STATIC / "workbench.html")
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> FileResponse:
@@ -419,6 +426,7 @@ def serve(
 
 def _warm() -> None:
     """Compute the first answers of the page before the first request."""
+    served_page()
     start_bytes()
     first = next(iter(load_boards().values()))
     first.answer(first.inputs.model_validate({}))

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from steptime.errors import DataFileError, InputError
 from steptime.web.app import STATIC, start_bytes
 from steptime.web.board import Board, Shared, described, load_boards
+from steptime.web.lecture_page import lecture_html
 
 # Points of the first slider, of the second slider at each point of the first, of each other slider, and of slow boards.
 FIRST_POINTS, SECOND_POINTS, OTHER_POINTS, SLOW_POINTS = 13, 5, 5, 7
@@ -37,11 +38,12 @@ def export_to(folder: str) -> int:
         if any(place.iterdir()):
             raise DataFileError(folder, "is not empty; name a new folder")
         shutil.copytree(STATIC, place / "static")
-        page = (STATIC / "index.html").read_text(encoding="utf-8")
+        page = (STATIC / "workbench.html").read_text(encoding="utf-8")
         # The copy has no server, so the page reads files and the link to the HTTP API is removed.
         page = page.replace('<html lang="en">', '<html lang="en" data-copy="yes">')
         page = page.replace('<a href="docs">HTTP API</a> · ', "")
-        (place / "index.html").write_text(page, encoding="utf-8")
+        (place / "workbench.html").write_text(page, encoding="utf-8")
+        (place / "index.html").write_text(lecture_html(is_live=False), encoding="utf-8")
         (place / "data").mkdir()
         (place / "data" / "start.json").write_bytes(start_bytes())
         return sum(_board(board, place / "data" / board.name) for board in load_boards().values())
@@ -67,18 +69,19 @@ def _board(board: Board, place: Path) -> int:
 def grid(board: Board) -> Iterator[dict[str, Any]]:
     """Yield the inputs of the answers in a static copy of a board.
 
-    They are the defaults, the presets, and values along each input.
+        They are the defaults, the presets, and values along each input.
 
-    Args:
-        board: The board.
+        Args:
+            board: The board.
 
-    Yields:
-        Inputs of one answer.
+        Yields:
+            Inputs of one answer.
 
-    >>> from steptime.web.board import load_boards
-    >>> bodies = list(grid(load_boards()["step"]))
-    >>> bodies[0]["batch"], len(bodies) > 60, len({body["context"] for body in bodies}) >= 5
-    (256, True, True)
+        >>> from steptime.web.lecture_page import lecture_html
+    from steptime.web.board import load_boards
+        >>> bodies = list(grid(load_boards()["step"]))
+        >>> bodies[0]["batch"], len(bodies) > 60, len({body["context"] for body in bodies}) >= 5
+        (256, True, True)
     """
     inputs = described(board.inputs)
     base = {name: field.default for name, field in Shared.model_fields.items() if name in board.bar}

@@ -171,7 +171,10 @@ class Shield:
 
         async def headed(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
+                headers = [*message.get("headers", ())]
+                # A page with inline scripts has a policy with their hashes.
+                names = {name for name, _ in headers}
+                message = {**message, "headers": headers + [header for header in HEADERS if header[0] not in names]}
             await send(message)
 
         if scope["path"].startswith("/api/") and self._is_of_another_site(dict(scope["headers"])):

@@ -26,6 +26,9 @@ from steptime.lecture.lecture_content import (
     Section,
     Statement,
     Verdicts,
+    between,
+    format_claim,
+    written,
 )
 from steptime.lecture.pair_roofline import Roofline
 from steptime.units import counted, show
@@ -33,7 +36,6 @@ from steptime.units import counted, show
 COLOURS = {HOLDS: "green", FACTOR: "yellow", FAILS: "red", UNDECIDED: "magenta"}
 # Columns from which reasons and closed forms have a column.
 WIDE = 100
-SHORT = {"tokens": "tok", "sequences": "seq", "parameters": ""}
 CURVES = (("a", "green"), ("b", "red"), ("c", "cyan"), ("d", "yellow"))
 # What the quantities of a roofline are called on the terminal; others keep their names.
 QUANTITIES = {
@@ -144,62 +146,6 @@ def numbers_table(statements: Sequence[Statement], *, full: bool = True) -> Grid
         name=lambda s: Text.assemble(s.name, (f": {s.reason}", "bright_black")) if full else s.name,
         said=_stated, found=_computed, verdict=lambda s: _verdict(s.computed_verdict, s.computed, s.stated),
     )  # fmt: skip
-
-
-def format_claim(value: float, relation: str, unit: str) -> str:
-    """Write a number of the lecture.
-
-    Args:
-        value: the number.
-        relation: about, at least or at most.
-        unit: its unit.
-
-    Returns:
-        The number with its relation and unit.
-
-    >>> format_claim(2400, "about", ""), format_claim(1, "at least", ""), format_claim(0.02, "about", "s")
-    ('2,400', '>= 1', '20.0 ms')
-    """
-    return {"about": "", "at least": ">= ", "at most": "<= "}[relation] + written(value, unit)
-
-
-def written(value: float, unit: str) -> str:
-    """Write a number with its unit, small counts in full.
-
-    Args:
-        value: the number.
-        unit: its unit.
-
-    Returns:
-        Three digits and the unit; none for an infinite number.
-    """
-    if math.isinf(value):
-        return "none"
-    if unit in ("s", "B"):
-        return show(value, unit)
-    text = f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else show(value) if abs(value) >= 1e6 else f"{value:.3g}"
-    return f"{text} {SHORT.get(unit, unit)}".rstrip()
-
-
-def between(low: float, high: float, unit: str) -> str:
-    """Write a number, or the range of several, with their common unit once.
-
-    Args:
-        low: the smallest.
-        high: the largest.
-        unit: their unit.
-
-    Returns:
-        One number or a range.
-
-    >>> between(0.013, 0.043, "s"), between(5.0, 5.0, "")
-    ('13.0 to 43.0 ms', '5')
-    """
-    first, last = written(low, unit), written(high, unit)
-    if first == last:
-        return first
-    ends = [text.partition(" ")[2] for text in (first, last)]
-    return f"{first.partition(' ')[0] if ends[0] == ends[1] else first} to {last}"
 
 
 def _chart(picture: Picture, width: int) -> Group | None:

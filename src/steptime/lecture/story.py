@@ -1,0 +1,281 @@
+"""The story of the lecture page as data: its state, derived numbers, chapters, and tables of the catalogue.
+
+The text is in `data/lecture/chapters`. A reader changes the variables; every other number of the page is derived from
+them by a closed form, in the order of `state.toml`.
+"""
+
+from __future__ import annotations
+
+import operator
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from steptime import blackboard
+from steptime.catalog.hardware_loading import load_system
+from steptime.errors import DataFileError, UnknownName
+from steptime.lecture.current_figures import balances_by_format, build_pair, cheapest_overtraining
+from steptime.lecture.lecture_content import FOLDER
+from steptime.models.model_loading import load_model
+from steptime.number_checks import Number
+from steptime.units import in_digits
+
+CHAPTERS: Final = FOLDER / "chapters"
+# Operations that need no function of the blackboard, with arguments a and b.
+ARITHMETIC: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+    "maximum": np.maximum, "minimum": np.minimum,
+}  # fmt: skip
+# Context of the KV cache bytes of a model [tokens].
+CONTEXT: Final = 8192
+# Chips in the picture of balances, with the format of their weights.
+BALANCES: Final = (
+    ("hgx-a100", "bf16"), ("hgx-h100", "bf16"), ("hgx-h100", "fp8"), ("hgx-h200", "fp8"), ("hgx-b200", "fp8"),
+    ("gb200-nvl72", "fp4"), ("mi355x-8", "fp8"), ("tpu7x", "fp8"), ("hgx-b300", "fp4"), ("vr200-nvl72", "fp4"),
+)  # fmt: skip
+# Chips in the picture of drain times.
+DRAINS: Final = (
+    "hgx-a100", "hgx-h100", "hgx-h200", "hgx-b200", "gb200-nvl72", "hgx-b300", "mi355x-8", "tpu7x", "vr200-nvl72"
+)  # fmt: skip
+# Tiers below HBM: capacity [B] and bandwidth [B/s], as in section 15 of the lecture.
+TIERS: Final = {
+    "DRAM of a host": (2e12, 614e9), "flash, 3.84 TB": (3.84e12, 7e9), "dense flash, 61 TB": (61e12, 14e9),
+    "disk, 20 TB": (20e12, 0.28e9),
+}  # fmt: skip
+
+
+def closed_form(name: str) -> Callable[..., Any]:
+    """Return a closed form of the page.
+
+    Args:
+        name: Name of a function of the blackboard, or of `ARITHMETIC`.
+
+    Returns:
+        The function.
+
+    Raises:
+        UnknownName: There is no such function.
+
+    >>> closed_form("optimal_batch").__name__, closed_form("mul")(2, 3)
+    ('optimal_batch', 6)
+    """
+    if name in ARITHMETIC:
+        return ARITHMETIC[name]
+    if name not in blackboard.__all__:
+        raise UnknownName("closed form", name, [*blackboard.__all__, *ARITHMETIC])
+    function: Callable[..., Any] = getattr(blackboard, name)
+    return function
+
+
+@lru_cache(maxsize=1)
+def state() -> Mapping[str, Any]:
+    """Return the variables and the derived numbers of the page.
+
+    Returns:
+        Tables of `state.toml`.
+    """
+    return tomllib.loads((CHAPTERS / "state.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def chapters() -> tuple[Mapping[str, Any], ...]:
+    """Return the chapters in order.
+
+    Returns:
+        One table per chapter.
+
+    Raises:
+        DataFileError: A picture, a control or a number of a chapter does not exist.
+    """
+    files = sorted(CHAPTERS.glob("[0-9]*.toml"))
+    tables = [tomllib.loads(path.read_text(encoding="utf-8")) for path in files]
+    variables = {variable["name"] for variable in state()["variables"]}
+    for path, chapter in zip(files, tables, strict=True):
+        pictures = {picture["id"] for picture in chapter["pictures"]}
+        for step in chapter["steps"]:
+            if step["picture"] not in pictures:
+                raise DataFileError(path, f"unknown picture {step['picture']!r}; the chapter has {', '.join(pictures)}")
+            if wrong := set(step.get("controls", ())) - variables:
+                raise DataFileError(path, f"unknown control {min(wrong)!r}; state.toml has the variables")
+    return tuple(tables)
+
+
+def evaluate(values: Mapping[str, Number]) -> dict[str, Number]:
+    """Compute all derived numbers of the page.
+
+    Args:
+        values: Variables by name; the others have their defaults.
+
+    Returns:
+        Variables and derived numbers by name.
+
+    >>> evaluate({"flops": 5e15, "bandwidth": 8e12, "total": 8 * 37e9, "active": 37e9})["best_batch"].round()
+    np.float64(2500.0)
+    """
+    numbers: dict[str, Number] = {variable["name"]: variable["default"] for variable in state()["variables"]}
+    numbers |= values
+    for number in state()["derived"]:
+        arguments = {key: numbers[value] if isinstance(value, str) else value for key, value in number["arguments"].items()}
+        function = closed_form(number["call"])
+        numbers[number["name"]] = function(*arguments.values()) if number["call"] in ARITHMETIC else function(**arguments)
+    return numbers
+
+
+@lru_cache(maxsize=1)
+def defaults() -> Mapping[str, float]:
+    """Return the first values of all variables: those of the default model and system, and the others of `state.toml`.
+
+    Returns:
+        Values by name.
+    """
+    numbers = {variable["name"]: float(variable["default"]) for variable in state()["variables"]}
+    tables = catalogue_tables()
+    numbers |= tables["models"][state()["model"]] | tables["systems"][state()["system"]]
+    return numbers | tables["pairs"][state()["model"]][state()["system"]]
+
+
+# Sizes and words of numbers, from the largest; the page writes numbers by the same tables.
+LARGE: Final = ((1e15, "quadrillion "), (1e12, "trillion "), (1e9, "billion "), (1e6, "million "))
+PREFIXES: Final = (
+    (1e24, "Y"),
+    (1e21, "Z"),
+    (1e18, "E"),
+    (1e15, "P"),
+    (1e12, "T"),
+    (1e9, "G"),
+    (1e6, "M"),
+    (1e3, "k"),
+    (0.0, ""),
+)
+SCALES: Final[Mapping[str, tuple[tuple[float, float, str], ...]]] = {
+    # Smallest value, size of the unit, and its name.
+    "s": (
+        (172800.0, 86400.0, "days"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"),
+        (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
+    ),
+    **{unit: tuple((size, size or 1.0, prefix + unit) for size, prefix in PREFIXES) for unit in ("B", "B/s", "FLOP", "FLOP/s")},
+    "share": ((0.0, 0.01, "%"),),
+}  # fmt: skip
+
+
+def write_number(value: float, unit: str) -> str:
+    """Write a number of the page for readers, with three digits, or four for sequences.
+
+    Args:
+        value: The number.
+        unit: Its unit.
+
+    Returns:
+        Text with unit.
+
+    >>> write_number(0.0023, "s"), write_number(5448.2, "sequences"), write_number(0.123, "share")
+    ('2.3 ms', '5,448 sequences', '12.3 %')
+    >>> write_number(671e9, "parameters"), write_number(0.352, "USD/Mtok"), write_number(1, "racks")
+    ('671 billion parameters', '$0.352', '1 rack')
+    """
+    if not np.isfinite(value):
+        return "no limit"
+    # Ties such as 23.25 ms round up, in Python and in JavaScript.
+    value *= 1 + 1e-12
+    digits = 4 if unit == "sequences" else 3
+    if unit in ("USD/Mtok", "USD/h"):
+        return f"${in_digits(value, digits)}{' per hour' if unit == 'USD/h' else ''}"
+    if unit in SCALES:
+        # A rounded 1,000 of one unit is 1 of the next.
+        size, name = next((size, name) for low, size, name in SCALES[unit] if abs(value) >= low * 0.9995)
+        return f"{in_digits(value / size, digits)} {name}"
+    size, word = next(((size, word) for size, word in LARGE if abs(value) >= size * 0.9995), (1.0, ""))
+    text = in_digits(value / size, digits)
+    return f"{text} {word}{unit[:-1] if text == '1' and not word and unit.endswith('s') else unit}".rstrip()
+
+
+@lru_cache(maxsize=1)
+def catalogue_tables() -> Mapping[str, Any]:
+    """Return the variables of the models and systems that the page offers, and of each pair.
+
+    Returns:
+        Variables by model, by system, and by model and system.
+    """
+    names = state()
+    systems = {name: load_system(name) for name in names["systems"]}
+    tables: dict[str, Any] = {"models": {}, "pairs": {}, "systems": {}}
+    for name, system in systems.items():
+        rent = system.rent.typical * 3600
+        pair = build_pair(load_model(names["model"]), system)
+        tables["systems"][name] = {
+            "chips": float(pair.chips), "bandwidth": pair.bandwidth / pair.chips, "capacity": pair.capacity / pair.chips,
+        } | ({"rent": float(rent)} if np.isfinite(rent) else {})  # fmt: skip
+    for name in names["models"]:
+        model = load_model(name)
+        pairs = {place: build_pair(model, system, context=CONTEXT) for place, system in systems.items()}
+        pair = next(iter(pairs.values()))
+        tables["models"][name] = {
+            "active": pair.active, "total": pair.total, "weight_bytes": pair.bytes_of_weight, "kv_bytes": pair.kv_bytes,
+            "experts": float(pair.experts), "active_experts": float(pair.active_experts),
+        }  # fmt: skip
+        # The FLOP/s depend on the formats of the model's products.
+        tables["pairs"][name] = {place: {"flops": 2 * one.mac_rate / one.chips} for place, one in pairs.items()}
+    return tables
+
+
+@lru_cache(maxsize=1)
+def fixed_tables() -> Mapping[str, Any]:
+    """Return the tables that no variable of the page changes.
+
+    Returns:
+        Balances and drain times of chips, overtraining by scaling law, and mixing by round.
+    """
+    balances = []
+    for name, number_format in BALANCES:
+        chip = load_system(name).chip
+        value = float(balances_by_format([(name, number_format)])[0])
+        balances.append({"name": f"{chip.name.upper()} {number_format.upper()}", "year": _year(name), "value": value})
+    drains = []
+    for name in DRAINS:
+        chip = load_system(name).chip
+        seconds = blackboard.drain_seconds(float(chip.hbm.capacity), float(chip.hbm.bandwidth))
+        drains.append({"name": chip.name.upper(), "year": _year(name), "value": float(seconds)})
+    served = np.geomspace(1e12, 1e16, 33)
+    laws = {
+        law: [float(cheapest_overtraining(law, 1e11, 2e14, float(3 * tokens))) for tokens in served]
+        for law in ("hoffmann", "epoch")
+    }
+    flips = tomllib.loads((CHAPTERS / "mixing.toml").read_text(encoding="utf-8"))
+    tiers = [{"name": name, "drain": blackboard.drain_seconds(*numbers)} for name, numbers in TIERS.items()]
+    return {"balances": balances, "drains": drains, "laws": {"served": served.tolist(), **laws}, "flips": flips, "tiers": tiers}
+
+
+def _year(system: str) -> int:
+    return int(load_system(system).chip.year)
+
+
+def glossary() -> Mapping[str, str]:
+    """Return the words that the page explains.
+
+    Returns:
+        Meaning by word.
+    """
+    words: Mapping[str, str] = tomllib.loads((CHAPTERS / "glossary.toml").read_text(encoding="utf-8"))
+    return words
+
+
+def text_numbers(texts: Sequence[str]) -> list[str]:
+    """Return the names of the numbers in texts, such as "batch" of "{batch}".
+
+    Args:
+        texts: Texts of chapters.
+
+    Returns:
+        Names in order, each once.
+
+    >>> text_numbers(["at {batch} it takes {step}", "{batch}"])
+    ['batch', 'step']
+    """
+    names: dict[str, None] = {}
+    for text in texts:
+        for part in text.split("{")[1:]:
+            names[part.partition("}")[0]] = None
+    return list(names)

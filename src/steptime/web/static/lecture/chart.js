@@ -1,0 +1,321 @@
+// Pictures in SVG: a plane with axes, lines with their names, and a point to drag.
+
+const STILL = matchMedia("(prefers-reduced-motion: reduce)");
+const DARKER = "var(--paper)";
+const colour = (name) => `var(--${name})`;
+
+function svg(name, attributes = {}, parent = null, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== null) made.setAttribute(key, value);
+  if (text) made.textContent = text;
+  parent?.append(made);
+  return made;
+}
+function label(parent, x, y, text, attributes = {}) {
+  return svg("text", { x, y, class: "halo", ...attributes }, parent, text);
+}
+
+// Scale of an axis: data to pixels and back.
+function scale(low, high, from, to, log = false) {
+  const f = log ? Math.log : (v) => v, g = log ? Math.exp : (v) => v;
+  const span = f(high) - f(low) || 1;
+  const at = (value) => from + (to - from) * (f(value) - f(low)) / span;
+  at.invert = (pixel) => g(f(low) + span * (pixel - from) / (to - from));
+  at.low = low; at.high = high; at.log = log;
+  return at;
+}
+function ticks(at, count) {
+  const { low, high, log } = at;
+  if (log && high / low > 20) {
+    const all = [];
+    for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power += 1) all.push(10 ** power);
+    const every = Math.ceil(all.length / count);
+    return all.filter((_, index) => index % every === 0);
+  }
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const size = [1, 2, 5, 10].find((one) => one * power >= rough * 0.999) * power;
+  const all = [];
+  for (let value = Math.ceil(low / size - 1e-9) * size; value <= high + size * 1e-6; value += size) all.push(Math.abs(value) < size * 1e-6 ? 0 : value);
+  return all;
+}
+// A tick without the unit's plural: 2 ms, 5 k, $0.40, 50 %.
+function tickText(value, unit) {
+  if (value === 0) return "0";
+  if (unit in DATA.scales || unit.startsWith("USD")) return written(value, unit);
+  if (value >= 1e15) return `${inDigits(value / 1e12, 5)} T`;
+  if (value >= 1e6) return written(value).replace(" million", " M").replace(" billion", " B").replace(" trillion", " T");
+  return value >= 1e4 ? `${inDigits(value / 1e3, 3)} k` : inDigits(value, 3);
+}
+
+class Plane {
+  constructor(root, width, height, margin = {}) {
+    this.margin = { top: 30, right: 14, bottom: 40, left: 52, ...margin };
+    Object.assign(this, { root, width, height });
+    this.back = svg("g", { class: "axes" }, root);
+    const id = `clip-${Plane.count = (Plane.count || 0) + 1}`;
+    const clip = svg("clipPath", { id }, root);
+    this.clipBox = svg("rect", {}, clip);
+    this.body = svg("g", { "clip-path": `url(#${id})` }, root);
+    this.front = svg("g", {}, root);
+  }
+
+  place(x, y) {
+    const { top, right, bottom, left } = this.margin;
+    this.x = scale(x.low, x.high, left, this.width - right, x.log);
+    this.y = scale(y.low, y.high, this.height - bottom, top, y.log);
+    for (const [key, value] of Object.entries({ x: left, y: top - 6, width: this.width - left - right, height: this.height - top - bottom + 7 })) this.clipBox.setAttribute(key, value);
+  }
+
+  axes(xAxis, yAxis) {
+    const { top, right, bottom, left } = this.margin;
+    this.back.replaceChildren();
+    const base = this.height - bottom, wide = this.width > 460;
+    for (const value of ticks(this.y, this.height > 300 ? 5 : 4)) {
+      const y = this.y(value);
+      svg("line", { x1: left, x2: this.width - right, y1: y, y2: y, class: value === 0 ? "base" : "grid" }, this.back);
+      svg("text", { x: left - 7, y: y + 4, "text-anchor": "end", class: "tick" }, this.back, tickText(value, yAxis.unit || ""));
+    }
+    svg("line", { x1: left, x2: this.width - right, y1: base, y2: base, class: "base" }, this.back);
+    for (const value of xAxis.ticks || ticks(this.x, wide ? 6 : 4)) {
+      const x = this.x(value);
+      svg("line", { x1: x, x2: x, y1: base, y2: base + 5, class: "base" }, this.back);
+      svg("text", { x: Math.min(x, this.width - right - 8), y: base + 18, "text-anchor": "middle", class: "tick" }, this.back, xAxis.plain ? String(value) : tickText(value, xAxis.unit || ""));
+    }
+    svg("text", { x: left - 46, y: 13, class: "axis" }, this.back, yAxis.label);
+    svg("text", { x: this.width - right, y: this.height - 4, "text-anchor": "end", class: "axis" }, this.back, `${xAxis.label} →`);
+  }
+
+  path(xs, ys) {
+    let text = "", pen = "M";
+    for (let n = 0; n < xs.length; n += 1) {
+      const x = this.x(xs[n]), y = this.y(ys[n]);
+      if (!Number.isFinite(y)) { pen = "M"; continue; }
+      text += `${pen}${x.toFixed(1)} ${Math.max(Math.min(y, 5000), -5000).toFixed(1)}`;
+      pen = "L";
+    }
+    return text;
+  }
+
+  // Names of lines at their right ends, or where they leave the picture, pushed apart.
+  names(list) {
+    this.labels?.remove();
+    this.labels = svg("g", {}, this.front);
+    const { top, right, bottom, left } = this.margin;
+    const placed = list.map(({ name, colour: tint, xs, ys, left: atLeft }) => {
+      const order = xs.map((_, n) => n).filter((n) => Number.isFinite(ys[n]) && this.y(ys[n]) >= top - 1 && this.y(ys[n]) <= this.height - bottom + 1);
+      if (!order.length) return null;
+      const n = atLeft ? order[Math.min(Math.round(order.length * 0.04), order.length - 1)] : order[order.length - 1];
+      const x = this.x(xs[n]), y = this.y(ys[n]);
+      const leaves = !atLeft && x < this.width - right - 4;
+      return { name, tint, x: leaves ? x - 8 : atLeft ? Math.max(x, left + 8) : x - 2, y: leaves ? Math.max(y, top) + 10 : y - 8, anchor: atLeft ? "start" : "end" };
+    }).filter(Boolean).sort((a, b) => a.y - b.y);
+    for (let n = 1; n < placed.length; n += 1) {
+      const before = placed.slice(0, n).filter((one) => one.anchor === placed[n].anchor && Math.abs(one.x - placed[n].x) < 130);
+      for (const one of before) if (placed[n].y - one.y < 16) placed[n].y = one.y + 16;
+    }
+    for (const one of placed) label(this.labels, one.x, Math.min(one.y, this.height - bottom - 5), one.name, { "text-anchor": one.anchor, fill: colour(`${one.tint}-text`), class: "halo name" });
+  }
+}
+
+// --- a chart of numbers against one variable ------------------------------------------------------------------------------
+
+const POINTS = 97;
+class Chart {
+  constructor(root, spec, size) {
+    this.spec = spec;
+    this.variable = VARIABLES.get(spec.x.value);
+    this.plane = new Plane(root, size.width, size.height);
+    this.shade = svg("rect", { class: "shade", opacity: 0 }, this.plane.body);
+    this.shadeName = label(this.plane.front, 0, 0, "no pass can be here", { class: "halo note", opacity: 0 });
+    this.lines = spec.lines.map((line) => ({ ...line, path: svg("path", { class: `line ${line.wide ? "wide" : ""}`, stroke: colour(line.colour), opacity: 0 }, this.plane.body) }));
+    this.marks = svg("g", {}, this.plane.front);
+    this.dot = svg("circle", { r: 8, class: "point", role: "slider", tabindex: 0, "aria-label": labelOf(spec.x.value), "aria-valuemin": this.variable.low, "aria-valuemax": this.variable.high }, this.plane.front);
+    this.tag = label(this.plane.front, 0, 0, "", { class: "halo tag" });
+    this.drag(root);
+  }
+
+  domain(all, shown) {
+    const { x, y } = this.spec;
+    const xs = { low: x.low_of ? all[x.low_of] : x.low, high: x.of ? x.times * all[x.of] : x.high, log: x.log };
+    if (xs.high <= xs.low) xs.high = xs.low * 2 + 1;
+    const { xValues, columns } = this.sample(xs, all);
+    const within = shown.flatMap((line) => columns[line.value].filter((v, n) => Number.isFinite(v) && xValues[n] >= xs.low));
+    const top = y.of ? y.times * all[y.of] : y.high ?? Math.max(...within) * (y.log ? 1.5 : 1.1);
+    const bottom = y.log ? Math.min(...within.filter((v) => v > 0)) / 1.5 : 0;
+    return { xs, ys: { low: bottom, high: top > bottom ? top : bottom + 1, log: y.log } };
+  }
+
+  sample(xs, all) {
+    const names = [...new Set(this.spec.lines.map((line) => line.value))];
+    const extra = (this.spec.uprights || []).map((one) => all[one.value]).filter((v) => Number.isFinite(v) && v > xs.low && v < xs.high);
+    const xValues = Array.from({ length: POINTS }, (_, n) => xs.log ? xs.low * (xs.high / xs.low) ** (n / (POINTS - 1)) : xs.low + (xs.high - xs.low) * n / (POINTS - 1)).concat(extra).sort((a, b) => a - b);
+    const columns = Object.fromEntries(names.map((name) => [name, []]));
+    for (const value of xValues) {
+      const at = derive({ ...state.values, [this.spec.x.value]: value }, names);
+      for (const name of names) columns[name].push(at[name]);
+    }
+    return { xValues, columns };
+  }
+
+  draw(step, all) {
+    const shown = this.lines.filter((line) => step.show.includes(line.value));
+    const goal = this.domain(all, shown);
+    // Axes keep still while a number moves, and settle after.
+    if (!this.view || !changing) this.settle(goal);
+    this.step = step;
+    this.paint(all);
+  }
+
+  settle(goal) {
+    cancelAnimationFrame(this.tween);
+    const from = this.view;
+    if (!from || STILL.matches || JSON.stringify(from) === JSON.stringify(goal)) { this.view = goal; return; }
+    const began = performance.now();
+    const mix = (a, b, part, log) => log && a > 0 && b > 0 ? a * (b / a) ** part : a + (b - a) * part;
+    const move = (time) => {
+      const raw = Math.min((time - began) / 350, 1), part = raw * raw * (3 - 2 * raw);
+      this.view = raw >= 1 ? goal : Object.fromEntries(["xs", "ys"].map((key) => [key, { low: mix(from[key].low, goal[key].low, part, goal[key].log), high: mix(from[key].high, goal[key].high, part, goal[key].log), log: goal[key].log }]));
+      this.paint(now);
+      if (raw < 1) this.tween = requestAnimationFrame(move);
+    };
+    this.tween = requestAnimationFrame(move);
+  }
+
+  paint(all) {
+    const { plane, spec, step } = this;
+    plane.place(this.view.xs, this.view.ys);
+    plane.axes({ label: spec.x.label, unit: spec.x.unit || "" }, { label: spec.y.label, unit: spec.y.unit });
+    const { xValues, columns } = this.sample(this.view.xs, all);
+    this.columns = { xValues, columns };
+    const named = [];
+    for (const line of this.lines) {
+      const visible = step.show.includes(line.value);
+      line.path.setAttribute("opacity", visible ? 1 : 0);
+      line.path.setAttribute("d", plane.path(xValues, columns[line.value]));
+      if (visible) named.push({ name: line.name, colour: line.colour, xs: xValues, ys: columns[line.value], left: line.wide && step.show.length > 1 });
+    }
+    const { top, right, bottom, left } = plane.margin;
+    // Nothing is below the floor.
+    const floorY = step.floor && spec.below ? plane.y(all[spec.below]) : null;
+    for (const [key, value] of Object.entries({ x: left, y: floorY ?? 0, width: plane.width - left - right, height: floorY === null ? 0 : Math.max(plane.height - bottom - floorY, 0), opacity: floorY === null ? 0 : 1 })) this.shade.setAttribute(key, value);
+    this.shadeName.setAttribute("opacity", floorY === null ? 0 : 1);
+    if (floorY !== null) { this.shadeName.setAttribute("x", left + 14); this.shadeName.setAttribute("y", (floorY + plane.height - bottom) / 2 + 4); }
+    this.marks.replaceChildren();
+    const nameMark = (value, name) => {
+      const x = plane.x(value);
+      if (!(x >= left && x <= plane.width - right)) return;
+      svg("line", { x1: x, x2: x, y1: top, y2: plane.height - bottom, class: "upright" }, this.marks);
+      // Characters are some 7 pixels wide.
+      const end = x + 7 * name.length > plane.width - right && x - left > plane.width - right - x;
+      const room = end ? x - left : plane.width - right - x;
+      label(this.marks, x + (end ? -5 : 5), top + 6, 7 * name.length > room ? name.split(" = ").pop() : name, { "text-anchor": end ? "end" : "start", class: "halo note" });
+    };
+    for (const one of spec.uprights || []) if (step.show.includes(one.shows)) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value))}`);
+    for (const one of spec.ticks || []) nameMark(one.at, one.name);
+    plane.names(named);
+    const at = state.values[spec.x.value], y = all[step.point];
+    const px = plane.x(at), py = plane.y(y);
+    const visible = px >= left - 2 && px <= plane.width - right + 2 && py >= top - 30 && py <= plane.height - bottom + 2;
+    this.dot.setAttribute("display", visible ? "inline" : "none");
+    this.tag.setAttribute("display", visible ? "inline" : "none");
+    if (visible) {
+      this.dot.setAttribute("cx", px);
+      this.dot.setAttribute("cy", py);
+      const end = px > plane.width * 0.62;
+      this.tag.setAttribute("x", px + (end ? -13 : 13));
+      this.tag.setAttribute("y", Math.max(py + (end ? -12 : 22), top + 4));
+      this.tag.setAttribute("text-anchor", end ? "end" : "start");
+      this.tag.textContent = written(y, unitOf(step.point) || spec.y.unit);
+    }
+    this.dot.setAttribute("aria-valuenow", at);
+    this.dot.setAttribute("aria-valuetext", `${written(at, this.variable.unit)}: ${written(y, unitOf(step.point) || spec.y.unit)}`);
+  }
+
+  drag(root) {
+    let held = false;
+    const move = (event) => {
+      const box = root.getBoundingClientRect();
+      const value = rounded(this.variable, this.plane.x.invert((event.clientX - box.left) * this.plane.width / box.width));
+      change({ [this.variable.name]: value }, false);
+    };
+    root.addEventListener("pointerdown", (event) => {
+      const box = this.dot.getBoundingClientRect();
+      if (Math.hypot(event.clientX - box.x - box.width / 2, event.clientY - box.y - box.height / 2) > 28) return;
+      held = true;
+      root.setPointerCapture(event.pointerId);
+      event.preventDefault();
+      this.dot.focus({ preventScroll: true });
+    });
+    root.addEventListener("pointermove", (event) => { if (held) move(event); });
+    root.addEventListener("touchmove", (event) => { if (held) event.preventDefault(); }, { passive: false });
+    for (const name of ["pointerup", "pointercancel"]) root.addEventListener(name, () => { if (held) { held = false; change({}, true); } });
+    this.dot.addEventListener("keydown", (event) => stepByKey(event, this.variable));
+  }
+
+  table() {
+    const shown = this.lines.filter((line) => this.step.show.includes(line.value));
+    const { xValues, columns } = this.columns;
+    const places = xValues.map((_, n) => n).filter((n) => n % 8 === 0);
+    return {
+      head: [this.spec.x.label, ...shown.map((line) => line.name)],
+      rows: places.map((n) => [written(xValues[n], this.variable.unit), ...shown.map((line) => written(columns[line.value][n], this.spec.y.unit))]),
+    };
+  }
+}
+
+// Arrow keys move by one unit, or by a hundredth of the track; Page keys by a tenth.
+function stepByKey(event, one) {
+  const sign = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 }[event.key];
+  const value = state.values[one.name];
+  let next = null;
+  if (sign) {
+    const moved = fromTrack(one, Math.min(Math.max(toTrack(one, value) + sign / 100, 0), 1));
+    next = one.whole && Math.abs(moved - value) < 1 ? rounded(one, value + Math.sign(sign)) : moved;
+  } else if (event.key === "Home") next = one.low;
+  else if (event.key === "End") next = one.high;
+  if (next === null) return;
+  event.preventDefault();
+  change({ [one.name]: next }, true);
+}
+
+// --- values of chips by year ------------------------------------------------------------------------------------------------
+
+class Years {
+  constructor(root, spec, size) {
+    this.spec = spec;
+    this.plane = new Plane(root, size.width, size.height);
+    this.group = svg("g", {}, this.plane.front);
+  }
+
+  draw(step, all) {
+    const { plane, spec } = this, rows = DATA.tables[spec.table];
+    const first = Math.min(...rows.map((one) => one.year)), last = Math.max(...rows.map((one) => one.year));
+    const high = Math.max(spec.near * 1.5, ...rows.map((one) => one.value)) * 1.12;
+    plane.place({ low: first - 0.4, high: last + (plane.width > 460 ? 1.3 : 1.9) }, { low: 0, high });
+    plane.axes({ label: "year of the chip", ticks: Array.from({ length: last - first + 1 }, (_, n) => first + n).filter((y, n) => plane.width > 460 || n % 2 === 0), plain: true }, { label: spec.label, unit: spec.unit });
+    const { left, right, top } = plane.margin;
+    this.group.replaceChildren();
+    const across = (value, name, tint, dashed) => {
+      const y = plane.y(value);
+      if (y < top - 6) return;
+      svg("line", { x1: left, x2: plane.width - right, y1: y, y2: y, stroke: colour(tint), "stroke-width": 2, "stroke-dasharray": dashed ? "5 5" : null }, this.group);
+      label(this.group, left + 6, y - 7, name, { fill: colour(`${tint}-text`), class: "halo name" });
+    };
+    across(spec.near, spec.near_name, "quiet", true);
+    const value = all[spec.value || "drain"];
+    if (Math.abs(value / spec.near - 1) > 0.1) across(value, `this page: ${written(value, spec.unit)}`, "accent", false);
+    const placed = [];
+    for (const one of [...rows].sort((a, b) => b.value - a.value)) {
+      const x = plane.x(one.year), y = plane.y(one.value);
+      svg("circle", { cx: x, cy: y, r: 5.5, fill: colour("weights"), class: "dot" }, this.group);
+      let at = y + 4;
+      for (const other of placed) if (other.year === one.year && at - other.at < 14) at = other.at + 14;
+      placed.push({ year: one.year, at });
+      label(this.group, x + 10, at, one.name, { class: "halo small" });
+    }
+  }
+
+  table() {
+    return { head: ["chip", "year", this.spec.title], rows: DATA.tables[this.spec.table].map((one) => [one.name, one.year, written(one.value, this.spec.unit)]) };
+  }
+}

@@ -1,0 +1,251 @@
+// The page: stages with pictures that stay, sliders, numbers in sentences, guesses, and the choice of model and system.
+
+const $ = (selector, root = document) => root.querySelector(selector);
+const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+function el(name, attributes = {}, children = []) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== null && value !== false) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+const narrow = matchMedia("(max-width: 56rem)");
+
+// --- a stage: the picture of the step at hand, its sliders and its buttons ----------------------------------------------------
+
+class Stage {
+  constructor(about) {
+    this.about = about;
+    this.root = document.getElementById(about.id);
+    this.steps = $$(".step", this.root);
+    this.place = $(".picture", this.root);
+    this.caption = $("figcaption", this.root);
+    this.pictures = new Map();
+    this.step = -1;
+    this.sliders = new Map();
+    const spoken = $(".spoken", this.root), table = $(".tools .table", this.root);
+    spoken?.addEventListener("click", () => { change(about.spoken); said(`The numbers of this chapter are those of the lecture.`); });
+    table.addEventListener("click", () => this.openTable());
+  }
+
+  get visible() {
+    const box = this.root.getBoundingClientRect();
+    return box.bottom > -200 && box.top < innerHeight + 200;
+  }
+
+  show(index) {
+    if (index === this.step) return;
+    this.step = index;
+    this.steps.forEach((step, n) => step.classList.toggle("here", n === index));
+    const step = this.about.steps[index];
+    if (this.at !== step.picture) this.open(step.picture);
+    this.makeSliders(step.controls);
+    this.draw();
+  }
+
+  open(id) {
+    this.stop();
+    this.at = id;
+    const spec = DATA.pictures[id];
+    this.caption.textContent = spec.title;
+    if (!this.pictures.has(id)) {
+      const width = Math.max(Math.round(this.place.clientWidth), 280);
+      const height = narrow.matches ? Math.min(Math.round(width * (spec.ratio || 0.72)), Math.max(Math.round(innerHeight * 0.36), 210)) : Math.min(Math.round(width * (spec.ratio || 0.64)), Math.max(Math.round(innerHeight * 0.6), 300));
+      const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": spec.title });
+      this.pictures.set(id, { root, picture: new KINDS[spec.kind](root, spec, { width, height }) });
+    }
+    const { root, picture } = this.pictures.get(id);
+    this.picture = picture;
+    this.place.replaceChildren(root);
+    if (picture.seconds) this.makePlayer(picture);
+    this.started = false;
+  }
+
+  draw() {
+    if (this.step < 0) return;
+    const step = this.about.steps[this.step];
+    // A step may show other values than those of the page, such as one rack before two.
+    this.picture.draw(step, step.with ? derive({ ...state.values, ...step.with }) : now);
+    for (const [name, one] of this.sliders) one.show(name);
+    if (!this.started && this.picture.seconds && !STILL.matches) { this.started = true; this.play(); }
+  }
+
+  // --- play and scrub
+  makePlayer(picture) {
+    this.button = el("button", { type: "button", class: "play" }, ["play"]);
+    this.scrub = el("input", { type: "range", min: 0, max: 1000, value: Math.round(picture.time * 1000), "aria-label": "time of the scene" });
+    this.button.addEventListener("click", () => (this.running ? this.stop() : this.play()));
+    this.scrub.addEventListener("input", () => { this.stop(); picture.time = this.scrub.value / 1000; picture.paint(); });
+    this.place.append(el("div", { class: "player" }, [this.button, this.scrub]));
+  }
+  play() {
+    const picture = this.picture, id = this.at;
+    this.running = true;
+    this.button.textContent = "pause";
+    let before = performance.now();
+    if (picture.time >= 1) picture.time = 0;
+    const tick = (time) => {
+      if (!this.running || this.at !== id) return;
+      if (this.visible && !document.hidden) picture.time = Math.min(picture.time + Math.min(time - before, 100) / 1000 / picture.seconds, 1);
+      before = time;
+      this.scrub.value = picture.time * 1000;
+      if (this.visible) picture.paint();
+      if (picture.time >= 1) { this.stop(); return; }
+      requestAnimationFrame(tick);
+    };
+    requestAnimationFrame(tick);
+  }
+  stop() { this.running = false; if (this.button) this.button.textContent = "play"; }
+
+  // --- sliders
+  makeSliders(names) {
+    const box = $(".sliders", this.root);
+    if (names.join() === [...this.sliders.keys()].join()) return;
+    this.sliders = new Map(names.map((name) => [name, slider(name)]));
+    box.replaceChildren(...[...this.sliders.values()].map((one) => one.box));
+  }
+
+  openTable() {
+    const { head, rows } = this.picture.table();
+    const dialog = $("#table");
+    $("h2", dialog).textContent = DATA.pictures[this.at].title;
+    $("div", dialog).replaceChildren(el("table", {}, [
+      el("thead", {}, [el("tr", {}, head.map((text) => el("th", {}, [String(text)])))]),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((text) => el("td", {}, [String(text)]))))),
+    ]));
+    dialog.showModal();
+  }
+}
+
+function slider(name) {
+  const one = VARIABLES.get(name), id = `slider-${name}-${slider.count = (slider.count || 0) + 1}`;
+  const output = el("output", { for: id });
+  const input = el("input", { id, type: "range", min: 0, max: 1000, step: 1 });
+  const box = el("div", { class: "slider" }, [el("label", { for: id }, [one.label]), output, input]);
+  input.addEventListener("input", () => change({ [name]: fromTrack(one, input.value / 1000) }, false));
+  input.addEventListener("change", () => change({}, true));
+  input.addEventListener("keydown", (event) => stepByKey(event, one));
+  const show = () => {
+    const value = state.values[name];
+    input.value = Math.round(toTrack(one, value) * 1000);
+    output.textContent = written(value, one.unit);
+    input.setAttribute("aria-valuetext", output.textContent);
+  };
+  show();
+  return { box, show };
+}
+
+// --- numbers in sentences --------------------------------------------------------------------------------------------------------
+
+const numbers = $$("[data-name]");
+function showNumbers() {
+  for (const one of numbers) {
+    const name = one.dataset.name, text = written(now[name], unitOf(name));
+    if (one.textContent !== text) one.textContent = text;
+    if (one.role === "slider") { one.setAttribute("aria-valuenow", now[name]); one.setAttribute("aria-valuetext", text); }
+  }
+}
+for (const one of numbers.filter((each) => each.classList.contains("drag"))) {
+  const about = VARIABLES.get(one.dataset.name);
+  let from = null;
+  one.title = `${about.label}: drag, or use the arrow keys`;
+  one.addEventListener("pointerdown", (event) => { from = { x: event.clientX, place: toTrack(about, state.values[about.name]) }; one.setPointerCapture(event.pointerId); one.classList.add("held"); event.preventDefault(); one.focus({ preventScroll: true }); });
+  one.addEventListener("pointermove", (event) => { if (from) change({ [about.name]: fromTrack(about, Math.min(Math.max(from.place + (event.clientX - from.x) / 420, 0), 1)) }, false); });
+  for (const name of ["pointerup", "pointercancel"]) one.addEventListener(name, () => { if (from) { from = null; one.classList.remove("held"); change({}, true); } });
+  one.addEventListener("keydown", (event) => stepByKey(event, about));
+}
+
+// --- guess first -------------------------------------------------------------------------------------------------------------------
+
+for (const box of $$(".guess")) {
+  const about = DATA.chapters.find((one) => one.id === box.dataset.chapter), { guess } = about;
+  const one = { low: guess.low, high: guess.high, log: true, whole: guess.low >= 1 && guess.high > 1000 }, unit = unitOf(guess.answer);
+  const input = $("input", box), output = $("output", box), words = $(".said", box), button = $("button", box);
+  const value = () => fromTrack(one, input.value / 1000);
+  const show = () => { output.textContent = written(value(), unit); input.setAttribute("aria-valuetext", output.textContent); };
+  const reveal = () => {
+    const ratio = value() / now[guess.answer], off = Math.max(ratio, 1 / ratio);
+    const far = off < 1.25 ? "Right, within a quarter." : `${inDigits(off, 2)} times too ${ratio > 1 ? "much" : "little"}.`;
+    words.textContent = `You say ${written(value(), unit)}. Here it is ${written(now[guess.answer], unit)}. ${far}`;
+    box.classList.add("revealed");
+  };
+  const set = (at) => { input.value = Math.round(toTrack(one, at) * 1000); show(); };
+  set(guesses[about.id] ?? guess.start);
+  if (about.id in guesses) reveal();
+  input.addEventListener("input", () => { show(); if (box.classList.contains("revealed")) reveal(); });
+  button.addEventListener("click", () => { guesses[about.id] = value(); reveal(); store(); });
+  watchers.push(() => { if (box.classList.contains("revealed")) reveal(); });
+}
+
+// --- the bar at the top --------------------------------------------------------------------------------------------------------------
+
+function said(words) { const place = $("#said"); place.textContent = words; clearTimeout(said.timer); said.timer = setTimeout(() => { place.textContent = ""; }, 4000); }
+
+for (const kind of ["model", "system"]) {
+  const list = $(`#${kind}`);
+  list.append(...Object.keys(DATA[`${kind}s`]).map((name) => el("option", { value: name }, [name.split("/").pop()])));
+  list.addEventListener("change", () => choose(kind, list.value));
+  watchers.push(() => { list.value = state[kind]; });
+}
+const THEMES = { light: "dark", dark: "light" };
+$("#theme").addEventListener("click", () => {
+  const root = document.documentElement, shown = root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  root.dataset.theme = THEMES[shown];
+});
+$("#reset").addEventListener("click", () => { state.model = DATA.model; state.system = DATA.system; change({ ...DATA.defaults }); said("All numbers are as at first."); });
+$("#link").addEventListener("click", async () => {
+  store();
+  const link = location.href.split("#")[0] + address();
+  try { await navigator.clipboard.writeText(link); said("The link with all numbers and guesses is copied."); }
+  catch { said("Copy the link from the address bar: it has all numbers."); }
+});
+
+// --- scrolling -------------------------------------------------------------------------------------------------------------------------
+
+const stages = DATA.chapters.map((about) => new Stage(about));
+function locate() {
+  const line = innerHeight * (narrow.matches ? 0.8 : 0.55);
+  let here = null;
+  for (const stage of stages) {
+    if (!stage.visible) { if (stage.step >= 0 && stage.running) stage.stop(); continue; }
+    const tops = stage.steps.map((step) => step.getBoundingClientRect().top);
+    stage.show(Math.max(tops.findLastIndex((top) => top < line), 0));
+    const box = stage.root.getBoundingClientRect();
+    if (box.top < innerHeight * 0.5 && box.bottom > innerHeight * 0.3) here = stage;
+  }
+  const id = here?.about.id || "";
+  if (id !== chapter) {
+    chapter = id;
+    for (const link of $$("#contents a")) {
+      const isHere = link.hash === `#${id}`;
+      link.classList.toggle("here", isHere);
+      if (isHere) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
+    }
+    store();
+  }
+}
+let queued = false;
+const onScroll = () => { if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; locate(); }); } };
+addEventListener("scroll", onScroll, { passive: true });
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (Math.abs(innerWidth - width) < 2) { onScroll(); return; }
+  width = innerWidth;
+  for (const stage of stages) { stage.stop(); stage.pictures.clear(); const step = Math.max(stage.step, 0); stage.step = -1; stage.at = null; if (stage.visible) stage.show(step); }
+});
+watchers.push(showNumbers, () => { for (const stage of stages) if (stage.visible) stage.draw(); });
+watchers.push(() => {
+  const query = new URLSearchParams({ model: state.model, system: state.system, "step.batch": Math.round(state.values.batch), "step.context": Math.round(state.values.context) });
+  for (const link of $$("a.bench")) link.hash = `${link.dataset.board || "step"}?${query}`;
+});
+
+function start() {
+  restore();
+  const id = chapter.split("?")[0];
+  now = derive(state.values);
+  for (const watch of watchers) watch();
+  locate();
+  if (id && document.getElementById(id)) document.getElementById(id).scrollIntoView({ behavior: "instant" });
+}
+addEventListener("popstate", () => { restore(); update(); });
+start();
+document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,392 @@
+// Scenes that move: each draws its state at a time of its own, so that it plays, is scrubbed, and stands still.
+
+// Numbers that repeat: the same scene at each visit.
+function randomFrom(seed) {
+  let at = seed >>> 0;
+  return () => { at = (at * 1664525 + 1013904223) >>> 0; return at / 4294967296; };
+}
+const range = (count) => Array.from({ length: count }, (_, n) => n);
+const ease = (t) => { const held = Math.min(Math.max(t, 0), 1); return held * held * (3 - 2 * held); };
+
+class Scene {
+  constructor(root, spec, size) {
+    Object.assign(this, { root, spec, ...size, time: STILL.matches ? this.still : 0 });
+    this.group = svg("g", {}, root);
+  }
+
+  // Seconds of one play, the time that a still picture shows, and what is drawn at a time.
+  get seconds() { return 8; }
+  get still() { return 0.7; }
+  draw(step, all) { Object.assign(this, { step, all }); this.paint(); }
+  paint() { this.group.replaceChildren(); this.frame(this.time); }
+  text(x, y, words, more = {}) { return label(this.group, x, y, words, more); }
+  box(x, y, width, height, fill, more = {}) { return svg("rect", { x, y, width: Math.max(width, 0), height: Math.max(height, 0), rx: 3, fill, ...more }, this.group); }
+}
+
+// --- trains ----------------------------------------------------------------------------------------------------------------
+
+class Trains extends Scene {
+  get seconds() { return 12; }
+  get still() { return 0.62; }
+
+  frame(time) {
+    const { width, height, all } = this, TRIPS = 6;
+    const mean = all.arrivals * all.interval, random = randomFrom(7);
+    // Arrivals of each interval: a Poisson process of the rate.
+    let clock = 0;
+    const people = [];
+    while (clock < TRIPS + 1 && people.length < 4000) { clock -= Math.log(1 - random()) / Math.max(mean, 1e-6); people.push(clock); }
+    const at = time * TRIPS;
+    const rides = [];
+    let boarded = 0;
+    for (let trip = 1; trip <= TRIPS + 1; trip += 1) {
+      const ready = people.filter((one) => one < trip).length - boarded;
+      const riders = Math.min(ready, all.seats);
+      rides.push({ trip, riders, left: ready - riders });
+      boarded += riders;
+    }
+    const platform = width * 0.26, rail = height * 0.6, columns = Math.ceil(all.seats / 2);
+    const cell = Math.max(Math.min((width * 0.37 - 14) / columns, height * 0.07), 3.2), long = columns * cell + 14, tall = 2 * cell + 12;
+    svg("line", { x1: 0, x2: width, y1: rail + tall / 2 + 5, y2: rail + tall / 2 + 5, class: "rail" }, this.group);
+    for (const n of range(Math.floor(width / 16))) svg("line", { x1: n * 16 + 4, x2: n * 16 + 4, y1: rail + tall / 2 + 5, y2: rail + tall / 2 + 11, class: "grid" }, this.group);
+    const drawTrain = (x, riders) => {
+      this.box(x, rail - tall / 2, long, tall, colour("card"), { stroke: colour("ink"), "stroke-width": 1.6, rx: 5 });
+      for (const seat of range(all.seats)) this.box(x + 7 + Math.floor(seat / 2) * cell, rail - tall / 2 + 6 + (seat % 2) * cell, cell - 1.5, cell - 1.5, seat < riders ? colour("accent") : "none", { stroke: seat < riders ? "none" : colour("line"), rx: 2 });
+    };
+    for (const { trip, riders } of rides) {
+      const since = at - trip;
+      if (since < -1 || since > 2.6) continue;
+      // A train comes in during the first fifth of its interval, waits, and leaves on schedule.
+      const x = since < 0 ? platform - (1 - ease((since + 1) * 5)) * (platform + long) : platform + ease(Math.min(since / 0.25, 1)) * 12 + since * width * 0.5;
+      drawTrain(x, since < 0 ? 0 : riders);
+      if (since >= 0 && x < width - 30) this.text(x + long / 2, rail - tall / 2 - 10, `${riders} of ${all.seats}`, { "text-anchor": "middle", class: "halo small" });
+    }
+    const next = Math.floor(at) + 1, gone = rides.filter((one) => one.trip <= at).reduce((sum, one) => sum + one.riders, 0);
+    const waiting = people.filter((one) => one < at).length - gone;
+    for (const n of range(Math.min(waiting, 150))) svg("circle", { cx: platform - 14 - (n % 10) * (width > 460 ? 13 : 8.5), cy: rail - tall / 2 - 34 - Math.floor(n / 10) * (width > 460 ? 13 : 8.5), r: width > 460 ? 5 : 3.4, fill: colour("accent") }, this.group);
+    this.text(platform - 10, rail - tall / 2 - 12, `${waiting} wait`, { "text-anchor": "end", class: "halo name" });
+    this.text(14, 22, `next departure in ${written((next - at) * all.interval, "s")}`, { class: "halo name" });
+    this.text(14, 42, `an interval of ${written(all.interval, "s")}, in slow motion`, { class: "halo note" });
+    const taken = Math.min(mean / all.seats, 1);
+    this.text(14, height - 40, mean > all.seats ? "More people arrive than seats leave: the queue grows." : `${inDigits(100 * taken, 2)} % of the seats are taken on average.`, { class: "halo note" });
+    this.text(14, height - 20, `worst case: wait ${written(all.interval, "s")} + ride ${written(all.interval, "s")} = ${written(all.worst, "s")}`, { class: "halo note" });
+  }
+
+  table() {
+    const { all } = this;
+    return { head: ["number", "value"], rows: [["interval", written(all.interval, "s")], ["people per interval", inDigits(all.arrivals * all.interval, 3)], ["seats", all.seats], ["worst wait", written(all.worst, "s")], ["mean wait", written(all.mean, "s")]] };
+  }
+}
+
+// --- tokens on their way to experts -----------------------------------------------------------------------------------------
+
+class Rack extends Scene {
+  get seconds() { return 5 + 1.2 * Math.min(this.all?.exchange || 1, 6); }
+
+  frame(time) {
+    const { width, height, all } = this, racks = all.racks;
+    const across = racks <= 2 ? racks : racks <= 4 ? 2 : 4, down = Math.ceil(racks / across);
+    const gap = 26, wide = (width - gap * (across + 1)) / across, tall = (height - 74 - gap * down) / down;
+    const cell = Math.min(wide / 8.6, tall / 8.6), chip = cell * 0.74, side = cell * 8;
+    const corner = (rack) => [gap + (rack % across) * (wide + gap) + (wide - side) / 2, 14 + Math.floor(rack / across) * (tall + gap) + (tall - side) / 2];
+    const place = (rack, index) => { const [x, y] = corner(rack); return [x + (index % 8) * cell + cell / 2, y + Math.floor(index / 8) * cell + cell / 2]; };
+    for (const rack of range(racks)) {
+      const [x, y] = corner(rack);
+      this.box(x - 7, y - 7, side + 14, side + 14, "none", { stroke: colour("ink"), "stroke-width": 1.6, rx: 7 });
+      for (const index of range(64)) {
+        const [cx, cy] = place(rack, index);
+        this.box(cx - chip / 2, cy - chip / 2, chip, chip, colour("band"), { rx: 2 });
+      }
+    }
+    // Copies of tokens: in the rack they arrive by 1 / r, over the edge by the slower link.
+    const random = randomFrom(11), whole = Math.max(all.exchange, 1 / racks), at = time * whole * 1.08;
+    let done = 0, count = 0, home = 0;
+    const size = Math.max(Math.min(chip * 0.36, 5), 2.2);
+    for (const token of range(9)) {
+      const fromRack = token % racks, from = Math.floor(random() * 64);
+      for (const copy of range(all.active_experts)) {
+        const toRack = racks === 1 ? 0 : Math.floor(random() * racks), to = Math.floor(random() * 64), queue = random();
+        const crosses = toRack !== fromRack, span = crosses ? all.exchange : 1 / racks;
+        const start = queue * span * 0.72, t = ease((at - start) / (span * 0.28 + 1e-9));
+        const [x1, y1] = place(fromRack, from), [x2, y2] = place(toRack, to);
+        count += 1; if (t >= 1) done += 1; if (!crosses) home += 1;
+        if (t <= 0 && copy > 0) continue;
+        svg("circle", { cx: x1 + (x2 - x1) * t, cy: y1 + (y2 - y1) * t, r: size, fill: colour(crosses ? "weights" : "accent"), opacity: t >= 1 ? 0.55 : 1 }, this.group);
+        if (t > 0 && t < 1) svg("line", { x1, y1, x2: x1 + (x2 - x1) * t, y2: y1 + (y2 - y1) * t, stroke: colour(crosses ? "weights" : "accent"), "stroke-width": 0.8, opacity: 0.35 }, this.group);
+      }
+    }
+    this.text(14, height - 40, `${done} of ${count} copies have arrived after ${inDigits(at, 2)} times the exchange of one rack`, { class: "halo name" });
+    this.text(14, height - 20, racks === 1 ? `each token goes to ${all.active_experts} experts, on ${all.active_experts} of 64 chips` : `blue stays in its rack; orange crosses the edge at 1/${inDigits(all.bandwidth_ratio, 3)} of the bandwidth`, { class: "halo note" });
+  }
+
+  table() {
+    const { all } = this;
+    return { head: ["number", "value"], rows: [["experts of a chip", inDigits(all.expert_share, 3)], ["share that leaves a rack", written(all.away, "share")], ["all-to-all, one rack = 1", inDigits(all.exchange, 3)]] };
+  }
+}
+
+// --- pipelines ---------------------------------------------------------------------------------------------------------------
+
+const TINTS = ["accent", "weights", "kv", "network", "money", "compute", "overhead", "ink"];
+
+class Loop extends Scene {
+  get seconds() { return 9; }
+
+  frame(time) {
+    const { width, height, all } = this, stages = all.stages, slots = Math.max(2 * stages + 2, 8);
+    const left = width > 460 ? 74 : 58, half = (height - 66) / 2, cursor = left + time * (width - left - 14);
+    const drawn = (top, inFlight, title) => {
+      this.text(14, top + 12, title, { class: "halo name" });
+      const row = Math.min((half - 40) / stages, 34), wide = (width - left - 14) / slots;
+      for (const stage of range(stages)) {
+        const y = top + 22 + stage * row;
+        this.text(left - 8, y + row / 2 + 3, `stage ${stage + 1}`, { "text-anchor": "end", class: "tick" });
+        for (const slot of range(slots)) {
+          const work = slot - stage, batch = ((work % stages) + stages) % stages, busy = work >= 0 && batch < inFlight;
+          const x = left + slot * wide;
+          this.box(x + 1, y + 1, wide - 2, row - 3, busy ? colour(TINTS[batch % TINTS.length]) : "none", { stroke: busy ? "none" : colour("line"), "stroke-dasharray": "3 3", opacity: x > cursor ? 0.22 : 1 });
+        }
+      }
+    };
+    drawn(6, 1, `one micro-batch: ${inDigits(100 * (1 - 1 / stages), 2)} % of the time is idle`);
+    drawn(6 + half + 8, stages, `as many micro-batches as stages (${stages}): no idle time`);
+    svg("line", { x1: cursor, x2: cursor, y1: 22, y2: height - 44, class: "upright" }, this.group);
+    this.text(14, height - 14, `a token of ${written(all.interval, "s")} takes ${written(all.hop_latency, "s")} with ${stages} hops of ${written(all.hop, "s")}`, { class: "halo note" });
+  }
+
+  table() {
+    return { head: ["stages", "idle with one micro-batch", "token with hops"], rows: [1, 2, 4, 8].map((n) => [n, `${inDigits(100 * (1 - 1 / n), 3)} %`, written(derive({ ...state.values, stages: n }, ["hop_latency"]).hop_latency, "s")]) };
+  }
+}
+
+class Bubble extends Scene {
+  get seconds() { return 9; }
+
+  frame(time) {
+    const { width, height, all } = this, stages = all.stages, count = all.microbatches;
+    // Forward passes take one slot, backward passes two; the flush is the end of the picture.
+    const slots = 3 * (count + stages - 1), left = width > 460 ? 74 : 58, wide = (width - left - 14) / slots, row = Math.min((height - 110) / stages, 44);
+    const cursor = left + time * (width - left - 14);
+    for (const stage of range(stages)) {
+      const y = 34 + stage * row;
+      this.text(left - 8, y + row / 2 + 3, `stage ${stage + 1}`, { "text-anchor": "end", class: "tick" });
+      this.box(left, y + 1, width - left - 14, row - 3, "none", { stroke: colour("line"), "stroke-dasharray": "3 3" });
+      for (const batch of range(count)) {
+        const forward = left + (stage + batch) * wide, backward = left + (count + stages - 1 + 2 * (stages - 1 - stage + batch)) * wide;
+        this.box(forward + 0.5, y + 1, wide - 1, row - 3, colour("compute"), { opacity: forward > cursor ? 0.2 : 0.85 });
+        this.box(backward + 0.5, y + 1, 2 * wide - 1, row - 3, colour("weights"), { opacity: backward > cursor ? 0.2 : 0.85 });
+      }
+    }
+    this.text(left, 20, "forward", { fill: colour("compute-text"), class: "halo name" });
+    this.text(left + 70, 20, "backward", { fill: colour("weights-text"), class: "halo name" });
+    this.text(width - 14, 20, "new weights", { "text-anchor": "end", class: "halo note" });
+    svg("line", { x1: width - 14, x2: width - 14, y1: 26, y2: 40 + stages * row, stroke: colour("ink"), "stroke-width": 3 }, this.group);
+    this.text(14, height - 40, `idle: ${written(all.bubble, "share")} of the step`, { class: "halo name" });
+    this.text(14, height - 20, `${stages} stages, ${written(count, "micro-batches")}`, { class: "halo note" });
+  }
+
+  table() {
+    return { head: ["micro-batches", "idle share"], rows: [1, 2, 4, 8, 16, 32].map((n) => [n, written(derive({ ...state.values, microbatches: n }, ["bubble"]).bubble, "share")]) };
+  }
+}
+
+class Memory extends Scene {
+  get seconds() { return 0; }
+
+  frame() {
+    const { width, height, all } = this, counts = [1, 2, 3, 4, 5, 6, 7, 8];
+    const parts = counts.map((stages) => derive({ ...state.values, stages }, ["chip_weights", "chip_cache"]));
+    const most = Math.max(...parts.map((one) => one.chip_weights + one.chip_cache)), isFar = all.capacity > 3 * most;
+    const high = isFar ? most * 1.25 : Math.max(all.capacity * 1.1, most);
+    this.plane ||= new Plane(this.root, width, height);
+    const top = Math.min(high, 4 * all.capacity);
+    this.plane.place({ low: 0.4, high: 8.6 }, { low: 0, high: top });
+    this.plane.axes({ label: "pipeline stages", ticks: counts, plain: true }, { label: "memory of a chip", unit: "B" });
+    const { plane } = this, wide = (plane.x(2) - plane.x(1)) * 0.62, base = plane.y(0);
+    const clip = (value) => Math.max(plane.y(value), plane.margin.top - 5);
+    for (const [n, one] of parts.entries()) {
+      const x = plane.x(n + 1) - wide / 2, edge = clip(one.chip_cache), head = clip(one.chip_cache + one.chip_weights), pale = n + 1 === all.stages ? 1 : 0.5;
+      this.box(x, edge, wide, base - edge, colour("kv"), { opacity: pale });
+      this.box(x, head, wide, edge - head - 1, colour("weights"), { opacity: pale });
+    }
+    const y = isFar ? plane.margin.top : plane.y(all.capacity);
+    if (!isFar) svg("line", { x1: plane.margin.left, x2: width - 14, y1: y, y2: y, stroke: colour("ink"), "stroke-width": 2, "stroke-dasharray": "5 5" }, this.group);
+    this.text(width - 16, isFar ? y + 8 : y - 8, `a chip has ${written(all.capacity, "B")}${isFar ? ", far above" : ""}`, { "text-anchor": "end", class: "halo note" });
+    const last = parts[7], first = parts[0];
+    this.text(plane.x(8) + wide / 2, Math.max(clip(last.chip_cache + last.chip_weights) - 8, plane.margin.top + 8), "weights shrink", { "text-anchor": "end", fill: colour("weights-text"), class: "halo name" });
+    this.text(plane.x(8) + wide / 2, Math.min(clip(last.chip_cache) + 16, base - 6), "caches stay", { "text-anchor": "end", fill: colour("kv-text"), class: "halo name" });
+    this.parts = parts;
+    if (first.chip_cache + first.chip_weights > top) this.text(plane.margin.left + 6, 40, "more than four chips' memory: bars are cut", { class: "halo note" });
+  }
+
+  table() { return { head: ["stages", "weights", "KV cache"], rows: this.parts.map((one, n) => [n + 1, written(one.chip_weights, "B"), written(one.chip_cache, "B")]) }; }
+}
+
+// --- training ----------------------------------------------------------------------------------------------------------------
+
+class Equal extends Scene {
+  get seconds() { return 0; }
+
+  frame() {
+    const { width, height, all } = this;
+    const rows = [["Chinchilla's training", all.chinchilla_flop, "quiet"], ["training", all.train_flop, "compute"], ["serving, at its speed", all.serve_flop, "kv"]];
+    const high = Math.max(...rows.map((one) => one[1])) * 1.02, left = 16, row = (height - 60) / 3, wide = width - left - 20;
+    for (const [n, [name, value, tint]] of rows.entries()) {
+      const y = 14 + n * row;
+      this.text(left, y + 16, name, { fill: colour(`${tint}-text`), class: "halo name" });
+      this.box(left, y + 26, Math.max(wide * value / high, 2), row - 54, colour(tint));
+      const inside = value / high > 0.55;
+      this.text(left + wide * value / high + (inside ? -10 : 8), y + 26 + (row - 54) / 2 + 5, written(value, "FLOP"), { "text-anchor": inside ? "end" : "start", class: inside ? "inside" : "halo small" });
+    }
+    const ratio = all.train_flop / all.serve_flop;
+    this.text(left, height - 18, ratio > 1.15 ? `training costs ${inDigits(ratio, 2)} times the serving: too long` : ratio < 0.87 ? `serving costs ${inDigits(1 / ratio, 2)} times the training: too short` : "both cost about the same", { class: "halo note" });
+  }
+
+  table() { const { all } = this; return { head: ["part", "FLOP at training's speed"], rows: [["Chinchilla's training", written(all.chinchilla_flop, "FLOP")], ["training", written(all.train_flop, "FLOP")], ["serving", written(all.serve_flop, "FLOP")]] }; }
+}
+
+// Lines of a table that no variable changes.
+class Curves extends Scene {
+  get seconds() { return 0; }
+
+  curves(x, y, lines, uprights) {
+    const { width, height } = this;
+    this.plane ||= new Plane(this.root, width, height);
+    const { plane } = this;
+    plane.place(x, y);
+    plane.axes(x, y);
+    for (const line of lines) svg("path", { d: plane.path(line.xs, line.ys), class: "line wide", stroke: colour(line.colour), "stroke-dasharray": line.dash }, this.group);
+    for (const [at, name] of uprights) {
+      const place = plane.x(at);
+      if (place < plane.margin.left || place > width - 14) continue;
+      svg("line", { x1: place, x2: place, y1: plane.margin.top, y2: height - plane.margin.bottom, class: "upright" }, this.group);
+      this.text(place + (place > width - 150 ? -6 : 6), height - plane.margin.bottom - 8, name, { "text-anchor": place > width - 150 ? "end" : "start", class: "halo note" });
+    }
+    plane.names(lines);
+  }
+}
+
+class Laws extends Curves {
+  frame() {
+    const { served, hoffmann, epoch } = DATA.tables.laws;
+    this.curves(
+      { low: served[0], high: served[served.length - 1], log: true, label: "tokens served" },
+      { low: 1, high: 1000, log: true, label: "times the Chinchilla tokens", unit: "" },
+      [
+        { name: "law of Hoffmann et al.", colour: "compute", xs: served, ys: hoffmann },
+        { name: "refit of Epoch", colour: "weights", xs: served, ys: epoch },
+        { name: "the lecture: 100", colour: "quiet", dash: "5 5", xs: served, ys: served.map(() => 100), left: true },
+      ],
+      [[this.all.served, written(this.all.served, "tokens")]],
+    );
+  }
+
+  table() { const { served, hoffmann, epoch } = DATA.tables.laws; return { head: ["tokens served", "Hoffmann", "Epoch"], rows: served.filter((_, n) => n % 4 === 0).map((at, n) => [written(at), inDigits(hoffmann[4 * n], 3), inDigits(epoch[4 * n], 3)]) }; }
+}
+
+class Flips extends Curves {
+  frame() {
+    const tints = ["compute", "weights", "network", "kv"], names = ["AES", "AES without ShiftRows", "random network", "with residual paths"];
+    const lines = Object.values(DATA.tables.flips).map((ys, n) => ({ name: names[n], colour: tints[n], xs: range(ys.length), ys }));
+    this.curves({ low: 0, high: 12, label: "rounds or layers" }, { low: 0, high: 0.6, label: "share of outputs that flip", unit: "share" }, lines, []);
+    const y = this.plane.y(0.5);
+    svg("line", { x1: this.plane.margin.left, x2: this.width - 14, y1: y, y2: y, class: "upright" }, this.group);
+  }
+
+  table() { const names = Object.keys(DATA.tables.flips), columns = Object.values(DATA.tables.flips); return { head: ["rounds", ...names], rows: range(13).map((n) => [n, ...columns.map((one) => written(one[n], "share"))]) }; }
+}
+
+// --- tiers of memory -----------------------------------------------------------------------------------------------------------
+
+class Tiers extends Scene {
+  get seconds() { return 0; }
+
+  frame() {
+    const { width, height, all } = this;
+    const tiers = [{ name: "HBM of this page's chip", drain: all.drain }, ...DATA.tables.tiers];
+    const y = scale(0.004, 4e5, 20, height - 24, true), mid = width > 460 ? width * 0.44 : width * 0.4;
+    const best = tiers.reduce((a, b) => Math.abs(Math.log(b.drain / all.hold)) < Math.abs(Math.log(a.drain / all.hold)) ? b : a);
+    for (const at of [0.01, 1, 60, 3600, 86400]) {
+      svg("line", { x1: 60, x2: width - 14, y1: y(at), y2: y(at), class: "grid" }, this.group);
+      this.text(54, y(at) + 4, at === 86400 ? "1 day" : at === 3600 ? "1 h" : at === 60 ? "1 min" : written(at, "s"), { "text-anchor": "end", class: "tick" });
+    }
+    const depth = y(Math.min(Math.max(all.hold, 0.004), 4e5));
+    svg("path", { d: `M${mid - 70} 8L${mid - 70} ${depth - 13}`, class: "sink" }, this.group);
+    this.box(mid - 92, depth - 12, 44, 24, colour("kv"), { rx: 5 });
+    this.text(mid - 70, depth + 4.5, "cache", { "text-anchor": "middle", class: "inside" });
+    for (const tier of tiers) {
+      const isBest = tier === best, place = y(tier.drain);
+      this.box(mid, place - 13, width - mid - 14, 26, isBest ? colour("accent") : colour("card"), { stroke: isBest ? "none" : colour("quiet"), rx: 5 });
+      this.text(mid + 9, place + 4.5, width > 460 ? tier.name : tier.name.replace(" of this page's chip", ""), { class: isBest ? "inside" : "small" });
+      this.text(width - 22, place + 4.5, written(tier.drain, "s"), { "text-anchor": "end", class: isBest ? "inside" : "small" });
+    }
+    if (Math.abs(y(best.drain) - depth) > 4) svg("path", { d: `M${mid - 46} ${depth}L${mid - 3} ${y(best.drain)}`, class: "sink" }, this.group);
+    this.tiers = tiers;
+  }
+
+  table() { return { head: ["memory", "time to read it once"], rows: this.tiers.map((one) => [one.name, written(one.drain, "s")]) }; }
+}
+
+// --- mixing --------------------------------------------------------------------------------------------------------------------
+
+class Mixing extends Scene {
+  get seconds() { return 5; }
+  get still() { return 1; }
+
+  frame(time) {
+    const { width, height, all } = this, size = 8, cell = Math.min((height - 78) / size, (width - 40) / size), left = (width - size * cell) / 2, top = 10;
+    const change = [5, 2];
+    const reached = (rounds) => (row, column) => rounds >= 2 || (rounds >= 1 ? row === change[0] : row === change[0] && column === change[1]);
+    const isReached = reached(all.rounds), wasReached = reached(all.rounds - 1);
+    const byRow = all.rounds % 2 === 1;
+    let count = 0;
+    for (const row of range(size)) for (const column of range(size)) {
+      const hit = isReached(row, column), old = all.rounds > 0 && wasReached(row, column);
+      const far = byRow ? Math.abs(column - change[1]) : Math.abs(row - change[0]);
+      const part = hit ? (old ? 1 : ease(time * 4 - far * 0.35)) : 0;
+      if (hit) count += 1;
+      this.box(left + column * cell + 2, top + row * cell + 2, cell - 4, cell - 4, colour("band"), { rx: 4 });
+      if (part > 0) this.box(left + column * cell + 2, top + row * cell + 2, cell - 4, cell - 4, colour(row === change[0] && column === change[1] ? "weights" : "accent"), { rx: 4, opacity: part });
+    }
+    const words = all.rounds === 0 ? "one cell is changed" : all.rounds === 1 ? "round 1 mixes each row" : all.rounds === 2 ? "round 2 mixes each column" : "everything has reached everything";
+    this.text(width / 2, height - 40, `${words}: ${count} of 64 cells depend on it`, { "text-anchor": "middle", class: "halo name" });
+    this.text(width / 2, height - 18, `${written(all.rounds, "rounds")}: ${inDigits(100 * count / 64, 3)} %`, { "text-anchor": "middle", class: "halo note" });
+  }
+
+  table() { return { head: ["rounds", "cells that depend on the changed one"], rows: [[0, "1 of 64"], [1, "8 of 64"], [2, "64 of 64"]] }; }
+}
+
+class Reversible extends Scene {
+  get seconds() { return 10; }
+  get still() { return 0.5; }
+
+  frame(time) {
+    const { width, height } = this, x = 6, y = 4, f = (x * x + 3) % 10, z = y + f;
+    const top = height * 0.24, low = height * 0.62, left = width * 0.13, right = width * 0.87, mid = width / 2;
+    const back = time > 0.5, t = back ? (time - 0.5) * 2 : time * 2;
+    const wire = (d, tint = "quiet") => svg("path", { d, fill: "none", stroke: colour(tint), "stroke-width": 2 }, this.group);
+    wire(`M${left} ${top}L${right} ${top}`); wire(`M${left} ${low}L${right} ${low}`); wire(`M${mid} ${top}L${mid} ${low}`);
+    const node = (cx, cy, words, tint, r = 21) => { svg("circle", { cx, cy, r, fill: colour("card"), stroke: colour(tint), "stroke-width": 2.2 }, this.group); this.text(cx, cy + 6, words, { "text-anchor": "middle", class: "big" }); };
+    this.box(mid - 27, (top + low) / 2 - 20, 54, 40, colour("compute"), { rx: 7 });
+    this.text(mid, (top + low) / 2 + 5, `f = ${f}`, { "text-anchor": "middle", class: "inside" });
+    node(mid, low, back ? "−" : "+", "ink", 15);
+    const show = (at, words, cx, cy, tint) => { if (at) node(cx, cy, words, tint); };
+    // The known pair, the function, and the other pair appear one after the other.
+    show(!back || t > 0.08, String(x), left, top, "compute"); show(true, String(x), right, top, "compute");
+    show(!back || t > 0.66, String(y), left, low, "kv"); show(back || t > 0.66, String(z), right, low, "weights");
+    const part = ease((t - 0.12) / 0.3), drop = ease((t - 0.34) / 0.3), start = back ? right : left;
+    if (t > 0.1 && t < 0.66) {
+      const cx = drop > 0 ? mid : start + (mid - start) * part, cy = drop > 0 ? top + (low - top) * drop : top;
+      svg("circle", { cx, cy, r: 7, fill: colour("accent") }, this.group);
+      svg("circle", { cx: start + (mid - start) * part, cy: low, r: 7, fill: colour(back ? "weights" : "kv") }, this.group);
+    }
+    this.text(left, top - 34, "x", { "text-anchor": "middle", class: "halo note" }); this.text(left, low + 44, "y", { "text-anchor": "middle", class: "halo note" });
+    this.text(right, top - 34, "x", { "text-anchor": "middle", class: "halo note" }); this.text(right, low + 44, "z", { "text-anchor": "middle", class: "halo note" });
+    this.text(mid, height - 34, back ? `backwards: y = z − f(x) = ${z} − ${f} = ${y}` : `forwards: z = y + f(x) = ${y} + ${f} = ${z}`, { "text-anchor": "middle", class: "halo name" });
+    this.text(mid, height - 12, "f(x) = (x² + 3) mod 10 has no inverse, and the block has one", { "text-anchor": "middle", class: "halo note" });
+  }
+
+  table() { return { head: ["direction", "in", "out"], rows: [["forwards", "x = 6, y = 4", "x = 6, z = 13"], ["backwards", "x = 6, z = 13", "x = 6, y = 4"]] }; }
+}
+
+const KINDS = { chart: Chart, strip: Years, trains: Trains, rack: Rack, loop: Loop, bubble: Bubble, memory: Memory, equal: Equal, laws: Laws, tiers: Tiers, mixing: Mixing, flips: Flips, reversible: Reversible };

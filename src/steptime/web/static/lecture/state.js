@@ -1,0 +1,132 @@
+// State of the page: variables, the numbers that closed forms derive from them, numbers in words, and the address.
+
+const VARIABLES = new Map(DATA.variables.map((one) => [one.name, one]));
+const DERIVED = new Map(DATA.derived.map((one) => [one.name, one]));
+const ABOUT = new Map([...DERIVED, ...VARIABLES]);
+const AB = new Set(["add", "sub", "mul", "truediv", "maximum", "minimum"]);
+const state = { model: DATA.model, system: DATA.system, values: { ...DATA.defaults } };
+
+// A function that derives some numbers and all that they need; `names` undefined: all numbers.
+const compiled = new Map();
+function derive(values, names) {
+  const key = names ? names.join() : "";
+  if (!compiled.has(key)) {
+    const needed = new Set(names || DERIVED.keys());
+    for (const one of [...DATA.derived].reverse()) if (needed.has(one.name)) for (const given of Object.values(one.arguments)) needed.add(given);
+    compiled.set(key, DATA.derived.filter((one) => needed.has(one.name)).map((one) => {
+      const form = FORMS[one.call], given = Object.entries(one.arguments);
+      return (all) => {
+        const bag = {};
+        for (const [name, from] of given) bag[name] = typeof from === "string" ? all[from] : from;
+        all[one.name] = form(bag);
+      };
+    }));
+  }
+  const all = { ...values };
+  for (const work of compiled.get(key)) work(all);
+  return all;
+}
+
+// --- numbers in words ---------------------------------------------------------------------------------------------------
+
+function inDigits(value, digits) {
+  const text = String(+value.toPrecision(digits));
+  const [whole, part] = text.split(".");
+  if (text.includes("e")) return text;
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? "." + part : "");
+}
+
+function written(given, unit = "") {
+  if (!Number.isFinite(given)) return "no limit";
+  const value = given * (1 + 1e-12);  // ties round up, as in Python
+  const digits = unit === "sequences" ? 4 : 3;
+  if (unit === "USD/Mtok" || unit === "USD/h") return `$${inDigits(value, digits)}${unit === "USD/h" ? " per hour" : ""}`;
+  if (DATA.scales[unit]) {
+    const [, size, name] = DATA.scales[unit].find(([low]) => Math.abs(value) >= low * 0.9995);
+    return `${inDigits(value / size, digits)} ${name}`;
+  }
+  const [size, word] = DATA.large.find(([least]) => Math.abs(value) >= least * 0.9995) || [1, ""];
+  const text = inDigits(value / size, digits);
+  return `${text} ${word}${text === "1" && !word && unit.endsWith("s") ? unit.slice(0, -1) : unit}`.trimEnd();
+}
+const unitOf = (name) => ABOUT.get(name)?.unit || "";
+const labelOf = (name) => ABOUT.get(name)?.label || name;
+
+// --- changes ------------------------------------------------------------------------------------------------------------
+
+const watchers = [];
+const rounded = (one, value) => {
+  const held = Math.min(Math.max(value, one.low), one.high);
+  return one.whole ? Math.max(Math.round(+held.toPrecision(3)), one.low) : +held.toPrecision(3);
+};
+// Place of a value on the track of its slider, 0 to 1, and back.
+const toTrack = (one, value) => one.log ? Math.log(value / one.low) / Math.log(one.high / one.low) : (value - one.low) / (one.high - one.low);
+const fromTrack = (one, place) => rounded(one, one.log ? one.low * (one.high / one.low) ** place : one.low + (one.high - one.low) * place);
+
+let now = derive(state.values);
+let frame = 0, pendingHistory = false, changing = false;
+function change(values, settled = true) {
+  for (const [name, value] of Object.entries(values)) {
+    const one = VARIABLES.get(name);
+    if (!one || !Number.isFinite(value)) continue;
+    state.values[name] = value;
+    // Total parameters are never below the active ones.
+    if (one.at_least && value < state.values[one.at_least]) state.values[one.at_least] = value;
+    if (one.at_most && value > state.values[one.at_most]) state.values[one.at_most] = value;
+  }
+  pendingHistory ||= settled;
+  changing = !settled;
+  if (!frame) frame = requestAnimationFrame(update);
+}
+function update() {
+  frame = 0;
+  now = derive(state.values);
+  for (const watch of watchers) watch();
+  store();
+}
+
+function choose(kind, name) {
+  state[kind] = name;
+  change({ ...DATA.models[state.model], ...DATA.systems[state.system], ...DATA.pairs[state.model][state.system] });
+}
+const basis = () => ({ ...DATA.defaults, ...DATA.models[state.model], ...DATA.systems[state.system], ...DATA.pairs[state.model][state.system] });
+
+// --- the address: only what differs from the model, the system and the defaults ------------------------------------------
+
+let chapter = "";
+function address() {
+  const query = new URLSearchParams();
+  if (state.model !== DATA.model) query.set("model", state.model);
+  if (state.system !== DATA.system) query.set("system", state.system);
+  const base = basis();
+  for (const [name, value] of Object.entries(state.values)) if (value !== base[name]) query.set(name, value);
+  for (const [name, value] of Object.entries(guesses)) query.set(`guess.${name}`, value);
+  const text = query.toString();
+  return `#${chapter}${text ? "?" + text : ""}`;
+}
+const guesses = {};
+let timer = 0;
+function store() {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    const to = address();
+    if (to === location.hash || (to === "#" && !location.hash)) return;
+    if (pendingHistory) history.pushState(null, "", to);
+    else history.replaceState(null, "", to);
+    pendingHistory = false;
+  }, 150);
+}
+function restore() {
+  const [place, query = ""] = decodeURI(location.hash.slice(1)).split(/\?(.*)/s);
+  const given = new URLSearchParams(query);
+  chapter = place;
+  state.model = Object.hasOwn(DATA.models, given.get("model")) ? given.get("model") : DATA.model;
+  state.system = Object.hasOwn(DATA.systems, given.get("system")) ? given.get("system") : DATA.system;
+  state.values = basis();
+  for (const [name, text] of given) {
+    const value = Number(text), one = VARIABLES.get(name);
+    if (one && text.trim() && Number.isFinite(value)) state.values[name] = Math.min(Math.max(value, one.low), one.high);
+    if (name.startsWith("guess.") && DATA.chapters.some((each) => `guess.${each.id}` === name) && Number.isFinite(value)) guesses[name.slice(6)] = value;
+  }
+  if (state.values.total < state.values.active) state.values.total = state.values.active;
+}

@@ -1,0 +1,196 @@
+"""The lecture page: JavaScript equals Python, the chapters give the lecture's numbers, and one file needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from steptime.cli.main import app_for
+from steptime.errors import DataFileError, UnknownName
+from steptime.lecture import lecture_content
+from steptime.lecture.current_figures import flipped_share
+from steptime.lecture.story import (
+    chapters,
+    closed_form,
+    defaults,
+    evaluate,
+    fixed_tables,
+    glossary,
+    state,
+    text_numbers,
+    write_number,
+)  # fmt: skip
+from steptime.web.lecture_page import FIXED, FOLDER, export_lecture, inline, javascript_forms, lecture_html
+
+NODE = shutil.which("node")
+CHAPTERS = chapters()
+needs_node = pytest.mark.skipif(NODE is None, reason="no node on this machine")
+# Ranges of arguments that are shares, counts of few, or must keep an order.
+RANGES = {
+    "acceptance": (0, 1), "share": (0.1, 1), "active_experts": (1, 32), "racks": (1, 16), "stages": (1, 64),
+    "price_ratio": (1.1, 100), "speed_ratio": (1, 20), "multiple": (1.01, 100), "falls": (0.2, 5), "rises": (0.2, 5),
+    "drafts": (0, 16), "groups": (1, 256), "chips": (1, 256), "experts": (64, 512), "active": (1, 32), "tokens": (1, 1e5),
+    "read_price": (0.1, 1), "base_price": (2, 8),
+}  # fmt: skip
+
+
+def node(script: str, data: object) -> object:
+    done = subprocess.run(
+        [str(NODE), "-e", script], check=False, input=json.dumps(data), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def forms_script() -> str:
+    return "const FORMS={" + ",".join(f"{name}:{text}" for name, text in javascript_forms().items()) + "};"
+
+
+def arguments_of(name: str, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+    function = closed_form(name)
+    names = ["a", "b"] if not name.islower() or name in ("add", "sub", "mul", "truediv", "maximum", "minimum") else [
+        key for key in inspect.signature(function).parameters if key != "evenness" and key not in FIXED.get(name, {})
+    ]  # fmt: skip
+    drawn = {}
+    for key in names:
+        low, high = RANGES.get(key, (1e-3, 1e12))
+        drawn[key] = random.uniform(low, high, count) if low == 0 else np.exp(random.uniform(np.log(low), np.log(high), count))
+    return drawn
+
+
+@needs_node
+def test_javascript_equals_python_on_ten_thousand_points_of_every_closed_form():
+    random, points = np.random.default_rng(5), 10_000
+    drawn = {name: arguments_of(name, points, random) for name in javascript_forms()}
+    script = forms_script() + (
+        "const all=JSON.parse(require('fs').readFileSync(0,'utf8')), out={};"
+        "for(const [name,columns] of Object.entries(all)){const keys=Object.keys(columns);"
+        "out[name]=columns[keys[0]].map((_,n)=>{const v=FORMS[name](Object.fromEntries(keys.map(k=>[k,columns[k][n]])));"
+        "return Number.isFinite(v)?v:String(v);});}"
+        "process.stdout.write(JSON.stringify(out));"
+    )
+    computed = node(script, {name: {key: list(values) for key, values in columns.items()} for name, columns in drawn.items()})
+    for name, columns in drawn.items():
+        function = closed_form(name)
+        arguments = list(columns.values()) if "a" in columns else []
+        expected = function(*arguments) if arguments else function(**columns, **FIXED.get(name, {}))
+        words = {"Infinity": np.inf, "-Infinity": -np.inf, "NaN": np.nan}
+        values = np.array([words[v] if isinstance(v, str) else float(v) for v in computed[name]])
+        np.testing.assert_allclose(values, np.broadcast_to(expected, values.shape), rtol=1e-12, atol=0, err_msg=name)
+
+
+@needs_node
+def test_numbers_of_the_page_are_those_of_python():
+    """The script of the page without its document: derived numbers and their words."""
+    page = lecture_html(is_live=False)
+    script = re.search(r"<script>(.*)</script>", page, re.DOTALL)[1]
+    head = script[: script.index("// --- changes")]
+    values = dict(defaults()) | {"batch": 777.0, "context": 90_000.0, "stages": 3.0, "hold": 5e4}
+    names = [one["name"] for one in (*state()["variables"], *state()["derived"])]
+    program = head.replace('"use strict";', "") + (
+        "const given=JSON.parse(require('fs').readFileSync(0,'utf8')), all=derive(given.values);"
+        "process.stdout.write(JSON.stringify(given.names.map(n=>[Number.isFinite(all[n])?all[n]:null,written(all[n],unitOf(n))])));"
+    )
+    expected = evaluate(values)
+    for (number, words), name in zip(node(program, {"values": values, "names": names}), names, strict=True):
+        if np.isfinite(expected[name]):
+            assert number == pytest.approx(float(expected[name]), rel=1e-12), name
+        unit = next(one.get("unit", "") for one in (*state()["variables"], *state()["derived"]) if one["name"] == name)
+        assert words == write_number(float(expected[name]), unit), name
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one["id"])
+def test_the_spoken_numbers_of_a_chapter_give_the_lectures_numbers(chapter):
+    numbers = evaluate(dict(defaults()) | chapter["spoken"])
+    for name, expected in chapter["spoken_result"].items():
+        assert float(numbers[name]) == pytest.approx(expected, rel=chapter.get("result_tolerance", 2e-3)), name
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda one: one["id"])
+def test_a_chapter_names_only_what_exists(chapter):
+    known = set(evaluate(dict(defaults())))
+    texts = [chapter["lead"], *(step["text"] for step in chapter["steps"])]
+    assert set(text_numbers(texts)) <= known
+    assert set(chapter["spoken"]) <= {one["name"] for one in state()["variables"]}
+    terms = {term for text in texts for term in re.findall(r"\[([^]]+)\]", text)}
+    assert terms <= set(glossary())
+    for picture in chapter["pictures"]:
+        if picture["kind"] == "chart":
+            assert {line["value"] for line in picture["lines"]} <= known
+            for step in chapter["steps"]:
+                if step["picture"] == picture["id"]:
+                    assert set(step["show"]) <= {line["value"] for line in picture["lines"]}
+                    assert step["point"] in step["show"]
+    assert all(len(paragraph.split()) < 90 for text in texts for paragraph in text.split("\n\n"))
+
+
+def test_every_section_and_every_card_has_its_chapter():
+    assert {number for one in CHAPTERS for number in one["sections"]} == {one.number for one in lecture_content.sections()}
+    assert {number for one in CHAPTERS for number in one["cards"]} == {one.number for one in lecture_content.cards()}
+    assert [one["number"] for one in CHAPTERS] == list(range(1, len(CHAPTERS) + 1))
+    words = sum(len(text.split()) for one in CHAPTERS for text in (one["lead"], *(step["text"] for step in one["steps"])))
+    assert 2000 < words < 3500
+
+
+def test_by_hand():
+    # DeepSeek-V3 on a rack: 671 GB in FP8 over 72 chips of 8 TB/s; R of 4.8 PFLOP/s and 8 TB/s.
+    numbers = evaluate({"total": 671e9, "active": 37e9, "weight_bytes": 1.0, "chips": 72.0, "bandwidth": 8e12, "flops": 4.8e15})
+    assert float(numbers["weights"]) == pytest.approx(671e9 / 576e12)
+    assert float(numbers["balance"]) == pytest.approx(300)
+    assert float(numbers["best_batch"]) == pytest.approx(300 * 671 / 37)
+    # A rack at 3 USD/h per chip for the time of a pass, over its batch.
+    numbers = evaluate({"chips": 72.0, "rent": 3.0, "batch": 2400.0, "context": 1.0, "total": 671e9, "active": 37e9})
+    assert float(numbers["cost"]) == pytest.approx(72 * 3 / 3600 * float(numbers["step"]) / 2400 * 1e6)
+
+
+def test_one_file_has_all_and_asks_for_nothing(tmp_path):
+    path = tmp_path / "lecture.html"
+    done = CliRunner().invoke(app_for(["web"]), ["web", "--export", str(path)])
+    assert done.exit_code == 0, done.output
+    page = path.read_text(encoding="utf-8")
+    assert len(page.encode()) < 1_000_000
+    assert not re.findall(r'(?:src|<link[^>]+href)="(?!data:)', page)
+    policy = re.search(r'http-equiv="content-security-policy" content="([^"]+)"', page)[1]
+    assert policy.startswith("default-src 'none'")
+    assert "connect-src" not in policy
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        text = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[1]
+        assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
+    assert "</script" not in re.search(r"<script>(.*)</script>", page, re.DOTALL)[1]
+    # Chapters, claims and cards are in the file without JavaScript.
+    assert page.count('<section class="chapter') == len(CHAPTERS) + 1
+    assert all(f'id="{one["id"]}"' in page for one in CHAPTERS)
+
+
+def test_wrong_files_are_refused(tmp_path):
+    with pytest.raises(DataFileError, match="cannot be written"):
+        export_lecture(str(tmp_path / "missing" / "lecture.html"))
+    with pytest.raises(DataFileError, match="glossary"):
+        inline("a [nonsense]", {})
+    with pytest.raises(UnknownName, match="closed form"):
+        closed_form("optimal_bach")
+
+
+def test_programs_have_no_formula_of_the_lecture():
+    # Powers, logarithms and exponentials occur in scales and drawn curves alone.
+    sources = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.js")}
+    assert set(sources) == {"state.js", "chart.js", "scenes.js", "page.js"}
+    for name, text in sources.items():
+        assert "fetch(" not in text.replace("fetch(`api", ""), name
+        assert "innerHTML" not in text, name
+
+
+@pytest.mark.slow
+def test_the_stored_table_of_mixing_is_that_of_the_functions():
+    for name, shares in fixed_tables()["flips"].items():
+        assert [flipped_share(name, count) for count in range(1, 13)] == pytest.approx(shares[1:], abs=2e-4)
