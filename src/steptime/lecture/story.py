@@ -133,8 +133,10 @@ def defaults() -> Mapping[str, float]:
     """
     numbers = {variable["name"]: float(variable["default"]) for variable in state()["variables"]}
     tables = catalogue_tables()
-    numbers |= tables["models"][state()["model"]] | tables["systems"][state()["system"]]
-    return numbers | tables["pairs"][state()["model"]][state()["system"]]
+    model, system = state()["model"], state()["system"]
+    for table in (tables["models"][model], tables["systems"][system], tables["pairs"][model][system]):
+        numbers.update(table)
+    return numbers
 
 
 # Sizes and words of numbers, from the largest; the page writes numbers by the same tables.
@@ -217,7 +219,7 @@ def catalogue_tables() -> Mapping[str, Any]:
             "experts": float(pair.experts), "active_experts": float(pair.active_experts),
         }  # fmt: skip
         # The FLOP/s depend on the formats of the model's products.
-        tables["pairs"][name] = {place: {"flops": 2 * one.mac_rate / one.chips} for place, one in pairs.items()}
+        tables["pairs"][name] = {place: {"flops": 2 * pair.mac_rate / pair.chips} for place, pair in pairs.items()}
     return tables
 
 

@@ -13,10 +13,10 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -61,7 +61,7 @@ FIXED: Final[Mapping[str, Mapping[str, int]]] = {
 class Expression(Cell):
     """A number of the page, as the JavaScript that computes it."""
 
-    ufuncs = Cell.ufuncs | {
+    ufuncs: ClassVar[Mapping[Any, Callable[..., str]]] = dict(Cell.ufuncs) | {
         np.power: "({}**{})".format, np.maximum: "Math.max({},{})".format, np.minimum: "Math.min({},{})".format,
         np.sqrt: "Math.sqrt({})".format, np.exp: "Math.exp({})".format, np.expm1: "Math.expm1({})".format,
         np.log: "Math.log({})".format, np.log1p: "Math.log1p({})".format, np.log2: "Math.log2({})".format,
@@ -108,10 +108,12 @@ def javascript_form(name: str) -> str:
         # Operators take no keywords.
         return f"({{a,b}})=>{trace(partial(function, Expression('a'), Expression('b')), {}, Expression)}"
     fixed = FIXED.get(name, {})
-    parameters = {key: one for key, one in inspect.signature(function).parameters.items() if key not in fixed}
+    parameters = {key: parameter for key, parameter in inspect.signature(function).parameters.items() if key not in fixed}
     heads = [
-        key if one.default is one.empty else f"{key}={Expression.literal(float(one.default), is_answer=False)}"
-        for key, one in parameters.items()
+        key
+        if parameter.default is parameter.empty
+        else f"{key}={Expression.literal(float(parameter.default), is_answer=False)}"
+        for key, parameter in parameters.items()
     ]
     # An infinite evenness selects a branch of Python, so it stays a number.
     cells: dict[str, Any] = {key: Expression(key) for key in parameters if key != "evenness"}
@@ -301,10 +303,10 @@ def _term(match: re.Match[str]) -> str:
 
 def _number(values: Mapping[str, Any], match: re.Match[str]) -> str:
     name = match[1]
-    variable = next((one for one in state()["variables"] if one["name"] == name), None)
-    one = variable or next(one for one in state()["derived"] if one["name"] == name)
+    variable = next((number for number in state()["variables"] if number["name"] == name), None)
+    number = variable or next(number for number in state()["derived"] if number["name"] == name)
     value = float(values[name])
-    words = write_number(value, one.get("unit", ""))
+    words = write_number(value, number.get("unit", ""))
     if variable is None:
         return f'<output class="num" data-name="{name}">{words}</output>'
     bounds = f'aria-valuemin="{variable["low"]:g}" aria-valuemax="{variable["high"]:g}" aria-valuenow="{value:g}"'
@@ -321,38 +323,38 @@ def _guess(chapter: Mapping[str, Any]) -> str:
 
 
 def _verdicts(chapter: Mapping[str, Any]) -> str:
-    told = [section for section in sections() if section.number in chapter["sections"]]
-    rows = [_row(one) for section in told for one in section.statements]
-    asked = [_card(card) for card in cards() if card.number in chapter["cards"]]
+    chapter_sections = [section for section in sections() if section.number in chapter["sections"]]
+    rows = [_row(statement) for section in chapter_sections for statement in section.statements]
+    questions = [_card(card) for card in cards() if card.number in chapter["cards"]]
     table = f"<table><thead>{HEAD}</thead><tbody>{''.join(rows)}</tbody></table>"
-    quiz = f"<h3>Questions</h3>{''.join(asked)}" if asked else ""
-    limits = "".join(f"<p>{html.escape(section.fails)}</p>" for section in told)
+    quiz = f"<h3>Questions</h3>{''.join(questions)}" if questions else ""
+    limits = "".join(f"<p>{html.escape(section.fails)}</p>" for section in chapter_sections)
     return (
         f'<details class="verdicts"><summary>{len(rows)} numbers of the lecture, computed'
-        f"{f', and {len(asked)} questions' if asked else ''}</summary>{table}<h3>Where it fails</h3>{limits}{quiz}</details>"
+        f"{f', and {len(questions)} questions' if questions else ''}</summary>{table}<h3>Where it fails</h3>{limits}{quiz}</details>"
     )
 
 
 HEAD: Final = "<tr><th>number</th><th>stated</th><th>computed</th><th>verdict</th><th>why</th></tr>"
 
 
-def _row(one: Statement, *before: str) -> str:
-    source = "" if one.source == LECTURE else f' <a href="{html.escape(one.source)}" rel="noreferrer">source</a>'
-    low, high = min(one.computed), max(one.computed)
+def _row(statement: Statement, *before: str) -> str:
+    source = "" if statement.source == LECTURE else f' <a href="{html.escape(statement.source)}" rel="noreferrer">source</a>'
+    low, high = min(statement.computed), max(statement.computed)
     cells = [
-        *map(html.escape, before), html.escape(one.name), format_claim(one.stated, one.relation, one.unit),
-        between(low, high, one.unit), f'<b class="{one.verdict.split()[0]}">{one.verdict}</b>',
-        html.escape(one.reason) + source,
+        *map(html.escape, before), html.escape(statement.name), format_claim(statement.stated, statement.relation, statement.unit),
+        between(low, high, statement.unit), f'<b class="{statement.verdict.split()[0]}">{statement.verdict}</b>',
+        html.escape(statement.reason) + source,
     ]  # fmt: skip
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def _card(card: Card) -> str:
-    one = card.statement
-    number = f"{html.escape(one.name)}: {between(min(one.computed), max(one.computed), one.unit)}"
+    statement = card.statement
+    number = f"{html.escape(statement.name)}: {between(min(statement.computed), max(statement.computed), statement.unit)}"
     return (
         f'<details class="card"><summary>{html.escape(card.question)}</summary><p>{html.escape(card.answer)} '
-        f"{html.escape(card.watch)}</p><p>{number}. <b>{one.verdict}</b>: {html.escape(one.reason)}.</p></details>"
+        f"{html.escape(card.watch)}</p><p>{number}. <b>{statement.verdict}</b>: {html.escape(statement.reason)}.</p></details>"
     )
 
 
