@@ -6,6 +6,8 @@ them by a closed form, in the order of `state.toml`.
 
 from __future__ import annotations
 
+import csv
+import math
 import operator
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +19,13 @@ import numpy as np
 from steptime import blackboard
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, UnknownName
-from steptime.lecture.current_figures import balances_by_format, build_pair, cheapest_overtraining
+from steptime.lecture.current_figures import balances_by_format, build_pair, cheapest_overtraining, domain_chips
 from steptime.lecture.lecture_content import FOLDER
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Number
+from steptime.physics.engine import engine_for
+from steptime.physics.layout_space import legal, most_spread
+from steptime.physics.step import decode_step
 from steptime.units import in_digits
 
 CHAPTERS: Final = FOLDER / "chapters"
@@ -31,6 +36,9 @@ ARITHMETIC: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 }  # fmt: skip
 # Context of the KV cache bytes of a model [tokens].
 CONTEXT: Final = 8192
+# Batches and contexts of the full model [sequences, tokens].
+ENGINE_BATCHES: Final = np.geomspace(1, 65_536, 33)
+ENGINE_CONTEXTS: Final = (400, 2000, 8192, 65_536)
 # Chips in the picture of balances, with the format of their weights.
 BALANCES: Final = (
     ("hgx-a100", "bf16"), ("hgx-h100", "bf16"), ("hgx-h100", "fp8"), ("hgx-h200", "fp8"), ("hgx-b200", "fp8"),
@@ -103,6 +111,71 @@ def chapters() -> tuple[Mapping[str, Any], ...]:
     return tuple(tables)
 
 
+def engine_seconds(model: str, system: str, batch: float, context: float) -> float:
+    """Return the time of a decode step of a real engine, from `engine_tables`.
+
+    Args:
+        model: Model of the page.
+        system: System of the page.
+        batch: Sequences.
+        context: Tokens of each sequence; the nearest context of the table counts.
+
+    Returns:
+        Seconds; NaN without a layout.
+
+    >>> 1e-3 < engine_seconds("deepseek-ai/DeepSeek-V3", "gb200-nvl72", 2400, 400) < 1e-1
+    True
+    """
+    rows = engine_tables()["seconds"][model].get(system)
+    if rows is None:
+        return math.nan
+    place = int(np.argmin(np.abs(np.log(np.array(ENGINE_CONTEXTS) / context))))
+    return float(np.exp(np.interp(np.log(batch), np.log(ENGINE_BATCHES), np.log(rows[place]))))
+
+
+@lru_cache(maxsize=1)
+def engine_tables() -> Mapping[str, Any]:
+    """Return decode steps of the full model on the scale-up domain, for each model and system of the page.
+
+    Returns:
+        Batches, contexts, seconds by model and system, and engines by system.
+    """
+    seconds: dict[str, dict[str, list[list[float]]]] = {}
+    engines = {}
+    for name in state()["models"]:
+        model, seconds[name] = load_model(name), {}
+        for place in state()["systems"]:
+            system = load_system(place)
+            layouts = [
+                layout for layout in legal(model, system, domain_chips(system), microbatches=(1,))
+                if layout.pp == 1 and layout.cp == 1
+            ]  # fmt: skip
+            if not layouts:
+                continue
+            engine = engine_for(system)
+            engines[place] = engine.name
+            grid = {"batch": ENGINE_BATCHES[None, :], "context": np.array(ENGINE_CONTEXTS)[:, None]}
+            step = decode_step(model, system, **grid, layout=most_spread(layouts), engine=engine)
+            seconds[name][place] = [[float(f"{value:.4g}") for value in row] for row in np.asarray(step.total)]
+    batches = [float(batch) for batch in ENGINE_BATCHES]
+    return {"batches": batches, "contexts": list(ENGINE_CONTEXTS), "seconds": seconds, "engines": engines}
+
+
+@lru_cache(maxsize=1)
+def measured_runs() -> Mapping[str, Any]:
+    """Return measured decode steps on one server of eight chips.
+
+    Returns:
+        Rows of engine, context, concurrency and seconds, by model and system.
+    """
+    runs: dict[str, dict[str, list[list[Any]]]] = {}
+    with (CHAPTERS / "measured.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            numbers = [float(row[key]) for key in ("context", "concurrency", "tpot_s")]
+            runs.setdefault(row["model"], {}).setdefault(row["system"], []).append([row["engine"], *numbers])
+    return runs
+
+
 def evaluate(values: Mapping[str, Number]) -> dict[str, Number]:
     """Compute all derived numbers of the page.
 
@@ -116,7 +189,7 @@ def evaluate(values: Mapping[str, Number]) -> dict[str, Number]:
     np.float64(2500.0)
     """
     numbers: dict[str, Number] = {variable["name"]: variable["default"] for variable in state()["variables"]}
-    numbers |= values
+    numbers |= {number["name"]: math.nan for number in state()["lookups"]} | dict(values)
     for number in state()["derived"]:
         arguments = {key: numbers[value] if isinstance(value, str) else value for key, value in number["arguments"].items()}
         function = closed_form(number["call"])
@@ -179,7 +252,7 @@ def write_number(value: float, unit: str) -> str:
     ('671 billion parameters', '$0.352', '1 rack')
     """
     if not np.isfinite(value):
-        return "no limit"
+        return "unknown here" if np.isnan(value) else "no limit"
     # Ties such as 23.25 ms round up, in Python and in JavaScript.
     value *= 1 + 1e-12
     digits = 4 if unit == "sequences" else 3
@@ -216,8 +289,10 @@ def catalogue_tables() -> Mapping[str, Any]:
         pair = next(iter(pairs.values()))
         tables["models"][name] = {
             "active": pair.active, "total": pair.total, "weight_bytes": pair.bytes_of_weight, "kv_bytes": pair.kv_bytes,
-            "experts": float(pair.experts), "active_experts": float(pair.active_experts),
         }  # fmt: skip
+        # A dense model leaves the experts of the page as they are.
+        if pair.experts > 1:
+            tables["models"][name] |= {"experts": float(pair.experts), "active_experts": float(pair.active_experts)}
         # The FLOP/s depend on the formats of the model's products.
         tables["pairs"][name] = {place: {"flops": 2 * pair.mac_rate / pair.chips} for place, pair in pairs.items()}
     return tables

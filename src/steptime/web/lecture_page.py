@@ -42,12 +42,15 @@ from steptime.lecture.story import (
     chapters,
     closed_form,
     defaults,
+    engine_seconds,
+    engine_tables,
     evaluate,
     fixed_tables,
     glossary,
+    measured_runs,
     state,
     write_number,
-)  # fmt: skip
+)
 from steptime.sweeps.export import Cell, Untraceable, trace
 
 FOLDER: Final = Path(__file__).parent / "static" / "lecture"
@@ -154,6 +157,7 @@ def page_data(*, is_live: bool) -> dict[str, Any]:
     return {
         "live": is_live, "variables": names["variables"], "derived": names["derived"], "defaults": dict(defaults()),
         "model": names["model"], "system": names["system"], **catalogue_tables(), "tables": fixed_tables(),
+        "lookups": names["lookups"], "engine": engine_tables(), "runs": measured_runs(),
         "large": LARGE, "scales": SCALES, "pictures": pictures,
         "chapters": [head | {"steps": rows} for head, rows in zip(heads, steps, strict=True)],
     }  # fmt: skip
@@ -171,7 +175,9 @@ def lecture_html(*, is_live: bool) -> str:
     script, style = _script(is_live=is_live), (FOLDER / "lecture.css").read_text(encoding="utf-8")
     policy = content_policy(script, style, is_live=is_live)
     meta = "" if is_live else f'<meta http-equiv="content-security-policy" content="{policy}">\n'
-    values = evaluate(dict(defaults()))
+    numbers = dict(defaults())
+    numbers["engine"] = engine_seconds(state()["model"], state()["system"], numbers["batch"], numbers["context"])
+    values = evaluate(numbers)
     body = "\n".join(_chapter(chapter, values, is_live=is_live) for chapter in chapters())
     contents = "".join(f'<li><a href="#{chapter["id"]}">{chapter["title"]}</a></li>' for chapter in chapters())
     template = (FOLDER / "lecture.html").read_text(encoding="utf-8")
@@ -304,7 +310,7 @@ def _term(match: re.Match[str]) -> str:
 def _number(values: Mapping[str, Any], match: re.Match[str]) -> str:
     name = match[1]
     variable = next((number for number in state()["variables"] if number["name"] == name), None)
-    number = variable or next(number for number in state()["derived"] if number["name"] == name)
+    number = variable or next(number for number in (*state()["derived"], *state()["lookups"]) if number["name"] == name)
     value = float(values[name])
     words = write_number(value, number.get("unit", ""))
     if variable is None:

@@ -127,7 +127,8 @@ class Chart {
     this.plane = new Plane(root, size.width, size.height);
     this.shade = svg("rect", { class: "shade", opacity: 0 }, this.plane.body);
     this.shadeName = label(this.plane.front, 0, 0, "no pass can be here", { class: "halo note", opacity: 0 });
-    this.lines = spec.lines.map((line) => ({ ...line, path: svg("path", { class: `line ${line.wide ? "wide" : ""}`, stroke: colour(line.colour), opacity: 0 }, this.plane.body) }));
+    this.lines = spec.lines.map((line) => ({ ...line, path: svg("path", { class: `line ${line.wide ? "wide" : ""}`, stroke: colour(line.colour), "stroke-dasharray": line.dash, opacity: 0 }, this.plane.body) }));
+    this.dots = svg("g", {}, this.plane.body);
     this.marks = svg("g", {}, this.plane.front);
     this.dot = svg("circle", { r: 8, class: "point", role: "slider", tabindex: 0, "aria-label": labelOf(spec.x.value), "aria-valuemin": this.variable.low, "aria-valuemax": this.variable.high }, this.plane.front);
     this.tag = label(this.plane.front, 0, 0, "", { class: "halo tag" });
@@ -192,7 +193,7 @@ class Chart {
       const visible = step.show.includes(line.value);
       line.path.setAttribute("opacity", visible ? 1 : 0);
       line.path.setAttribute("d", plane.path(xValues, columns[line.value]));
-      if (visible) named.push({ name: line.name, colour: line.colour, xs: xValues, ys: columns[line.value], left: line.wide && step.show.length > 1 });
+      if (visible) named.push({ name: line.name, colour: line.colour, xs: xValues, ys: columns[line.value], left: line.left ?? (line.wide && step.show.length > 1) });
     }
     const { top, right, bottom, left } = plane.margin;
     // Nothing is below the floor.
@@ -212,6 +213,7 @@ class Chart {
     };
     for (const one of spec.uprights || []) if (step.show.includes(one.shows)) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value))}`);
     for (const one of spec.ticks || []) nameMark(one.at, one.name);
+    this.runs(all);
     plane.names(named);
     const at = state.values[spec.x.value], y = all[step.point];
     const px = plane.x(at), py = plane.y(y);
@@ -229,6 +231,17 @@ class Chart {
     }
     this.dot.setAttribute("aria-valuenow", at);
     this.dot.setAttribute("aria-valuetext", `${written(at, this.variable.unit)}: ${written(y, unitOf(step.point) || spec.y.unit)}`);
+  }
+
+  // Measured runs of this model and system, those of nearly the same context darker.
+  runs(all) {
+    this.dots.replaceChildren();
+    if (!this.spec.runs || !this.step.show.includes(this.spec.runs) || !isPair(state.values)) return;
+    for (const [engine, context, concurrency, seconds] of DATA.runs[state.model]?.[state.system] || []) {
+      const near = Math.abs(Math.log(context / all.context)) < 0.7;
+      const dot = svg("circle", { cx: this.plane.x(concurrency), cy: this.plane.y(seconds), r: near ? 5 : 3.5, class: "run", opacity: near ? 1 : 0.35 }, this.dots);
+      svg("title", {}, dot, `${engine}, ${written(context, "tokens")}, ${concurrency} at once: ${written(seconds, "s")}`);
+    }
   }
 
   drag(root) {
@@ -295,15 +308,15 @@ class Years {
     plane.axes({ label: "year of the chip", ticks: Array.from({ length: last - first + 1 }, (_, n) => first + n).filter((y, n) => plane.width > 460 || n % 2 === 0), plain: true }, { label: spec.label, unit: spec.unit });
     const { left, right, top } = plane.margin;
     this.group.replaceChildren();
-    const across = (value, name, tint, dashed) => {
+    const across = (value, name, tint, dashed, below = false) => {
       const y = plane.y(value);
       if (y < top - 6) return;
       svg("line", { x1: left, x2: plane.width - right, y1: y, y2: y, stroke: colour(tint), "stroke-width": 2, "stroke-dasharray": dashed ? "5 5" : null }, this.group);
-      label(this.group, left + 6, y - 7, name, { fill: colour(`${tint}-text`), class: "halo name" });
+      label(this.group, left + 6, below ? y + 16 : y - 7, name, { fill: colour(`${tint}-text`), class: "halo name" });
     };
-    across(spec.near, spec.near_name, "quiet", true);
-    const value = all[spec.value || "drain"];
-    if (Math.abs(value / spec.near - 1) > 0.1) across(value, `this page: ${written(value, spec.unit)}`, "accent", false);
+    const value = all[spec.value || "drain"], isClose = Math.abs(plane.y(value) - plane.y(spec.near)) < 26;
+    across(spec.near, spec.near_name, "quiet", true, isClose && value > spec.near);
+    if (Math.abs(value / spec.near - 1) > 0.1) across(value, `this page: ${written(value, spec.unit)}`, "accent", false, isClose && value < spec.near);
     const placed = [];
     for (const one of [...rows].sort((a, b) => b.value - a.value)) {
       const x = plane.x(one.year), y = plane.y(one.value);

@@ -49,7 +49,7 @@ class Stage {
     this.caption.textContent = spec.title;
     if (!this.pictures.has(id)) {
       const width = Math.max(Math.round(this.place.clientWidth), 280);
-      const height = narrow.matches ? Math.min(Math.round(width * (spec.ratio || 0.72)), Math.max(Math.round(innerHeight * 0.36), 210)) : Math.min(Math.round(width * (spec.ratio || 0.64)), Math.max(Math.round(innerHeight * 0.6), 300));
+      const height = narrow.matches ? Math.min(Math.round(width * 0.72), Math.max(Math.round(innerHeight * 0.36), 210)) : Math.min(Math.round(width * (spec.ratio || 0.64)), Math.max(Math.round(innerHeight * 0.6), 300));
       const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": spec.title });
       this.pictures.set(id, { root, picture: new KINDS[spec.kind](root, spec, { width, height }) });
     }

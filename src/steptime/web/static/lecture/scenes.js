@@ -19,7 +19,13 @@ class Scene {
   get still() { return 0.7; }
   draw(step, all) { Object.assign(this, { step, all }); this.paint(); }
   paint() { this.group.replaceChildren(); this.frame(this.time); }
-  text(x, y, words, more = {}) { return label(this.group, x, y, words, more); }
+  // Characters are some 7 pixels wide; long words shrink to the width of a phone.
+  text(x, y, words, more = {}) {
+    const made = label(this.group, x, y, words, more), middle = more["text-anchor"] === "middle";
+    const room = middle ? 2 * Math.min(x, this.width - x) : this.width - x, size = room / words.length / 0.56;
+    if (more["text-anchor"] !== "end" && size < 13) made.style.fontSize = `${Math.max(size, 10)}px`;
+    return made;
+  }
   box(x, y, width, height, fill, more = {}) { return svg("rect", { x, y, width: Math.max(width, 0), height: Math.max(height, 0), rx: 3, fill, ...more }, this.group); }
 }
 

@@ -1,10 +1,11 @@
 // State of the page: variables, the numbers that closed forms derive from them, numbers in words, and the address.
 
 const VARIABLES = new Map(DATA.variables.map((one) => [one.name, one]));
-const DERIVED = new Map(DATA.derived.map((one) => [one.name, one]));
+const DERIVED = new Map([...DATA.derived, ...DATA.lookups].map((one) => [one.name, one]));
 const ABOUT = new Map([...DERIVED, ...VARIABLES]);
 const AB = new Set(["add", "sub", "mul", "truediv", "maximum", "minimum"]);
 const state = { model: DATA.model, system: DATA.system, values: { ...DATA.defaults } };
+const basis = () => ({ ...DATA.defaults, ...DATA.models[state.model], ...DATA.systems[state.system], ...DATA.pairs[state.model][state.system] });
 
 // A function that derives some numbers and all that they need; `names` undefined: all numbers.
 const compiled = new Map();
@@ -22,10 +23,24 @@ function derive(values, names) {
       };
     }));
   }
-  const all = { ...values };
+  const all = { ...values, engine: engineSeconds(values) };
   for (const work of compiled.get(key)) work(all);
   return all;
 }
+
+// Time of a pass of a real engine: a table of the full model for catalogue pairs, so nothing where a number of the pair was changed.
+const OF_PAIR = ["flops", "bandwidth", "chips", "total", "active", "weight_bytes", "kv_bytes"];
+function isPair(values) { const base = basis(); return OF_PAIR.every((name) => values[name] === base[name]); }
+function engineSeconds(values) {
+  const { batch, context } = values;
+  const rows = DATA.engine.seconds[state.model][state.system];
+  if (!rows || !isPair(values)) return NaN;
+  const { batches, contexts } = DATA.engine, row = rows[nearest(contexts, context)];
+  const n = Math.min(Math.max(batches.findIndex((each) => each >= batch), 1), batches.length - 1);
+  const part = Math.log(batch / batches[n - 1]) / Math.log(batches[n] / batches[n - 1]);
+  return row[n - 1] * (row[n] / row[n - 1]) ** Math.min(Math.max(part, 0), 1);
+}
+function nearest(list, value) { return list.reduce((best, each, n) => Math.abs(Math.log(each / value)) < Math.abs(Math.log(list[best] / value)) ? n : best, 0); }
 
 // --- numbers in words ---------------------------------------------------------------------------------------------------
 
@@ -37,7 +52,7 @@ function inDigits(value, digits) {
 }
 
 function written(given, unit = "") {
-  if (!Number.isFinite(given)) return "no limit";
+  if (!Number.isFinite(given)) return Number.isNaN(given) ? "unknown here" : "no limit";
   const value = given * (1 + 1e-12);  // ties round up, as in Python
   const digits = unit === "sequences" ? 4 : 3;
   if (unit === "USD/Mtok" || unit === "USD/h") return `$${inDigits(value, digits)}${unit === "USD/h" ? " per hour" : ""}`;
@@ -89,7 +104,6 @@ function choose(kind, name) {
   state[kind] = name;
   change({ ...DATA.models[state.model], ...DATA.systems[state.system], ...DATA.pairs[state.model][state.system] });
 }
-const basis = () => ({ ...DATA.defaults, ...DATA.models[state.model], ...DATA.systems[state.system], ...DATA.pairs[state.model][state.system] });
 
 // --- the address: only what differs from the model, the system and the defaults ------------------------------------------
 
@@ -117,7 +131,7 @@ function store() {
   }, 150);
 }
 function restore() {
-  const [place, query = ""] = decodeURI(location.hash.slice(1)).split(/\?(.*)/s);
+  const [place, query = ""] = location.hash.slice(1).split(/\?(.*)/s);
   const given = new URLSearchParams(query);
   chapter = place;
   state.model = Object.hasOwn(DATA.models, given.get("model")) ? given.get("model") : DATA.model;

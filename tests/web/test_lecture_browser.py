@@ -1,0 +1,184 @@
+"""The lecture page in a real browser, as one file from the disk: drag, type, guess, share, go back, and read on a phone."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("playwright")
+
+from steptime.lecture.story import chapters
+from steptime.web.lecture_page import export_lecture
+from tests.web.browsing import CHROMIUM, browser, page_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+STEPS = [(one["id"], index + 1) for one in chapters() for index in range(len(one["steps"]))]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lecture") / "lecture.html"
+    export_lecture(str(path))
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as started:
+        yield started
+
+
+def opened(page, address, place=""):
+    page.goto(address + place)
+    page.wait_for_selector("html[data-ready]", timeout=10_000)
+
+
+def scrolled(page, chapter, step):
+    """Scroll a step to the line where its picture is shown."""
+    page.evaluate(
+        "([id, share]) => { const box = document.getElementById(id).getBoundingClientRect();"
+        "scrollTo({ top: scrollY + box.top - innerHeight * share, behavior: 'instant' }); }",
+        [f"{chapter}-{step}", 0.62 if page.viewport_size["width"] < 500 else 0.3],
+    )
+    page.wait_for_selector(f"#{chapter}-{step}.here", timeout=5_000)
+    page.wait_for_timeout(60)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1440, False)])
+def test_every_step_draws_its_picture_without_a_word_in_the_console_and_without_a_request(chromium, address, width, dark):
+    with page_of(chromium, width=width, dark=dark) as (page, said):
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        opened(page, address)
+        for chapter, step in STEPS:
+            scrolled(page, chapter, step)
+            picture = page.locator(f"#{chapter} .picture svg")
+            box = picture.bounding_box()
+            assert box["width"] > 250
+            assert "NaN" not in picture.inner_html()
+            assert "undefined" not in page.locator(f"#{chapter}").inner_text()
+            if width == 390:
+                # The picture and its first slider are in one screen.
+                slider = page.locator(f"#{chapter} .sliders .slider").first
+                if slider.count():
+                    low = slider.bounding_box()
+                    assert box["y"] >= 0
+                    assert low["y"] + low["height"] <= 900
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert said == []
+        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_a_number_in_a_sentence_is_dragged_and_the_link_has_it(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address)
+        scrolled(page, "roofline", 3)
+        number = page.locator("#roofline-3 .drag[data-name=batch]")
+        assert number.inner_text() == "2,400 sequences"
+        box = number.bounding_box()
+        page.mouse.move(box["x"] + 20, box["y"] + 8)
+        page.mouse.down()
+        for step in range(10):
+            page.mouse.move(box["x"] + 20 + 9 * step, box["y"] + 8)
+        page.mouse.up()
+        page.wait_for_timeout(400)
+        text = number.inner_text()
+        assert int(text.split()[0].replace(",", "")) > 10_000
+        # All sentences share the number, and the link opens it again.
+        assert {one.inner_text() for one in page.locator(".drag[data-name=batch]").all()} == {text}
+        link = page.url
+        assert "batch=" in link
+        page.go_back()
+        page.wait_for_function("() => document.querySelector('.drag[data-name=batch]').textContent === '2,400 sequences'")
+        opened(page, link)
+        assert page.locator("#roofline-3 .drag[data-name=batch]").inner_text() == text
+        assert said == []
+
+
+def test_keys_move_numbers_points_and_sliders_and_are_told_in_words(chromium, address):
+    with page_of(chromium, width=1440) as (page, _):
+        opened(page, address)
+        scrolled(page, "experts", 3)
+        racks = page.locator("#experts-3 .drag[data-name=racks]")
+        racks.focus()
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("() => document.querySelector('#experts-3 .drag[data-name=racks]').textContent === '3 racks'")
+        assert racks.get_attribute("aria-valuetext") == "3 racks"
+        point = page.locator("#experts .point")
+        point.focus()
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function("() => document.querySelector('#experts-3 .drag[data-name=racks]').textContent === '2 racks'")
+        assert point.get_attribute("aria-valuetext").startswith("2 racks: 4")
+        slider = page.locator("#experts .slider input").first
+        slider.focus()
+        page.keyboard.press("End")
+        page.wait_for_function("() => document.querySelector('#experts-3 .drag[data-name=racks]').textContent === '8 racks'")
+        assert slider.get_attribute("aria-valuetext") == "8 racks"
+
+
+def test_a_guess_is_compared_and_shared(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address)
+        guess = page.locator("#batch .guess")
+        guess.scroll_into_view_if_needed()
+        guess.locator("input").fill("500")
+        guess.get_by_role("button", name="reveal").click()
+        words = guess.locator(".said").inner_text()
+        assert "5,448 sequences" in words
+        assert "times too little" in words
+        page.wait_for_timeout(400)
+        link = page.url
+        assert "guess.batch=" in link
+        opened(page, link)
+        assert page.locator("#batch .guess .said").inner_text() == words
+        assert said == []
+
+
+def test_the_spoken_numbers_the_table_the_words_and_the_machine(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address)
+        scrolled(page, "roofline", 3)
+        page.locator("#roofline .spoken").click()
+        page.wait_for_function("() => document.querySelector('.num[data-name=best_batch]').textContent === '2,400 sequences'")
+        page.locator("#roofline .tools .table").click()
+        assert page.locator("dialog table tbody tr").count() > 8
+        page.get_by_role("button", name="close").click()
+        page.locator("#reset").click()
+        page.select_option("#system", "hgx-h100")
+        page.wait_for_function("() => document.querySelector('#roofline-1 .drag[data-name=chips]').textContent === '8 chips'")
+        page.locator("#roofline-4 .term").first.click()
+        assert page.locator(".word:popover-open").inner_text().startswith("floor")
+        assert said == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "#roofline?batch=1e999&context=-5&total=abc&model=constructor&system=__proto__", "#<img src=x onerror=alert(1)>",
+        "#nowhere?guess.nowhere=1&guess.batch=NaN", "#roofline?active=1e12&total=1e9", "#%E0%A4%A?batch=5",
+    ],
+)  # fmt: skip
+def test_odd_addresses_open_the_page(chromium, address, given):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address, given)
+        assert page.locator(".num[data-name=best_batch]").first.inner_text().endswith("sequences")
+        assert said == []
+
+
+def test_pictures_follow_a_drag(chromium, address):
+    with page_of(chromium, width=1440) as (page, _):
+        opened(page, address)
+        scrolled(page, "roofline", 5)
+        took = page.evaluate("""() => new Promise((done) => {
+            const slider = document.querySelector("#roofline .slider input"), line = document.querySelector("#roofline .line.wide");
+            const times = []; let n = 0;
+            const next = () => {
+                if (n === 40) { done(times.sort((a, b) => a - b)); return; }
+                n += 1;
+                const began = performance.now();
+                slider.value = 300 + 5 * n;
+                slider.dispatchEvent(new Event("input", { bubbles: true }));
+                requestAnimationFrame(() => requestAnimationFrame(() => { times.push(performance.now() - began); setTimeout(next, 5); }));
+            };
+            next();
+        })""")
+        assert took[len(took) // 2] < 100
