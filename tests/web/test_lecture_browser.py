@@ -164,21 +164,26 @@ def test_odd_addresses_open_the_page(chromium, address, given):
         assert said == []
 
 
+MOVES = """() => new Promise((done) => {
+    const slider = document.querySelector("#roofline .slider input"), times = [];
+    const next = (n) => {
+        if (n === 40) { done(times.sort((a, b) => a - b)); return; }
+        const began = performance.now();
+        slider.value = 300 + 5 * n;
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        requestAnimationFrame(() => requestAnimationFrame(() => {
+            times.push(performance.now() - began);
+            setTimeout(next, 5, n + 1);
+        }));
+    };
+    next(0);
+})"""
+
+
 def test_pictures_follow_a_drag(chromium, address):
     with page_of(chromium, width=1440) as (page, _):
         opened(page, address)
         scrolled(page, "roofline", 5)
-        took = page.evaluate("""() => new Promise((done) => {
-            const slider = document.querySelector("#roofline .slider input"), line = document.querySelector("#roofline .line.wide");
-            const times = []; let n = 0;
-            const next = () => {
-                if (n === 40) { done(times.sort((a, b) => a - b)); return; }
-                n += 1;
-                const began = performance.now();
-                slider.value = 300 + 5 * n;
-                slider.dispatchEvent(new Event("input", { bubbles: true }));
-                requestAnimationFrame(() => requestAnimationFrame(() => { times.push(performance.now() - began); setTimeout(next, 5); }));
-            };
-            next();
-        })""")
-        assert took[len(took) // 2] < 100
+        took = page.evaluate(MOVES)
+        # 50 ms on a quiet machine; two frames are part of it.
+        assert took[len(took) // 2] < 150

@@ -43,6 +43,7 @@ from steptime.models.model import (
 )
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array, Number
+from steptime.pricing.bundled_prices import closed_rows
 from steptime.reversible.avalanche import CIPHERS, cipher_curve, feistel_expected, known_times, network_curve
 from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes
 from steptime.reversible.random_networks import trained_and_random
@@ -615,6 +616,42 @@ def parameters(model: str) -> float:
         Parameters.
     """
     return total_parameters(load_model(model))
+
+
+def active_count(model: str) -> float:
+    """Return the active parameters of a model, counted from its config.
+
+    Args:
+        model: Name of a model.
+
+    Returns:
+        Parameters per token.
+    """
+    return active_parameters(load_model(model))
+
+
+def median_price_ratios(over: str, under: str, providers: Sequence[str], since: str) -> Array:
+    """Return the median ratio of two list prices for each seller.
+
+    Args:
+        over: Price in the numerator: input, output or cache_read.
+        under: Price in the denominator.
+        providers: Sellers.
+        since: First day or year of the prices.
+
+    Returns:
+        Ratios, one value per seller.
+
+    >>> median_price_ratios("output", "input", ["anthropic"], "2026")
+    array([5.])
+    """
+    ratios: dict[str, list[float]] = {provider: [] for provider in providers}
+    for row in closed_rows():
+        price = getattr(row, under)
+        # Rows of longer contexts repeat the model.
+        if row.provider in ratios and row.service == "standard" and not row.above_tokens and row.since >= since and price > 0:
+            ratios[row.provider].append(getattr(row, over) / price)
+    return np.array([np.median(values) for values in ratios.values()])
 
 
 def per_second_of_month(tokens_a_month: Sequence[float]) -> Array:

@@ -214,6 +214,7 @@ class Claim:
     """A prediction or a claim of the lecture."""
 
     number: int = field(metadata=unit("", "number of the claim"))
+    section: int = field(metadata=unit("", "section of the lecture"))
     summary: str = field(metadata=unit("", "summary of the claim in new words"))
     statement: Statement = field(metadata=unit("", "number that decides the claim"))
 

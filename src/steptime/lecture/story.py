@@ -154,11 +154,25 @@ def engine_tables() -> Mapping[str, Any]:
                 continue
             engine = engine_for(system)
             engines[place] = engine.name
-            grid = {"batch": ENGINE_BATCHES[None, :], "context": np.array(ENGINE_CONTEXTS)[:, None]}
-            step = decode_step(model, system, **grid, layout=most_spread(layouts), engine=engine)
+            batch, context = ENGINE_BATCHES[None, :], np.array(ENGINE_CONTEXTS)[:, None]
+            step = decode_step(model, system, batch=batch, context=context, layout=most_spread(layouts), engine=engine)
             seconds[name][place] = [[float(f"{value:.4g}") for value in row] for row in np.asarray(step.total)]
     batches = [float(batch) for batch in ENGINE_BATCHES]
     return {"batches": batches, "contexts": list(ENGINE_CONTEXTS), "seconds": seconds, "engines": engines}
+
+
+def alone_over_cheapest(model: str, system: str) -> float:
+    """Return the cost of a token of a single sequence over the lowest cost, by the full model at the shortest context.
+
+    Args:
+        model: Model of the page.
+        system: System of the page.
+
+    Returns:
+        Ratio.
+    """
+    seconds = np.array(engine_tables()["seconds"][model][system][0])
+    return float(seconds[0] / np.min(seconds / ENGINE_BATCHES))
 
 
 @lru_cache(maxsize=1)

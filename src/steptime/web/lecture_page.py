@@ -183,7 +183,8 @@ def lecture_html(*, is_live: bool) -> str:
     template = (FOLDER / "lecture.html").read_text(encoding="utf-8")
     parts = {
         "META": meta, "STYLE": style, "SCRIPT": script, "CHAPTERS": body, "CONTENTS": contents, "LECTURE": LECTURE,
-        "CLAIMS": _claims(), "WORDS": _glossary(), "WORKBENCH": _workbench(is_live=is_live), "CONTEXT": f"{CONTEXT:,}",
+        "CLAIMS": _claims(), "COUNT": f"{len(claims())}",
+        "WORDS": _glossary(), "WORKBENCH": _workbench(is_live=is_live), "CONTEXT": f"{CONTEXT:,}",
     }  # fmt: skip
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], template)
 
@@ -315,7 +316,8 @@ def _number(values: Mapping[str, Any], match: re.Match[str]) -> str:
     words = write_number(value, number.get("unit", ""))
     if variable is None:
         return f'<output class="num" data-name="{name}">{words}</output>'
-    bounds = f'aria-valuemin="{variable["low"]:g}" aria-valuemax="{variable["high"]:g}" aria-valuenow="{value:g}"'
+    low, high, start = (np.format_float_positional(end, trim="-") for end in (variable["low"], variable["high"], value))
+    bounds = f'aria-valuemin="{low}" aria-valuemax="{high}" aria-valuenow="{start}"'
     label = f'aria-label="{variable["label"]}" aria-valuetext="{words}"'
     return f'<span class="drag" role="slider" tabindex="0" data-name="{name}" {label} {bounds}>{words}</span>'
 
@@ -335,20 +337,19 @@ def _verdicts(chapter: Mapping[str, Any]) -> str:
     table = f"<table><thead>{HEAD}</thead><tbody>{''.join(rows)}</tbody></table>"
     quiz = f"<h3>Questions</h3>{''.join(questions)}" if questions else ""
     limits = "".join(f"<p>{html.escape(section.fails)}</p>" for section in chapter_sections)
-    return (
-        f'<details class="verdicts"><summary>{len(rows)} numbers of the lecture, computed'
-        f"{f', and {len(questions)} questions' if questions else ''}</summary>{table}<h3>Where it fails</h3>{limits}{quiz}</details>"
-    )
+    summary = f"{len(rows)} numbers of the lecture, computed{f', and {len(questions)} questions' if questions else ''}"
+    details = f"<summary>{summary}</summary>{table}<h3>Where it fails</h3>{limits}{quiz}"
+    return f'<details class="verdicts">{details}</details>'
 
 
 HEAD: Final = "<tr><th>number</th><th>stated</th><th>computed</th><th>verdict</th><th>why</th></tr>"
 
 
-def _row(statement: Statement, *before: str) -> str:
+def _row(statement: Statement) -> str:
     source = "" if statement.source == LECTURE else f' <a href="{html.escape(statement.source)}" rel="noreferrer">source</a>'
     low, high = min(statement.computed), max(statement.computed)
     cells = [
-        *map(html.escape, before), html.escape(statement.name), format_claim(statement.stated, statement.relation, statement.unit),
+        html.escape(statement.name), format_claim(statement.stated, statement.relation, statement.unit),
         between(low, high, statement.unit), f'<b class="{statement.verdict.split()[0]}">{statement.verdict}</b>',
         html.escape(statement.reason) + source,
     ]  # fmt: skip
@@ -365,8 +366,12 @@ def _card(card: Card) -> str:
 
 
 def _claims() -> str:
-    rows = "".join(_row(claim.statement, claim.summary) for claim in claims())
-    return f"<table><thead>{HEAD.replace('<tr>', '<tr><th>claim</th>')}</thead><tbody>{rows}</tbody></table>"
+    rows = []
+    for claim in claims():
+        chapter = next(chapter for chapter in chapters() if claim.section in chapter["sections"])
+        link = f'<td><a href="#{chapter["id"]}">{html.escape(claim.summary)}</a></td>'
+        rows.append(_row(claim.statement).replace("<tr>", f"<tr>{link}"))
+    return f"<table><thead>{HEAD.replace('<tr>', '<tr><th>claim</th>')}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _glossary() -> str:
