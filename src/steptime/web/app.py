@@ -406,6 +406,8 @@ def serve(
     url_host = f"[{host}]" if ":" in host else host
     address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else url_host}:{bound_port}/"
     app = app_for(hosts=server.answered_hosts(host, allowed), limits=limits)
+    # All processes share the lecture, so that the first visitor does not wait for it.
+    served_page()
     config = uvicorn.Config(
         app, host=host, port=bound_port, log_level="warning", timeout_keep_alive=int(patience.idle), server_header=False,
         limit_concurrency=server.CONNECTIONS, h11_max_incomplete_event_size=65_536, timeout_graceful_shutdown=2,
@@ -426,7 +428,6 @@ def serve(
 
 def _warm() -> None:
     """Compute the first answers of the page before the first request."""
-    served_page()
     start_bytes()
     first = next(iter(load_boards().values()))
     first.answer(first.inputs.model_validate({}))
