@@ -20,16 +20,22 @@ from tests.web.browsing import browser, served  # noqa: E402
 
 
 def main() -> None:
-    """Write both pictures."""
+    """Write all pictures."""
     IMAGES.mkdir(exist_ok=True)
     workload = st.Workload(input_tokens=8192, output_tokens=1024)
     st.plan("deepseek-ai/DeepSeek-V3", "gb200-nvl72", workload, st.Slo(tpot=0.02, ttft=2)).plot(str(IMAGES / "pareto.png"))
     with served() as address, browser() as chromium:
-        page = chromium.new_page(viewport={"width": 1440, "height": 800})
-        page.goto(f"{address}#step?model=deepseek-ai/DeepSeek-V3&system=gb200-nvl72&step.batch=2048")
-        page.wait_for_selector("svg")
-        page.wait_for_timeout(1500)
-        page.screenshot(path=str(IMAGES / "page.png"))
+        for name, width, step, share in (("lecture", 1440, "roofline-3", 0.3), ("lecture_phone", 390, "trains-2", 0.62)):
+            page = chromium.new_page(viewport={"width": width, "height": 800}, reduced_motion="reduce")
+            page.goto(address)
+            page.wait_for_selector("html[data-ready]")
+            page.evaluate(
+                "([id, share]) => { const { top } = document.getElementById(id).getBoundingClientRect();"
+                "scrollBy({ top: top - innerHeight * share, behavior: 'instant' }); }",
+                [step, share],
+            )  # fmt: skip
+            page.wait_for_timeout(800)
+            page.screenshot(path=str(IMAGES / f"{name}.png"))
 
 
 if __name__ == "__main__":

@@ -110,8 +110,8 @@ export const bounds = (steps, x) => [
 
 // A vertical mark with its name at the top, left or right of it; nothing if there is no value.
 export const upright = (x, words, { top = 0, left = false } = {}) => (x === null || x === undefined ? [] : [
-  Plot.ruleX([x], { stroke: colour("quiet"), strokeDasharray: "3 4" }),
-  Plot.text([words], { x, frameAnchor: "top", dy: top - 2, dx: left ? -4 : 4, textAnchor: left ? "end" : "start", fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11.5 }),
+  Plot.ruleX([x], { stroke: colour("quiet"), strokeDasharray: "3 4", clip: true }),
+  Plot.text([words], { x, clip: true, frameAnchor: "top", dy: top - 2, dx: left ? -4 : 4, textAnchor: left ? "end" : "start", fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11.5 }),
 ]);
 
 // A horizontal mark with its name at its right end.

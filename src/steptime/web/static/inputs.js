@@ -23,12 +23,23 @@ export function control(one, current, changed) {
   } else {
     const field = el("input", { id, name: one.name, inputmode: "decimal", value: short(current), autocomplete: "off" });
     const range = el("input", { type: "range", min: 0, max: 1000, step: 1, "aria-label": `${one.label}, slider`, value: toRange(one, current) });
-    range.addEventListener("input", () => { const given = fromRange(one, +range.value); field.value = short(given); changed(given, false); });
+    const told = (given) => range.setAttribute("aria-valuetext", `${short(given)} ${one.unit || ""}`.trim());
+    told(current);
+    // Arrow keys move whole numbers by at least one unit; other keys move by the track.
+    range.addEventListener("keydown", (event) => {
+      const sign = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+      const unit = one.step || (one.whole ? 1 : 0), held = fromRange(one, +range.value);
+      if (!sign || !unit || Math.abs(fromRange(one, +range.value + sign) - held) >= unit) return;
+      event.preventDefault();
+      const given = rounded(one, (asNumber(field.value) ?? held) + sign * unit);
+      range.value = toRange(one, given); field.value = short(given); told(given); changed(given, true);
+    });
+    range.addEventListener("input", () => { const given = fromRange(one, +range.value); field.value = short(given); told(given); changed(given, false); });
     range.addEventListener("change", () => changed(fromRange(one, +range.value), true));
     field.addEventListener("input", () => { const given = asNumber(field.value); if (given !== null) { range.value = toRange(one, given); changed(given, false); } });
     field.addEventListener("change", () => { const given = asNumber(field.value); changed(given === null ? field.value : given, true); });
     box.append(el("div", { class: "row" }, [range, field]));
-    box.show = (given) => { field.value = short(given); range.value = toRange(one, given); };
+    box.show = (given) => { field.value = short(given); range.value = toRange(one, given); told(given); };
   }
   box.append(message);
   box.complain = (words) => { message.textContent = words; box.classList.toggle("wrong", Boolean(words)); };
@@ -55,7 +66,8 @@ export function rounded(one, given) {
 
 const asNumber = (text) => {
   const scale = { k: 1e3, K: 1e3, M: 1e6, G: 1e9, B: 1e9, T: 1e12 };
-  const match = /^\s*([0-9][0-9,_]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kKMGBT]?)\s*$/.exec(text);
+  // Commas separate thousands; 1,5 is not a number here, and the library says so.
+  const match = /^\s*((?:[0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]+)\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kKMGBT]?)\s*$/.exec(text);
   return match ? +match[1].replace(/[,_]/g, "") * (scale[match[2]] || 1) : null;
 };
 

@@ -308,23 +308,27 @@ class Years {
     plane.axes({ label: "year of the chip", ticks: Array.from({ length: last - first + 1 }, (_, n) => first + n).filter((y, n) => plane.width > 460 || n % 2 === 0), plain: true }, { label: spec.label, unit: spec.unit });
     const { left, right, top } = plane.margin;
     this.group.replaceChildren();
-    const across = (value, name, tint, dashed, below = false) => {
+    const across = (value, name, tint, dashed, atRight) => {
       const y = plane.y(value);
       if (y < top - 6) return;
       svg("line", { x1: left, x2: plane.width - right, y1: y, y2: y, stroke: colour(tint), "stroke-width": 2, "stroke-dasharray": dashed ? "5 5" : null }, this.group);
-      label(this.group, left + 6, below ? y + 16 : y - 7, name, { fill: colour(`${tint}-text`), class: "halo name" });
+      label(this.group, atRight ? plane.width - right : left + 6, atRight ? y + 17 : y - 7, name, { "text-anchor": atRight ? "end" : "start", fill: colour(`${tint}-text`), class: "halo name" });
     };
-    const value = all[spec.value || "drain"], isClose = Math.abs(plane.y(value) - plane.y(spec.near)) < 26;
-    across(spec.near, spec.near_name, "quiet", true, isClose && value > spec.near);
-    if (Math.abs(value / spec.near - 1) > 0.1) across(value, `this page: ${written(value, spec.unit)}`, "accent", false, isClose && value < spec.near);
-    const placed = [];
-    for (const one of [...rows].sort((a, b) => b.value - a.value)) {
+    const value = all[spec.value || "drain"];
+    across(spec.near, spec.near_name, "quiet", true, true);
+    if (Math.abs(value / spec.near - 1) > 0.1) across(value, `this page: ${written(value, spec.unit)}`, "accent", false, false);
+    // Names that would cover others are left out; the table has all.
+    const placed = [[plane.width - right - 130, plane.y(spec.near) + 2, plane.width, plane.y(spec.near) + 20]];
+    for (const one of rows) {
       const x = plane.x(one.year), y = plane.y(one.value);
       svg("circle", { cx: x, cy: y, r: 5.5, fill: colour("weights"), class: "dot" }, this.group);
-      let at = y + 4;
-      for (const other of placed) if (other.year === one.year && at - other.at < 14) at = other.at + 14;
-      placed.push({ year: one.year, at });
-      label(this.group, x + 10, at, one.name, { class: "halo small" });
+      const long = 7 * one.name.length;
+      const spots = [[x + 10, y - 8], [x + 10, y + 2], [x + 10, y - 18], [x - 10 - long, y - 8], [x - 10 - long, y + 2], [x - 10 - long, y - 18]];
+      const spot = spots.find(([a, b]) => a > left && a + long < plane.width && placed.every(([c, d, e, f]) => a > e || a + long < c || b > f || b + 15 < d));
+      placed.push([x - 6, y - 6, x + 6, y + 6]);
+      if (!spot) continue;
+      placed.push([spot[0], spot[1], spot[0] + long, spot[1] + 15]);
+      label(this.group, spot[0], spot[1] + 12, one.name, { class: "halo small" });
     }
   }
 

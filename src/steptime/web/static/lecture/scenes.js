@@ -121,8 +121,8 @@ class Rack extends Scene {
         if (t > 0 && t < 1) svg("line", { x1, y1, x2: x1 + (x2 - x1) * t, y2: y1 + (y2 - y1) * t, stroke: colour(crosses ? "weights" : "accent"), "stroke-width": 0.8, opacity: 0.35 }, this.group);
       }
     }
-    this.text(14, height - 40, `${done} of ${count} copies have arrived after ${inDigits(at, 2)} times the exchange of one rack`, { class: "halo name" });
-    this.text(14, height - 20, racks === 1 ? `each token goes to ${all.active_experts} experts, on ${all.active_experts} of 64 chips` : `blue stays in its rack; orange crosses the edge at 1/${inDigits(all.bandwidth_ratio, 3)} of the bandwidth`, { class: "halo note" });
+    this.text(14, height - 40, `${done} of ${count} copies after ${inDigits(at, 2)} times the time of one rack`, { class: "halo name" });
+    this.text(14, height - 20, racks === 1 ? `each token goes to ${all.active_experts} experts among 64 chips` : `blue: inside a rack; orange: over the edge, ${inDigits(all.bandwidth_ratio, 3)} times slower`, { class: "halo note" });
   }
 
   table() {
@@ -155,7 +155,7 @@ class Loop extends Scene {
       }
     };
     drawn(6, 1, `one micro-batch: ${inDigits(100 * (1 - 1 / stages), 2)} % of the time is idle`);
-    drawn(6 + half + 8, stages, `as many micro-batches as stages (${stages}): no idle time`);
+    drawn(6 + half + 8, stages, `${written(stages, "micro-batches")}: no idle time`);
     svg("line", { x1: cursor, x2: cursor, y1: 22, y2: height - 44, class: "upright" }, this.group);
     this.text(14, height - 14, `a token of ${written(all.interval, "s")} takes ${written(all.hop_latency, "s")} with ${stages} hops of ${written(all.hop, "s")}`, { class: "halo note" });
   }
@@ -240,9 +240,9 @@ class Equal extends Scene {
     for (const [n, [name, value, tint]] of rows.entries()) {
       const y = 14 + n * row;
       this.text(left, y + 16, name, { fill: colour(`${tint}-text`), class: "halo name" });
-      this.box(left, y + 26, Math.max(wide * value / high, 2), row - 54, colour(tint));
+      this.box(left, y + 24, Math.max(wide * value / high, 2), row - 38, colour(tint));
       const inside = value / high > 0.55;
-      this.text(left + wide * value / high + (inside ? -10 : 8), y + 26 + (row - 54) / 2 + 5, written(value, "FLOP"), { "text-anchor": inside ? "end" : "start", class: inside ? "inside" : "halo small" });
+      this.text(left + wide * value / high + (inside ? -10 : 8), y + 24 + (row - 38) / 2 + 5, written(value, "FLOP"), { "text-anchor": inside ? "end" : "start", class: inside ? "inside" : "halo small" });
     }
     const ratio = all.train_flop / all.serve_flop;
     this.text(left, height - 18, ratio > 1.15 ? `training costs ${inDigits(ratio, 2)} times the serving: too long` : ratio < 0.87 ? `serving costs ${inDigits(1 / ratio, 2)} times the training: too short` : "both cost about the same", { class: "halo note" });
