@@ -8,7 +8,7 @@ pytest.importorskip("playwright")
 
 from steptime.lecture.story import chapters
 from steptime.web.lecture_page import export_lecture
-from tests.web.browsing import CHROMIUM, browser, page_of
+from tests.web.browsing import CHROMIUM, browser, page_of, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 STEPS = [(one["id"], index + 1) for one in chapters() for index in range(len(one["steps"]))]
@@ -83,7 +83,10 @@ def test_a_number_in_a_sentence_is_dragged_and_the_link_has_it(chromium, address
         page.wait_for_timeout(400)
         text = number.inner_text()
         assert int(text.split()[0].replace(",", "")) > 10_000
-        # All sentences share the number, and the link opens it again.
+        # All sentences share the number, links to chapters keep it, and the link opens it again.
+        page.locator("#contents a[href='#cost']").evaluate("link => link.click()")
+        page.wait_for_timeout(900)
+        assert page.evaluate("document.getElementById('cost').getBoundingClientRect().top") < 400
         assert {one.inner_text() for one in page.locator(".drag[data-name=batch]").all()} == {text}
         link = page.url
         assert "batch=" in link
@@ -187,3 +190,21 @@ def test_pictures_follow_a_drag(chromium, address):
         took = page.evaluate(MOVES)
         # 50 ms on a quiet machine; two frames are part of it.
         assert took[len(took) // 2] < 150
+
+
+def test_with_a_server_the_lists_have_all_of_the_catalogue_and_a_link_opens_any_pair(chromium):
+    with served() as place, page_of(chromium, width=1440) as (page, said):
+        opened(page, place)
+        page.locator("#model").focus()
+        page.wait_for_selector("#model optgroup option", state="attached", timeout=20_000)
+        page.select_option("#model", "mistralai/Mixtral-8x7B-v0.1")
+        page.wait_for_function(
+            "() => document.querySelector('#roofline-2 .drag[data-name=total]').textContent.startsWith('46.7 billion')",
+            timeout=20_000,
+        )
+        page.wait_for_timeout(500)
+        opened(page, page.url)
+        page.wait_for_function(
+            "() => document.querySelector('#roofline-2 .drag[data-name=total]').textContent.startsWith('46.7 billion')"
+        )
+        assert said == []

@@ -19,10 +19,12 @@ from steptime.errors import DataFileError, UnknownName
 from steptime.lecture import lecture_content
 from steptime.lecture.current_figures import flipped_share
 from steptime.lecture.story import (
+    catalogue_tables,
     chapters,
     closed_form,
     defaults,
     engine_seconds,
+    engine_tables,
     evaluate,
     fixed_tables,
     glossary,
@@ -188,7 +190,8 @@ def test_programs_have_no_formula_of_the_lecture():
     sources = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.js")}
     assert set(sources) == {"state.js", "chart.js", "scenes.js", "page.js"}
     for name, text in sources.items():
-        assert "fetch(" not in text.replace("fetch(`api", ""), name
+        # A server, if any, is asked for its own paths only.
+        assert "fetch(" not in text.replace("fetch(`api/", "").replace('fetch("api/', ""), name
         assert "innerHTML" not in text, name
 
 
@@ -196,3 +199,28 @@ def test_programs_have_no_formula_of_the_lecture():
 def test_the_stored_table_of_mixing_is_that_of_the_functions():
     for name, shares in fixed_tables()["flips"].items():
         assert [flipped_share(name, count) for count in range(1, 13)] == pytest.approx(shares[1:], abs=2e-4)
+
+
+def test_a_server_gives_the_numbers_of_any_pair_and_opens_no_other_file():
+    pytest.importorskip("fastapi")
+    from fastapi.testclient import TestClient
+
+    from steptime.web.app import app_for as web_app
+
+    client = TestClient(web_app(), base_url="http://localhost")
+    names = {"model": state()["model"], "system": state()["system"]}
+    answer = client.get("/api/lecture/pair", params=names)
+    assert answer.status_code == 200
+    tables, packaged = answer.json(), catalogue_tables()
+    assert tables["model"] == packaged["models"][names["model"]]
+    assert tables["system"] == packaged["systems"][names["system"]]
+    assert tables["seconds"] == engine_tables()["seconds"][names["model"]][names["system"]]
+    other = client.get("/api/lecture/pair", params={"model": "mixtral-8x7b", "system": "mi300x-8"})
+    assert other.status_code == 200, other.text
+    # Mixtral has 46.7 B parameters, of which 12.9 B are active.
+    assert other.json()["model"]["total"] == pytest.approx(46.7e9, rel=0.01)
+    assert other.json()["model"]["active"] == pytest.approx(12.9e9, rel=0.02)
+    for wrong in ("/etc/passwd", "../../x", "{}", "x" * 300, "no-such-model", ""):
+        assert client.get("/api/lecture/pair", params=names | {"model": wrong}).status_code == 422, wrong
+        assert client.get("/api/lecture/pair", params=names | {"system": wrong}).status_code == 422, wrong
+    assert client.get("/api/lecture/pair", params=names, headers={"sec-fetch-site": "cross-site"}).status_code == 403

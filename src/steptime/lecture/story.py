@@ -19,8 +19,10 @@ import numpy as np
 from steptime import blackboard
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, UnknownName
+from steptime.hardware.system import System
 from steptime.lecture.current_figures import balances_by_format, build_pair, cheapest_overtraining, domain_chips
 from steptime.lecture.lecture_content import FOLDER
+from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Number
 from steptime.physics.engine import engine_for
@@ -138,27 +140,58 @@ def engine_tables() -> Mapping[str, Any]:
     """Return decode steps of the full model on the scale-up domain, for each model and system of the page.
 
     Returns:
-        Batches, contexts, seconds by model and system, and engines by system.
+        Batches, contexts, and seconds by model and system.
     """
     seconds: dict[str, dict[str, list[list[float]]]] = {}
-    engines = {}
+    systems = {place: load_system(place) for place in state()["systems"]}
     for name in state()["models"]:
-        model, seconds[name] = load_model(name), {}
-        for place in state()["systems"]:
-            system = load_system(place)
-            layouts = [
-                layout for layout in legal(model, system, domain_chips(system), microbatches=(1,))
-                if layout.pp == 1 and layout.cp == 1
-            ]  # fmt: skip
-            if not layouts:
-                continue
-            engine = engine_for(system)
-            engines[place] = engine.name
-            batch, context = ENGINE_BATCHES[None, :], np.array(ENGINE_CONTEXTS)[:, None]
-            step = decode_step(model, system, batch=batch, context=context, layout=most_spread(layouts), engine=engine)
-            seconds[name][place] = [[float(f"{value:.4g}") for value in row] for row in np.asarray(step.total)]
+        model = load_model(name)
+        rows = {place: engine_rows(model, system) for place, system in systems.items()}
+        seconds[name] = {place: row for place, row in rows.items() if row}
     batches = [float(batch) for batch in ENGINE_BATCHES]
-    return {"batches": batches, "contexts": list(ENGINE_CONTEXTS), "seconds": seconds, "engines": engines}
+    return {"batches": batches, "contexts": list(ENGINE_CONTEXTS), "seconds": seconds}
+
+
+def engine_rows(model: Model, system: System) -> list[list[float]]:
+    """Return decode steps of the full model on the scale-up domain, by the usual engine of the system.
+
+    Args:
+        model: The model.
+        system: The system.
+
+    Returns:
+        Seconds by context and batch; empty without a layout.
+    """
+    layouts = [
+        layout for layout in legal(model, system, domain_chips(system), microbatches=(1,)) if layout.pp == 1 and layout.cp == 1
+    ]
+    if not layouts:
+        return []
+    batch, context = ENGINE_BATCHES[None, :], np.array(ENGINE_CONTEXTS)[:, None]
+    step = decode_step(model, system, batch=batch, context=context, layout=most_spread(layouts), engine=engine_for(system))
+    return [[float(f"{value:.4g}") for value in row] for row in np.asarray(step.total)]
+
+
+def pair_tables(model: Model, system: System) -> Mapping[str, Any]:
+    """Return the variables that a model and a system set, and their decode steps.
+
+    Args:
+        model: The model.
+        system: The system.
+
+    Returns:
+        Variables of the model, of the system and of the pair, and seconds by context and batch.
+    """
+    pair, rent = build_pair(model, system, context=CONTEXT), float(system.rent.typical * 3600)
+    of_model = {"active": pair.active, "total": pair.total, "weight_bytes": pair.bytes_of_weight, "kv_bytes": pair.kv_bytes}
+    # A dense model leaves the experts of the page as they are.
+    if pair.experts > 1:
+        of_model |= {"experts": float(pair.experts), "active_experts": float(pair.active_experts)}
+    of_system = {
+        "chips": float(pair.chips), "bandwidth": pair.bandwidth / pair.chips, "capacity": pair.capacity / pair.chips,
+    } | ({"rent": rent} if np.isfinite(rent) else {})  # fmt: skip
+    # The FLOP/s depend on the formats of the model's products.
+    return {"model": of_model, "system": of_system, "pair": {"flops": 2 * pair.mac_rate / pair.chips}}
 
 
 def alone_over_cheapest(model: str, system: str) -> float:
@@ -291,24 +324,15 @@ def catalogue_tables() -> Mapping[str, Any]:
     names = state()
     systems = {name: load_system(name) for name in names["systems"]}
     tables: dict[str, Any] = {"models": {}, "pairs": {}, "systems": {}}
-    for name, system in systems.items():
-        rent = system.rent.typical * 3600
-        pair = build_pair(load_model(names["model"]), system)
-        tables["systems"][name] = {
-            "chips": float(pair.chips), "bandwidth": pair.bandwidth / pair.chips, "capacity": pair.capacity / pair.chips,
-        } | ({"rent": float(rent)} if np.isfinite(rent) else {})  # fmt: skip
     for name in names["models"]:
-        model = load_model(name)
-        pairs = {place: build_pair(model, system, context=CONTEXT) for place, system in systems.items()}
-        pair = next(iter(pairs.values()))
-        tables["models"][name] = {
-            "active": pair.active, "total": pair.total, "weight_bytes": pair.bytes_of_weight, "kv_bytes": pair.kv_bytes,
-        }  # fmt: skip
-        # A dense model leaves the experts of the page as they are.
-        if pair.experts > 1:
-            tables["models"][name] |= {"experts": float(pair.experts), "active_experts": float(pair.active_experts)}
-        # The FLOP/s depend on the formats of the model's products.
-        tables["pairs"][name] = {place: {"flops": 2 * pair.mac_rate / pair.chips} for place, pair in pairs.items()}
+        model, tables["pairs"][name] = load_model(name), {}
+        for place, system in systems.items():
+            pair = pair_tables(model, system)
+            tables["models"][name], tables["systems"][place], tables["pairs"][name][place] = (
+                pair["model"],
+                pair["system"],
+                pair["pair"],
+            )
     return tables
 
 

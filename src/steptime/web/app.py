@@ -26,7 +26,10 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError, RangeError, SteptimeError, UnknownName, short_repr
+from steptime.lecture.story import engine_rows, pair_tables
+from steptime.models.model_loading import load_model
 from steptime.planning.planner import plan
 from steptime.processes import core_count
 from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXT, TEXTS, Question, read_value
@@ -98,8 +101,21 @@ def app_for(*, hosts: tuple[str, ...] = server.LOOPBACK, limits: server.Limits |
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
+    @app.get("/api/lecture/pair", tags=["page"], summary="Numbers of a model and a system for the lecture.")
+    async def pair(
+        model: Annotated[str, Query(max_length=LONGEST_TEXT)], system: Annotated[str, Query(max_length=LONGEST_TEXT)]
+    ) -> Response:
+        return await quick.answer(_pair, (model, system))
+
     add_question_routes(app, slow)
     return app
+
+
+@lru_cache(maxsize=MAX_ANSWERS)
+def _pair(names: tuple[str, str]) -> bytes:
+    # Paths of catalogue files, so that no other file is opened.
+    model, system = load_model(str(catalogue_file("models", names[0]))), load_system(str(catalogue_file("systems", names[1])))
+    return json.dumps({**pair_tables(model, system), "seconds": engine_rows(model, system)}, allow_nan=False).encode()
 
 
 @lru_cache(maxsize=1)

@@ -180,10 +180,44 @@ for (const box of $$(".guess")) {
 
 function said(words) { const place = $("#said"); place.textContent = words; clearTimeout(said.timer); said.timer = setTimeout(() => { place.textContent = ""; }, 4000); }
 
+async function addNames(kind, list, option) {
+  if (list.dataset.whole) return;
+  list.dataset.whole = "yes";
+  const answer = await fetch("api/start").catch(() => null);
+  if (!answer?.ok) return;
+  const shown = new Set([...list.options].map((one) => one.value));
+  const all = (await answer.json())[`${kind}s`].map((one) => one.name).filter((name) => !shown.has(name));
+  list.append(el("optgroup", { label: "all of the catalogue" }, all.map(option)));
+}
+// Numbers of a pair that the page does not have; true if they are there.
+async function load({ model, system }) {
+  if (DATA.pairs[model]?.[system]) return true;
+  if (!DATA.live) return false;
+  const answer = await fetch(`api/lecture/pair?${new URLSearchParams({ model, system })}`).catch(() => null);
+  if (!answer?.ok) return false;
+  const tables = await answer.json();
+  DATA.models[model] = tables.model; DATA.systems[system] = tables.system;
+  (DATA.pairs[model] ||= {})[system] = tables.pair;
+  (DATA.engine.seconds[model] ||= {})[system] = tables.seconds.length ? tables.seconds : null;
+  for (const [kind, name] of [["model", model], ["system", system]]) {
+    const list = $(`#${kind}`);
+    if (![...list.options].some((one) => one.value === name)) list.append(el("option", { value: name }, [name.split("/").pop()]));
+  }
+  return true;
+}
+
 for (const kind of ["model", "system"]) {
   const list = $(`#${kind}`);
-  list.append(...Object.keys(DATA[`${kind}s`]).map((name) => el("option", { value: name }, [name.split("/").pop()])));
-  list.addEventListener("change", () => choose(kind, list.value));
+  const option = (name) => el("option", { value: name }, [name.split("/").pop()]);
+  list.append(...Object.keys(DATA[`${kind}s`]).map(option));
+  list.addEventListener("change", async () => {
+    const names = { model: state.model, system: state.system, [kind]: list.value };
+    if (await load(names)) choose(kind, list.value);
+    else { list.value = state[kind]; said(`The numbers of ${names.model} on ${names.system} did not arrive.`); }
+  });
+  // With a server the lists have all names of the catalogue.
+  if (DATA.live) list.addEventListener("pointerenter", () => addNames(kind, list, option), { once: true });
+  if (DATA.live) list.addEventListener("focus", () => addNames(kind, list, option), { once: true });
   watchers.push(() => { list.value = state[kind]; });
 }
 const THEMES = { light: "dark", dark: "light" };
@@ -238,7 +272,19 @@ watchers.push(() => {
   for (const link of $$("a.bench")) link.hash = `${link.dataset.board || "step"}?${query}`;
 });
 
-function start() {
+// Links to chapters keep the numbers of the page.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[href^='#']"), place = link && document.getElementById(link.hash.slice(1) || "opening");
+  if (!place || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  place.scrollIntoView();
+  place.setAttribute("tabindex", "-1");
+  place.focus({ preventScroll: true });
+});
+
+async function start() {
+  const given = new URLSearchParams(location.hash.split("?")[1]);
+  if (DATA.live && (given.get("model") || given.get("system"))) await load({ model: given.get("model") || DATA.model, system: given.get("system") || DATA.system });
   restore();
   const id = chapter.split("?")[0];
   now = derive(state.values);
@@ -247,5 +293,4 @@ function start() {
   if (id && document.getElementById(id)) document.getElementById(id).scrollIntoView({ behavior: "instant" });
 }
 addEventListener("popstate", () => { restore(); update(); });
-start();
-document.documentElement.dataset.ready = "yes";
+start().then(() => { document.documentElement.dataset.ready = "yes"; });

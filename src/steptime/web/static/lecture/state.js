@@ -33,7 +33,7 @@ const OF_PAIR = ["flops", "bandwidth", "chips", "total", "active", "weight_bytes
 function isPair(values) { const base = basis(); return OF_PAIR.every((name) => values[name] === base[name]); }
 function engineSeconds(values) {
   const { batch, context } = values;
-  const rows = DATA.engine.seconds[state.model][state.system];
+  const rows = DATA.engine.seconds[state.model]?.[state.system];
   if (!rows || !isPair(values)) return NaN;
   const { batches, contexts } = DATA.engine, row = rows[nearest(contexts, context)];
   const n = Math.min(Math.max(batches.findIndex((each) => each >= batch), 1), batches.length - 1);
@@ -136,6 +136,7 @@ function restore() {
   chapter = place;
   state.model = Object.hasOwn(DATA.models, given.get("model")) ? given.get("model") : DATA.model;
   state.system = Object.hasOwn(DATA.systems, given.get("system")) ? given.get("system") : DATA.system;
+  if (!DATA.pairs[state.model]?.[state.system]) { state.model = DATA.model; state.system = DATA.system; }
   state.values = basis();
   for (const [name, text] of given) {
     const value = Number(text), one = VARIABLES.get(name);
