@@ -163,13 +163,18 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
     lines += [
         "## The 90 % interval",
         "",
-        "90 % of left-out runs are between these two factors times the prediction, by regime.",
+        "90 % of the runs of a group (model, system, engine) that no fit has seen are between these two factors times the",
+        "prediction; each group has the same weight. A step whose constants are less certain than those of the fitted runs has",
+        "a wider range (`docs/scoreboard.md`).",
         "",
+        "| time | factors |",
+        "|---|---|",
     ]
-    lines += [f"| engine | {' | '.join(f'{q} {r}' for q in ('TPOT', 'TTFT') for r in REGIMES)} |", "|---|---|---|---|---|"]
-    for name, one in found.engines.items():
-        spans = [factors(one, quantity, regime) for quantity in ("tpot", "ttft") for regime in REGIMES]
-        lines.append(f"| {name} | " + " | ".join(f"{float(low):.2f} to {float(high):.2f}" for low, high in spans) + " |")
+    for quantity, name in (("tpot", "TPOT"), ("ttft", "TTFT")):
+        for regime in REGIMES if quantity == "ttft" else REGIMES[:1]:
+            low, high = factors(found.engines[TYPICAL], quantity, regime)
+            where = {"decode": ", little prefill beside it", "mixed": ", much prefill beside it"}[regime] if quantity == "ttft" else ""
+            lines.append(f"| {name}{where} | {float(low):.2f} to {float(high):.2f} |")
     lines += [
         "",
         "## The ten largest errors, with the reason",
