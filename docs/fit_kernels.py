@@ -1,4 +1,4 @@
-"""Fit the kernels of routed experts to kernel timings; write them: `python docs/fit_kernels.py moe.parquet`.
+"""Fit kernels to kernel timings; write them: `python docs/fit_kernels.py moe.parquet`, or `attention FOLDER` for attention.
 
 The timings are from AIConfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0): one call of the experts of one layer on
 the busiest expert-parallel rank, measured alone. Whole serving runs are not used here (`fit_engines.py` uses both).
@@ -207,13 +207,9 @@ def left_out(parts: dict[tuple[str, str], pd.DataFrame], by: str) -> list[float]
     return medians
 
 
-def main() -> None:
-    """Fit all kernels, write them, and print their errors."""
-    table = read_timings(sys.argv[1])
-    parts = families(table)
-    lines = [
-        "# Kernels of routed experts: constants fitted to kernel timings by docs/fit_kernels.py.",
-        "",
+def source_lines() -> list[str]:
+    """Return the table of the source of a file of kernels."""
+    return [
         "[source]",
         f'url = "{URL}"',
         'date = "2026-11-20"',
@@ -221,6 +217,18 @@ def main() -> None:
         'note = "timings of one call by aiconfigurator-core 0.12.0, systems/data"',
         "",
     ]
+
+
+def main() -> None:
+    """Fit all kernels, write them, and print their errors."""
+    if sys.argv[1] == "attention":
+        import attention_timings
+
+        attention_timings.main(sys.argv[2])
+        return
+    table = read_timings(sys.argv[1])
+    parts = families(table)
+    lines = ["# Kernels of routed experts: constants fitted to kernel timings by docs/fit_kernels.py.", "", *source_lines()]
     medians = []
     for (chips, stored), part in sorted(parts.items()):
         kernel = kernel_from(fit(part), chips=chips, stored=stored, computed=part.computed.mode()[0])

@@ -46,6 +46,7 @@ from steptime.validation.training_validation import TrainingValidation
 from steptime.models.model_loading import load_model
 from steptime.errors import InputError
 from steptime.blackboard.expert_activation import expected_maximum
+from steptime.physics import attention_kernels
 from steptime.physics.bias_correction import Anchors
 from steptime.physics.engine_parameters import DESCRIPTIONS, GROUPS, Experts
 from steptime.physics.expert_kernels import load_kernels
@@ -431,6 +432,28 @@ def kernels_note() -> list[str]:
     ]
 
 
+def attention_note() -> list[str]:
+    """Return the section on attention kernels."""
+    rows = []
+    for (operation, chips, form), kernel in sorted(attention_kernels.load_kernels().items()):
+        shares = f"{kernel.memory_share:.0%} | {kernel.compute_share:.0%} | {kernel.tile_entries:.0f}"
+        fills = f"{kernel.pair_values:.0f} | {kernel.fill_rows:.4g} | {kernel.activation_passes:.1f}"
+        numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {fills} | {kernel.error:.0%} of {kernel.timings:,}"
+        rows.append(f"| {operation} | {chips} | {form} | {numbers} |")
+    return [
+        "",
+        "Attention kernels have constants by operation, generation of chips and format (`physics/attention_kernels.py`),",
+        "fitted to timings by the same source (`docs/fit_kernels.py attention`). The format is that of the cache in decode,",
+        "and that of the arithmetic in prefill. `attention_time` is the factor of an engine on these times, from whole runs.",
+        "Recurrent mixers, which were not timed, have the shares of dense products.",
+        "",
+        "| operation | chips | format | call | memory | compute | tile, entries | exponentials, values | fill, rows | passes "
+        "| error of timings |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *rows,
+    ]
+
+
 def engines_page() -> str:
     """Return the page of engines: every constant by group with its meaning, unit, range, reader and shipped values."""
     shipped = [load_engine(name) for name in files("engines")]
@@ -455,7 +478,7 @@ def engines_page() -> str:
             values = [_value(engine, field_.name) for engine in shipped]
             cells = [f"`{field_.name}`", told["line"], told["unit"], ends, f"{told['default']:g}", told["read_by"], *values]
             lines.append("| " + " | ".join(cells) + " |")
-        lines += [*experts_note(), *kernels_note()] if kind is Experts else []
+        lines += [*experts_note(), *kernels_note(), *attention_note()] if kind is Experts else []
     return "\n".join([*lines, *rules_table()]) + "\n"
 
 

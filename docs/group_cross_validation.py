@@ -11,15 +11,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from engine_cross_validation import FITTED, LEAST_OF_GROUP, NOISE, ROBUST, constants_of, fit, group_all, interval_of_groups
+from engine_cross_validation import (
+    LEAST_OF_GROUP,
+    NOISE,
+    QUEUE_USUAL,
+    ROBUST,
+    WAITS_DEVIATIONS,
+    WAITS_USUAL,
+    Constants,
+    constants_of,
+    fit,
+    group_all,
+    interval_of_groups,
+    pair_weights,
+    reading,
+)
 from fit_engines import fitted_rows
 
 from steptime.number_checks import Array
 from steptime.physics.engine import TYPICAL
 from steptime.validation.closed_loop import Runs
-from steptime.validation.engine_fit import log_tpot
+from steptime.validation.engine_fit import FirstTokens, log_tpot, measured_first_tokens, with_queue, with_waits
 from steptime.validation.predictions import predict_runs
 from steptime.validation.run_table import read_runs
+from steptime.validation.ttft_fit import Loops
+from steptime.validation.ttft_fit import fit as fit_waits
 
 # Step of a constant's logarithm for derivatives, and passes of the reweighted linear fit.
 STEP, PASSES = 1e-3, 25
@@ -39,11 +55,52 @@ def solve(errors: Array, slopes: Array, start: Array, prior: tuple[Array, Array]
     return logs
 
 
+def group_labels(runs: Runs) -> tuple[str, str, str]:
+    """Return group, model and system of runs."""
+    names = runs.model.name, runs.system.name
+    return " ".join((*names, runs.engine)), *names
+
+
 def labels_of(runs: Runs, rows: list[dict[str, str]]) -> Array:
     """Return group, model, system and release of each of some runs, of shape (4, runs)."""
-    names = [runs.model.name, runs.system.name]
     releases = [f"{runs.engine} {rows[i]['engine_version']}" for i in runs.index]
-    return np.array([[" ".join((*names, runs.engine)), *names, release] for release in releases], dtype=object).T
+    return np.array([[*group_labels(runs), release] for release in releases], dtype=object).T
+
+
+def simulated(groups: list[Runs], target: Array, of: Constants, typical: Array, first: FirstTokens) -> list[Loops]:
+    """Return the closed loops of groups with prefill, simulated with the engine of all runs of their engine."""
+    loops: dict[int, Loops] = {}
+    for name in sorted({runs.engine for runs in groups}):
+        mine = [runs for runs in groups if runs.engine == name]
+        logs = typical if name == TYPICAL else fit(mine, target, of, of.near(typical), typical)[0]
+        prompted = reading(mine)
+        engine = with_queue(of.engine(logs, name), prompted, first, QUEUE_USUAL)
+        parts = with_waits(engine, prompted, first, WAITS_USUAL, WAITS_DEVIATIONS, pair_weights(prompted, first))[1]
+        loops |= {id(runs): part for runs, part in zip(prompted, parts, strict=True)}
+    return [loops[id(runs)] for runs in reading(groups)]
+
+
+def first_token_errors(groups: list[Runs], loops: list[Loops], first: FirstTokens, kind: int, count: int) -> Array:
+    """Return log(predicted / measured) of TTFT by index of a run, without the runs of the same group, model or system (0 to 2)."""
+    errors, prompted = np.full(count, np.nan), reading(groups)
+    labels = [group_labels(runs)[kind] for runs in prompted]
+    for name in sorted(set(labels)):
+        for engine in sorted({runs.engine for runs, own in zip(prompted, labels, strict=True) if own == name}):
+            pairs = [
+                (runs, loop)
+                for runs, loop, own in zip(prompted, loops, labels, strict=True)
+                if own != name and engine in (runs.engine, TYPICAL)
+            ]
+            training = [runs for runs, _ in pairs]
+            told, weight = first.select(training), pair_weights(training, first)
+            of_pairs = [loop for _, loop in pairs]
+            waits = fit_waits(of_pairs, told.seconds, told.medians, WAITS_USUAL, WAITS_DEVIATIONS, weight)
+            for runs, loop, own in zip(prompted, loops, labels, strict=True):
+                if own == name and runs.engine == engine:
+                    seen = first.select([runs])
+                    predicted = np.where(seen.medians, loop.ttft(waits, median=True), loop.ttft(waits))
+                    errors[runs.index] = np.log(predicted / seen.seconds)
+    return errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +109,8 @@ class LeftOut:
 
     rows: the runs; labels: their group, model, system and release, of shape (4, runs); errors: log(predicted / measured) by what
     was left out; inside: whether the 90 % range that follows from the groups of other models holds the run; widths: ratio of its
-    ends, by what was left out.
+    ends, by what was left out; first_tokens: errors of TTFT with groups, models or systems left out, where waits are fitted
+    without them and steps are those of all runs.
     """
 
     rows: list[dict[str, str]]
@@ -60,6 +118,7 @@ class LeftOut:
     errors: dict[str, Array]
     inside: dict[str, Array]
     widths: dict[str, float]
+    first_tokens: dict[str, Array]
 
 
 def leave_out(paths: Sequence[str]) -> LeftOut:
@@ -99,7 +158,13 @@ def leave_out(paths: Sequence[str]) -> LeftOut:
             left[place] = errors[place] + slopes[place] @ (logs - start)
         by_name[name] = left
         inside[name], widths[name] = held(left, labels[1], in_order)
-    return LeftOut(in_order, labels, by_name, inside, widths)
+    first = measured_first_tokens(rows)
+    loops = simulated(groups, target, of, start, first)
+    late = {
+        name: first_token_errors(groups, loops, first, kinds[0], len(rows))[index]
+        for name, kinds in LEAVING_OUT.items() if kinds in ((0,), (1,), (2,))
+    }  # fmt: skip
+    return LeftOut(in_order, labels, by_name, inside, widths, late)
 
 
 def held(errors: Array, models: Array, rows: list[dict[str, str]]) -> tuple[Array, float]:
@@ -131,6 +196,9 @@ def main() -> None:
             f"{name} left out: {np.median(size):.1%} / {np.quantile(size, 0.9):.1%}, median of a group {off:.1%}; range of other "
             f"models holds {inside.mean():.0%} of runs and {share:.0%} of a group, width {left.widths[name]:.2f}"
         )
+    for name, errors in left.first_tokens.items():
+        size = np.abs(np.expm1(errors[np.isfinite(errors)]))
+        print(f"first tokens, {name} left out: {np.median(size):.1%} / {np.quantile(size, 0.9):.1%}")
 
 
 if __name__ == "__main__":

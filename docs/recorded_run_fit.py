@@ -29,8 +29,7 @@ from steptime.workload.traffic import Traffic
 PRIOR = {
     "memory_efficiency": 0.1,
     "compute_efficiency": 0.15,
-    "attention_memory_efficiency": 0.2,
-    "attention_efficiency": 0.3,
+    "attention_time": 0.2,
     "seconds_per_kernel": 0.3,
     "seconds_per_step": 0.7,
     "seconds_per_sequence": 0.7,

@@ -100,22 +100,6 @@ def test_attention_over_a_cache_of_eight_bits_by_its_kind(expand, what, changes)
     assert ratios == pytest.approx({name: 2.0 if name in changes else 1.0 for name in steps})
 
 
-def test_decode_over_a_latent_reaches_its_own_share():
-    """Half of what attention reaches: twice the time of decode over a latent, and of no other attention."""
-    for expand, ratio in ((1e-9, 2.0), (0.0, 1.0)):
-        cache = Attention(
-            name="kv", kv_bytes=1.0, kv_shards=1, heads=64, flops_per_pair_decode=1e6, flops_per_pair_prefill=1e6,
-            expand_flops=expand,
-        )  # fmt: skip
-        model = model_of(attention=(cache,))
-        slow, fast = engine(attention_efficiency=0.8, latent_efficiency=0.5), engine(attention_efficiency=0.8)
-        given = {"batch": 1, "context": 1000}
-        decode = [float(decode_step(model, chip(HOPPER), engine=on, **given).total) for on in (slow, fast)]
-        prefill = [float(prefill_step(model, chip(HOPPER), tokens=1000, prompts=1, engine=on).total) for on in (slow, fast)]
-        assert decode[0] / decode[1] == pytest.approx(ratio)
-        assert prefill[0] == prefill[1]
-
-
 # --- tables of engine files ------------------------------------------------------------------------------------------------
 
 TABLE = '[[arithmetic]]\noperation = "weights"\nstored = "fp4"\ncomputed = "bf16"\n'

@@ -16,13 +16,14 @@ RANGES = {
         **dict.fromkeys(
             (
                 "memory_efficiency", "narrow_efficiency", "compute_efficiency",
-                "attention_efficiency", "attention_memory_efficiency", "latent_efficiency", "network_efficiency",
+                "network_efficiency",
                 "fp4_efficiency", "block_efficiency",
             ),
             PEAK,
         ),
         "unpack_rate": (1e9, math.inf),
         "latent_contexts": (1, math.inf),
+        "attention_time": (0, 10),
         "chip_departure": (0, 2),
         "roofline_norm": (1, math.inf),  # below 1 overlapping would take longer than one after another
         "fill_bytes": (0, 1e5),
@@ -31,9 +32,9 @@ RANGES = {
     "overheads": dict.fromkeys(
         (
             "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
-            "seconds_per_attention_layer", "seconds_per_latent_layer", "seconds_per_state_layer", "seconds_per_selected_layer",
-            "seconds_per_collective", "seconds_per_sequence", "seconds_per_step", "top_p_seconds_per_entry",
-            "top_p_seconds_per_sequence", "top_p_seconds_per_step",
+            "seconds_per_latent_layer", "seconds_per_state_layer", "seconds_per_selected_layer", "seconds_per_collective",
+            "seconds_per_sequence", "seconds_per_step", "top_p_seconds_per_entry", "top_p_seconds_per_sequence",
+            "top_p_seconds_per_step",
         ),
         SECOND,
     )
@@ -118,7 +119,7 @@ UNITS = {
     "": {"roofline_norm", "expert_skew"},
     "weights/s": {"unpack_rate"},
     "sequences": {"latent_contexts"},
-    "factor": {"expert_imbalance", "first_token_factor", "expert_time", "unmeasured_expert_time"},
+    "factor": {"expert_imbalance", "first_token_factor", "expert_time", "unmeasured_expert_time", "attention_time"},
     "shape": {"expert_evenness"},
     "tokens": {"step_tokens"},
     "0 or 1": {"prefill_first", "small_kv"},

@@ -381,10 +381,9 @@ def test_parts_of_a_chip_idle_where_each_reads_a_whole_context(batch, busy):
     """Eight parts, a sequence each at a time: nine sequences take two rounds. Prompts and grouped heads are split as ever."""
     latent = replace(KV, expand_flops=900.0)
     whole, split = (
-        mixer(latent, on=engine(attention_efficiency=0.6, latent_contexts=parts), batch=batch, context=100, **PREFILL)
-        for parts in (8, math.inf)
+        mixer(latent, on=engine(latent_contexts=parts), batch=batch, context=100, **PREFILL) for parts in (8, math.inf)
     )
-    assert whole["decode"].efficiency == pytest.approx(0.6 * busy)
+    assert whole["decode"].efficiency == pytest.approx(busy)
     assert whole["decode"].memory_efficiency == pytest.approx(busy)
     assert (whole["decode"].flops, whole["decode"].kv) == (split["decode"].flops, split["decode"].kv)
     assert whole["prefill"] == split["prefill"]
@@ -393,7 +392,7 @@ def test_parts_of_a_chip_idle_where_each_reads_a_whole_context(batch, busy):
 
 
 def test_attention_takes_as_long_for_one_sequence_as_for_as_many_as_there_are_parts():
-    kernel = engine(latent_contexts=76, attention_memory_efficiency=0.8)
+    kernel = engine(latent_contexts=76)
     took = [
         float(st.decode_step("deepseek-v3", "gb200-nvl72", batch=n, context=8704, engine=kernel).terms["attention"])
         for n in (1, 40, 76, 77, 152)
@@ -405,10 +404,10 @@ def test_attention_takes_as_long_for_one_sequence_as_for_as_many_as_there_are_pa
 
 
 def test_mixers_decode_and_read_prompts_in_one_step():
-    found = mixer(KV, on=engine(attention_efficiency=0.6), **DECODE | PREFILL)
+    found = mixer(KV, **DECODE | PREFILL)
     assert found["decode"].flops == 6 * 30 * 100
     assert found["prefill"].flops == 2 * 50 * 55
-    assert {one.efficiency for one in found.values()} == {0.6}
+    assert {one.efficiency for one in found.values()} == {1.0}
     assert {one.peak for one in found.values()} == {2e15}
 
 
@@ -447,7 +446,6 @@ def test_kernels_of_a_pass():
         "kernel": 3 * 2 + 2,
         "quantised_kernel": 3 * 1 + 2,
         "expert_layer": 3,
-        "attention_layer": 3 * 2,
         "latent_layer": 3,
         "state_layer": 2,
         "selected_layer": 3,

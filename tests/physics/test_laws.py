@@ -27,8 +27,8 @@ from tests.conftest import machine, one_matrix, sparse_matrix
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "gpt2")
 KNOBS = ("chip.hbm.bandwidth", "chip.peak", "scale_up.bandwidth", "scale_out.bandwidth")
 ROUGH = with_constants(Engine(name="rough"), {
-    "memory_efficiency": 0.8, "compute_efficiency": 0.7, "expert_time": 1.2, "attention_efficiency": 0.6,
-    "attention_memory_efficiency": 0.7, "network_efficiency": 0.6, "seconds_per_layer": 5e-6, "seconds_per_collective": 8e-6,
+    "memory_efficiency": 0.8, "compute_efficiency": 0.7, "expert_time": 1.2, "attention_time": 1.2,
+    "network_efficiency": 0.6, "seconds_per_layer": 5e-6, "seconds_per_collective": 8e-6,
     "seconds_per_step": 1e-3, "seconds_per_sequence": 1e-6, "roofline_norm": 4.0, "activation_traffic": 1.0,
     "expert_skew": 1.28,
 })  # fmt: skip

@@ -129,7 +129,7 @@ def lines_of(model, on, layout):
         (experts(), engine(), Layout(tp=2, pp=2)),
         (experts(), engine(), Layout(cp=2)),
         (matrix(name="other"), engine(memory_efficiency=0.8, compute_efficiency=0.5, roofline_norm=2.0), Layout(tp=2)),
-        (matrix(name="other"), engine(attention_memory_efficiency=0.5, attention_efficiency=0.25), Layout(tp=2)),
+        (matrix(name="other"), engine(attention_time=1.5), Layout(tp=2)),
         (matrix(name="other"), engine(seconds_per_layer=1e-5, seconds_per_step=1e-3), Layout()),
     ],
 )

@@ -58,6 +58,6 @@ def test_results_with_numbers_beyond_all_sizes(tmp_path):
 
 
 def test_an_engine_without_losses_is_no_prior():
-    with pytest.raises(InputError, match=r"ideal has no seconds_per_kernel: take vllm, sglang, trtllm or typical as prior"):
+    with pytest.raises(InputError, match=r"ideal has no attention_time: take vllm, sglang, trtllm or typical as prior"):
         calibrated_engine([ROW], name="mine", prior=load_engine("ideal"))
     assert calibrated_engine([ROW], name="mine", prior=load_engine("typical")).name == "mine"

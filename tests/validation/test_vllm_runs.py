@@ -142,7 +142,7 @@ def test_the_shipped_engine_without_a_fit(one_chip, two_chips):
 
 def test_a_fit_finds_the_constants_that_made_a_run():
     """A run replayed with a faster memory is fitted back to it; links of one chip stay at the prior."""
-    made = with_constants(VLLM, {"memory_efficiency": 0.93, "attention_memory_efficiency": 0.75})
+    made = with_constants(VLLM, {"memory_efficiency": 0.93, "attention_time": 0.95})
     blank = Recorded(
         traffic=open_loop(60.0, 150, Lengths(mean=400), Lengths(mean=200)), first=np.zeros(150), last=np.zeros(150),
         model=st.load_model("llama-3.1-8b"), system=st.load_system("hgx-h100"), layout=st.Layout(),

@@ -65,9 +65,9 @@ class Kernels:
         1.0,
         "factor on compute_efficiency for 8-bit GEMMs with block scales, on chips with 4-bit arithmetic",
     )
-    attention_efficiency: Number = _share(1.0, "share of peak FLOP/s in attention")
-    latent_efficiency: Number = _share(1.0, "factor on attention_efficiency for decode attention over a latent (MLA)")
-    attention_memory_efficiency: Number = _share(1.0, "share of memory bandwidth in reads of the KV cache")
+    attention_time: Number = constant(
+        0.0, "factor on the time of attention kernels; 0: the chip's rates", unit="factor", maximum=10.0
+    )
     latent_contexts: Number = constant(
         math.inf,
         "latents (MLA) that decode attention reads at once, each by one part of the chip; infinite: all parts share each",
@@ -110,7 +110,6 @@ class Overheads:
     seconds_per_expert_layer: Number = _seconds(
         "time of routing of an expert layer, beside the calls of its kernels", unit="s per layer"
     )
-    seconds_per_attention_layer: Number = _seconds("time of an attention kernel that reads a KV cache", unit="s per layer")
     seconds_per_latent_layer: Number = _seconds("time of the extra products of latent attention (MLA)", unit="s per layer")
     seconds_per_state_layer: Number = _seconds("time of a mixer with a recurrent state", unit="s per layer")
     seconds_per_selected_layer: Number = _seconds("time of index and selection in sparse attention", unit="s per layer")

@@ -21,6 +21,10 @@ from steptime.hardware.number_formats import SOFTWARE, number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.number_checks import Number, has_nonzero
+from steptime.physics.attention_kernels import IDEAL_KERNEL as IDEAL_ATTENTION
+from steptime.physics.attention_kernels import NARROW as NARROW_FORM
+from steptime.physics.attention_kernels import VALUE_BYTES, WIDE, AttentionKernel, decode_entries, prefill_pairs
+from steptime.physics.attention_kernels import select_kernel as select_attention
 from steptime.physics.chip_memory import cache_ways, expert_slots, state_ways
 from steptime.physics.compute_dtype import (
     DECODE,
@@ -429,39 +433,83 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         Demands of the phases with work: "decode" and "prefill".
     """
     kv_ways, state_shards = cache_ways(a, layout), state_ways(a, layout)
-    latent = a.expand_flops > 0
-
-    def peak(operation: str) -> Number:
-        rate: Number = peak_rate(
-            system.chip.peak, select_compute_dtype(engine.arithmetic, operation, a.arithmetic, system.chip.peak)
-        )
-        return rate
-
+    latent, kernels = a.expand_flops > 0, engine.kernels
     demands = {}
 
     # Decode reads the whole cache of each sequence, and reads and writes recurrent states.
     if has_nonzero(work.decode):
-        entries = entries_read(a, work.context)
-        flops = work.decode * (a.flops_per_pair_decode * entries / layout.cp + a.state_flops_per_token) / layout.tp
-        moved = work.sequences * (entries * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_shards)
-        busy = busy_parts(work.sequences, engine.kernels.latent_contexts) if latent else 1.0
-        reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency * busy if latent else 1.0)
-        rate = peak(LATENT_DECODE if latent else DECODE)
-        demands["decode"] = Demand(flops, rate, kv=moved, efficiency=reached, memory_efficiency=busy)
+        kernel, rate = attention_kernel(a, LATENT_DECODE if latent else DECODE, system, engine)
+        entries = entries_read(a, work.context) / layout.cp
+        if has_nonzero(kernel.tile_entries):
+            rows = np.maximum(work.sequences * (a.kv_shards * layout.cp / kv_ways), 1.0)
+            if latent and np.any(np.isfinite(kernels.latent_contexts)):
+                # `busy_parts` has the parts that idle.
+                rows = np.where(np.isfinite(kernels.latent_contexts), np.inf, rows)
+            entries = decode_entries(kernel, entries, rows)
+        flops = work.decode * (a.flops_per_pair_decode * entries + a.state_flops_per_token) / layout.tp
+        moved = work.sequences * (entries * (a.kv_bytes * layout.cp / kv_ways) + 2 * a.state_bytes / state_shards)
+        busy = busy_parts(work.sequences, kernels.latent_contexts) if latent else 1.0
+        demands["decode"] = Demand(
+            flops, rate, kv=moved, efficiency=kernel.compute_share * busy, memory_efficiency=kernel.memory_share * busy,
+            seconds=_call(kernel, work.decode),
+        )  # fmt: skip
 
     # Prefill of a latent expands the cached prefix to keys and values first.
     if has_nonzero(work.prefill):
-        flops = work.prompts * (
-            a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
-            + a.expand_flops * work.prefix
-            + a.state_flops_per_token * work.tokens
-        )
+        kernel, rate = attention_kernel(a, LATENT_PREFILL if latent else PREFILL, system, engine)
+        activations: Number = 0.0
+        flops = work.prompts * (a.expand_flops * work.prefix + a.state_flops_per_token * work.tokens) / layout.group
+        # A mean number of prompts below 1 is the share of steps with a prompt.
+        present = np.minimum(work.prompts, 1.0) * (work.tokens > 0)
+        if a.flops_per_pair_prefill:
+            values, heads = a.flops_per_pair_prefill / (2 * a.heads), a.heads / layout.group
+            prompt_pairs = pairs(a, work.tokens, work.prefix)
+            if has_nonzero(kernel.fill_rows):
+                count, longest = np.maximum(work.prompts, 1.0), entries_read(a, work.prefix + work.tokens)
+                all_pairs = present * prefill_pairs(kernel, count * prompt_pairs, count * work.tokens, heads, longest)
+            else:
+                all_pairs = heads * work.prompts * prompt_pairs
+            flops = flops + all_pairs * (2 * (values + kernel.pair_values))
+            if has_nonzero(kernel.activation_passes):
+                moved_values = heads * values * (VALUE_BYTES * (1 + latent)) + (1 - latent) * a.kv_bytes / kv_ways
+                activations = work.prompts * work.tokens * moved_values * kernel.activation_passes
         window_tokens = np.minimum(work.prefix, a.window * a.stride) + work.tokens
         moved = work.prompts * (window_tokens / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_shards)
-        reached = engine.kernels.attention_efficiency
-        rate = peak(LATENT_PREFILL if latent else PREFILL)
-        demands["prefill"] = Demand(flops / layout.group, rate, kv=moved, efficiency=reached)
+        demands["prefill"] = Demand(
+            flops, rate, activations=activations, kv=moved, efficiency=kernel.compute_share,
+            memory_efficiency=kernel.memory_share, seconds=_call(kernel, present),
+        )  # fmt: skip
     return demands
+
+
+def _call(kernel: AttentionKernel, rows: Number) -> Number:
+    """Return the fixed time of a call; a pass without rows has none."""
+    return kernel.seconds * np.minimum(rows, 1.0) if has_nonzero(kernel.seconds) else 0.0
+
+
+def attention_kernel(a: Attention, operation: str, system: System, engine: Engine) -> tuple[AttentionKernel, Number]:
+    """Return the kernels of attention with the factor of an engine, and the peak rate of their arithmetic.
+
+    Args:
+        a: The token mixer.
+        operation: Operation of `attention_kernels.OPERATIONS`.
+        system: The system.
+        engine: The engine.
+
+    Returns:
+        Kernels and FLOP/s; for an engine without losses the kernels of an ideal chip.
+    """
+    chip, factor = system.chip, engine.kernels.attention_time
+    computed = select_compute_dtype(engine.arithmetic, operation, a.arithmetic, chip.peak)
+    rate = peak_rate(chip.peak, computed)
+    if not has_nonzero(factor):
+        return IDEAL_ATTENTION, rate
+    if a.state_bytes:
+        # No recurrent mixer was timed: it has the rates of dense products, and its fixed time is `seconds_per_state_layer`.
+        dense = engine.kernels
+        return AttentionKernel(memory_share=dense.memory_efficiency, compute_share=dense.compute_efficiency), rate
+    stored = a.arithmetic if operation in (DECODE, LATENT_DECODE) else computed
+    return select_attention(operation, chip.generation, NARROW_FORM if stored[0] in ROW_BYTES else WIDE, factor), rate
 
 
 def busy_parts(sequences: Number, parts: Number) -> Number:
@@ -538,7 +586,7 @@ def software_factor(system: System, engine: Engine) -> Number:
 
 
 KERNELS = (
-    "layer", "kernel", "quantised_kernel", "expert_layer", "attention_layer", "latent_layer", "state_layer", "selected_layer",
+    "layer", "kernel", "quantised_kernel", "expert_layer", "latent_layer", "state_layer", "selected_layer",
 )  # fmt: skip
 
 
@@ -589,7 +637,6 @@ def kernel_counts(
         counts["kernel"] += n * sum(op.name in HEAD_NORMS for op in layer.ops)
         counts["quantised_kernel"] += n * sum(quantising for _, quantising in launched)
         counts["expert_layer"] += n * (layer.routed is not None)
-        counts["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)
         counts["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)
         counts["state_layer"] += n * sum(a.state_bytes > 0 for a in layer.attention)
         counts["selected_layer"] += n * sum(math.isfinite(a.selected) for a in layer.attention)

@@ -27,7 +27,6 @@ from steptime.physics.op_work import (
     Ledger,
     Pass,
     attention_demands,
-    chip_factor,
     kernel_counts,
     routed_demand,
 )
@@ -44,7 +43,6 @@ OVERHEADS = {
     "kernel": "launch per kernel",
     "quantised_kernel": "quantized input per kernel",
     "expert_layer": "routing per expert layer",
-    "attention_layer": "attention kernel per layer",
     "latent_layer": "latent attention per layer",
     "state_layer": "recurrent state per layer",
     "selected_layer": "index and selection per layer",
@@ -203,6 +201,9 @@ def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, mer
             clock.wait("calls of expert kernels", operator.instances, operator.demand.seconds)
     for mixer, n in totals.mixers:
         phases = attention_demands(mixer, context.work, system, context.layout, engine).items()
+        calls = _sum([demand.seconds for _, demand in phases]) if phases else 0.0
+        if has_nonzero(calls):
+            clock.wait("calls of attention kernels", n, calls)
         operators += [Operator("attention", f"{mixer.name}, {phase}", demand, n, n) for phase, demand in phases]
     run(clock, operators, system, engine)
 
@@ -319,7 +320,7 @@ def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Eng
         compute_time(operator.scaled(operator.demand.flops), operator.demand.peak, operator.demand.efficiency)
         for operator in operators
     ]
-    traffic = [*map(partial(_traffic, system=system, engine=engine), operators)]
+    traffic = [*map(partial(_traffic, system=system), operators)]
     memory = [_sum(list(parts.values())) for parts in traffic]
     shape = np.broadcast_shapes(np.shape(norm), *map(np.shape, compute), *map(np.shape, memory))
     rows_at_once = max(1, AT_ONCE // max(1, math.prod(shape)))
@@ -369,12 +370,14 @@ def _sum(parts: Sequence[Number] | Array) -> Number:
     return np.add.reduce(parts) if isinstance(parts, np.ndarray) else sum(parts[1:], parts[0])
 
 
-def _traffic(operator: Operator, system: System, engine: Engine) -> dict[str, Number]:
+def _traffic(operator: Operator, system: System) -> dict[str, Number]:
     """Return the seconds of memory traffic of an operator, by kind of data."""
-    demand, bandwidth, kernels = operator.demand, system.chip.hbm.bandwidth, engine.kernels
+    demand, bandwidth = operator.demand, system.chip.hbm.bandwidth
     if has_nonzero(demand.kv):
-        reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine) * demand.memory_efficiency
-        return {"kv": memory_time(operator.scaled(demand.kv), bandwidth, reached)}
+        traffic = {"kv": memory_time(operator.scaled(demand.kv), bandwidth, demand.memory_efficiency)}
+        if has_nonzero(demand.activations):
+            traffic["activations"] = memory_time(operator.scaled(demand.activations), bandwidth, demand.memory_efficiency)
+        return traffic
     traffic = {"weights": memory_time(operator.scaled(demand.weights), bandwidth, demand.memory_efficiency)}
     if has_nonzero(demand.activations):
         traffic["activations"] = memory_time(operator.scaled(demand.activations), bandwidth)

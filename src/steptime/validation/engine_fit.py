@@ -31,7 +31,7 @@ DEPLOYMENT_DEVIATION = 12.0
 BETWEEN_ENGINES = {
     "memory_efficiency": 0.0075,
     "compute_efficiency": 0.01,
-    "latent_efficiency": 0.025,
+    "attention_time": 0.02,
     "seconds_per_kernel": 0.025,
     "seconds_per_quantised_kernel": 0.025,
     "seconds_per_collective": 0.2,

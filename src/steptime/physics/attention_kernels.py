@@ -1,0 +1,170 @@
+r"""Attention kernels: the time of attention of a layer on one chip, from kernels that were timed alone.
+
+A kernel computes whole tiles, so that each query meets $\tau$ entries besides those that it needs: past the diagonal of a
+causal mask, past a window, and at the ends of the parts among which a chip divides a context. It ends with its longest row of
+tiles, which meets $l$ entries; $r_0$ rows, one for each part, fill the chip. With $q$ pairs of queries and entries, $r$ rows of
+queries, $h$ query heads of $d$ values (of a key and a value together), and $A$ bytes of queries, results and new entries,
+prefill takes
+
+$$ c = \frac{2 (d + d_0)}{e_c P} \sqrt{(h (q + \tau r))^2 + (r_0 (l + \tau))^2}, \qquad
+   m = \frac{Q + a A}{W}, \qquad t = t_0 + (m^p + c^p)^{1/p} $$
+
+$d_0$: exponentials of a pair, in multiplications. $Q$: bytes of the cache. $a$: passes of activations through memory, among
+them those that quantise and store them. Decode has one query for each of $s$ sequences with $g$ KV heads:
+
+$$ q = s (l + \tau) \sqrt{1 + \left(\frac{r_0}{s g}\right)^2}, \qquad c = \frac{2 h d q}{e_c P}, \qquad
+   m = \frac{\kappa q}{e_m W} $$
+
+with $\kappa$ bytes of an entry. There $r_0$ is small in kernels that divide a context among all parts of the chip.
+
+The constants are fitted to kernel timings (`docs/fit_kernels.py attention`), by operation, generation of chips and format.
+Kernels of different engines are taken together.
+
+References:
+    Dao, "FlashAttention-2", arXiv 2307.08691: tiles and their order. Shah et al., "FlashAttention-3", arXiv 2407.08608:
+    exponentials have 1/256 of the rate of products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.catalog.data_files import PACKAGED, read_file
+from steptime.number_checks import Number
+from steptime.physics.compute_dtype import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL
+
+# Chips for which no kernel was timed.
+ANY: Final = "any"
+OPERATIONS: Final = (DECODE, PREFILL, LATENT_DECODE, LATENT_PREFILL)
+# Formats that kernels distinguish: of the cache in decode, and of the arithmetic in prefill.
+WIDE, NARROW = "bf16", "fp8"
+CONSTANTS: Final = {
+    DECODE: ("seconds", "memory_share", "compute_share", "tile_entries", "fill_rows"),
+    LATENT_DECODE: ("seconds", "memory_share", "compute_share", "tile_entries", "fill_rows"),
+    PREFILL: ("seconds", "compute_share", "tile_entries", "pair_values", "fill_rows", "activation_passes"),
+    LATENT_PREFILL: ("seconds", "compute_share", "tile_entries", "pair_values", "fill_rows", "activation_passes"),
+}  # fmt: skip
+# Bytes of a query or a result.
+VALUE_BYTES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKernel:
+    """Constants of attention kernels; the defaults are those of an ideal chip.
+
+    operation, chips, form: Operation, generation of chips, and format of cache (decode) or arithmetic (prefill).
+    seconds: Time of a call without work. memory_share, compute_share: Shares of the data sheet's rates.
+    tile_entries: Entries that a row of queries (prefill) or a sequence (decode) meets besides those that it needs.
+    pair_values: Values of a head that take as long as the exponential of a pair.
+    fill_rows: Rows of all heads that fill a chip, in decode of all KV heads.
+    activation_passes: Passes of activations through memory.
+    error, timings: Median error, and number of timings.
+    """
+
+    operation: str = ""
+    chips: str = ANY
+    form: str = ""
+    seconds: Number = 0.0
+    memory_share: Number = 1.0
+    compute_share: Number = 1.0
+    tile_entries: Number = 0.0
+    pair_values: Number = 0.0
+    fill_rows: Number = 0.0
+    activation_passes: Number = 0.0
+    error: float = 0.0
+    timings: int = 0
+
+    def slowed(self, factor: Number) -> AttentionKernel:
+        """Return the kernel with all times multiplied by a factor.
+
+        Args:
+            factor: A factor, which may be an array.
+
+        Returns:
+            The kernel.
+        """
+        return replace(
+            self,
+            seconds=self.seconds * factor,
+            memory_share=self.memory_share / factor,
+            compute_share=self.compute_share / factor,
+        )
+
+
+IDEAL_KERNEL: Final = AttentionKernel()
+
+
+def prefill_pairs(kernel: AttentionKernel, pairs: Number, rows: Number, heads: Number, longest: Number) -> Number:
+    """Return the pairs of all heads that take as long as those of a prefill, with tiles and the longest row of tiles.
+
+    Args:
+        kernel: The kernel.
+        pairs: Pairs of queries and entries of a head.
+        rows: Rows of queries.
+        heads: Query heads of the chip.
+        longest: Most entries that a row meets.
+
+    Returns:
+        Pairs.
+
+    >>> float(prefill_pairs(AttentionKernel(tile_entries=50.0, fill_rows=400.0), 5000.0, 100.0, 4.0, 100.0))
+    72111.02550927979
+    """
+    return np.hypot(heads * (pairs + kernel.tile_entries * rows), kernel.fill_rows * (longest + kernel.tile_entries))
+
+
+def decode_entries(kernel: AttentionKernel, entries: Number, rows: Number) -> Number:
+    """Return the entries of a sequence that take as long as those of a decode step, with tiles and idle parts of the chip.
+
+    Args:
+        kernel: The kernel.
+        entries: Entries that a sequence needs.
+        rows: Sequences times KV heads of the chip; at least 1.
+
+    Returns:
+        Entries.
+
+    >>> float(decode_entries(AttentionKernel(tile_entries=100.0, fill_rows=3.0), 900.0, 4.0))
+    1250.0
+    """
+    return (entries + kernel.tile_entries) * np.hypot(1.0, kernel.fill_rows / rows)
+
+
+@lru_cache(maxsize=1)
+def load_kernels() -> Mapping[tuple[str, str, str], AttentionKernel]:
+    """Return the fitted kernels by operation, generation of chips and format."""
+    entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "attention.toml")["kernel"]
+    return {(entry["operation"], entry["chips"], entry["form"]): AttentionKernel(**entry) for entry in entries}
+
+
+def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0) -> AttentionKernel:
+    """Return the kernels of an operation on a generation of chips, with the factor of an engine on their time.
+
+    Args:
+        operation: One of `OPERATIONS`.
+        chips: Generation of the chips; those whose kernels were not timed have the kernels of all timed chips.
+        form: One of `WIDE` and `NARROW`.
+        factor: Factor on all times, which may be an array.
+
+    Returns:
+        The kernels.
+    """
+    if type(factor) is float:
+        return _select_slowed(operation, chips, form, factor)
+    return _select(operation, chips, form).slowed(factor)
+
+
+def _select(operation: str, chips: str, form: str) -> AttentionKernel:
+    kernels = load_kernels()
+    return kernels.get((operation, chips, form)) or kernels[operation, ANY, form]
+
+
+@lru_cache(maxsize=1024)
+def _select_slowed(operation: str, chips: str, form: str, factor: float) -> AttentionKernel:
+    kernel = _select(operation, chips, form)
+    return kernel if factor == 1 else kernel.slowed(factor)

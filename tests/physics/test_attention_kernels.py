@@ -1,0 +1,194 @@
+"""Attention kernels: the formulas by hand, the table's physics, and the factor of an engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.hardware.number_formats import number_format
+from steptime.models.model import Attention
+from steptime.physics.attention_kernels import (
+    ANY,
+    CONSTANTS,
+    NARROW,
+    OPERATIONS,
+    WIDE,
+    AttentionKernel,
+    decode_entries,
+    load_kernels,
+    prefill_pairs,
+    select_kernel,
+)
+from steptime.physics.compute_dtype import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL
+from steptime.physics.engine import IDEAL, load_engine, with_constants
+from steptime.physics.layout import Layout
+from steptime.physics.op_work import attention_demands, build_work
+from steptime.physics.step import decode_step, ledger_of_step, mixed_step, prefill_step
+
+HOPPER = st.load_system("hgx-h200")
+KERNELS = with_constants(IDEAL, {"attention_time": 1.0})
+GROUPED = Attention(
+    name="attention", kv_bytes=2 * 8 * 128 * 2, kv_shards=8, heads=32, flops_per_pair_decode=2 * 32 * 256,
+    flops_per_pair_prefill=2 * 32 * 256, query_values=32 * 128, output_values=32 * 128,
+)  # fmt: skip
+
+
+def demands(a: Attention, engine=KERNELS, system=HOPPER, layout=None, **sizes):
+    layout = Layout() if layout is None else layout
+    empty = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
+    inputs = {name: np.asarray(value) for name, value in (empty | sizes).items()}
+    return attention_demands(a, build_work(inputs, layout), system, layout, engine)
+
+
+def test_decode_by_hand():
+    """Sixteen sequences of 1,000 entries on two chips, each with four of the eight KV heads."""
+    kernel = select_kernel(DECODE, "hopper", WIDE)
+    found = demands(GROUPED, layout=Layout(tp=2), batch=16, context=1000)["decode"]
+    entries = (1000 + kernel.tile_entries) * math.hypot(1, kernel.fill_rows / (16 * 4))
+    assert found.kv == pytest.approx(16 * entries * 2 * 4 * 128 * 2)
+    assert found.flops == pytest.approx(16 * entries * 2 * 16 * 256)
+    assert (found.efficiency, found.memory_efficiency) == (kernel.compute_share, kernel.memory_share)
+    assert found.seconds == kernel.seconds
+    assert found.peak == HOPPER.chip.peak["bf16"]
+
+
+def test_prefill_by_hand():
+    """Two prompts of 1,000 tokens after 500 cached ones on two chips: 16 heads of 256 values each."""
+    kernel = select_kernel(PREFILL, "hopper", WIDE)
+    found = demands(GROUPED, layout=Layout(tp=2), prompts=2, tokens=1000, prefix=500)["prefill"]
+    pairs, rows = 2 * (1000 * 500 + 1000 * 1001 / 2), 2000
+    met = math.hypot(16 * (pairs + kernel.tile_entries * rows), kernel.fill_rows * (1500 + kernel.tile_entries))
+    assert found.flops == pytest.approx(2 * (256 + kernel.pair_values) * met)
+    assert found.kv == pytest.approx(2 * 1500 * 2 * 4 * 128 * 2)
+    assert found.activations == pytest.approx(kernel.activation_passes * rows * (16 * 256 * 2 + 2 * 4 * 128 * 2))
+    assert found.efficiency == kernel.compute_share
+    assert found.seconds == kernel.seconds
+
+
+def test_pairs_and_entries_by_hand():
+    """Three heads of 100 pairs and 10 rows with 5 more each, beside 60 rows of 7 + 5 entries; a quarter of a chip is idle."""
+    kernel = AttentionKernel(tile_entries=5.0, fill_rows=60.0)
+    assert prefill_pairs(kernel, 100.0, 10.0, 3.0, 7.0) == pytest.approx(math.hypot(450, 720))
+    assert decode_entries(kernel, 15.0, 80.0) == pytest.approx(20 * 1.25)
+    assert prefill_pairs(AttentionKernel(), 100.0, 10.0, 3.0, 7.0) == 300
+    assert decode_entries(AttentionKernel(), 15.0, 80.0) == 15
+
+
+def test_the_ideal_engine_reads_what_it_needs():
+    found = demands(GROUPED, engine=IDEAL, batch=16, context=1000, prompts=2, tokens=1000)
+    assert found["decode"].kv == 16 * 1000 * 2 * 8 * 128 * 2
+    assert found["prefill"].flops == pytest.approx(2 * 32 * 256 * 2 * 1000 * 1001 / 2)
+    assert found["prefill"].activations == found["prefill"].seconds == found["decode"].seconds == 0
+
+
+def test_constants_are_physical():
+    """No kernel is faster than its chip, a call takes up to 0.1 ms, and a chip is filled by 128 rows for each of its parts."""
+    kernels = load_kernels()
+    assert {(operation, form) for operation, chips, form in kernels if chips == ANY} == {
+        (operation, form) for operation in OPERATIONS for form in (WIDE, NARROW)
+    }
+    for (operation, _, form), kernel in kernels.items():
+        assert form in (WIDE, NARROW)
+        assert 0 <= kernel.seconds < 1e-4
+        assert 0.1 < kernel.memory_share <= 1
+        assert 0.02 < kernel.compute_share <= 1
+        assert 0 <= kernel.tile_entries < 1000
+        assert kernel.fill_rows < (100 if operation in (DECODE, LATENT_DECODE) else 300 * 128)
+        assert kernel.timings > 100
+        assert kernel.error < 0.3
+        unused = {"pair_values", "fill_rows", "activation_passes"} - set(CONSTANTS[operation])
+        assert all(getattr(kernel, name) == 0 for name in unused)
+
+
+def test_prefill_reaches_less_than_the_usual_share():
+    """A quarter to two thirds of the rate with 32,768 tokens and 128 values a head; less for short prompts and few heads."""
+    cases = (("hopper", WIDE, 0.4, 0.65), ("hopper", NARROW, 0.25, 0.4), ("blackwell", NARROW, 0.2, 0.35))
+    for chips, form, low, high in cases:
+        kernel, shares = select_kernel(PREFILL, chips, form), []
+        for tokens, heads in ((32_768, 32), (2048, 32), (2048, 4)):
+            pairs = tokens * (tokens + 1) / 2
+            met = prefill_pairs(kernel, pairs, tokens, heads, tokens) * (1 + kernel.pair_values / 256)
+            shares.append(heads * pairs / met * kernel.compute_share)
+        assert low < shares[0] < high
+        assert shares == sorted(shares, reverse=True)
+
+
+def test_kernels_by_format():
+    """Decode by the format of the cache, prefill by that of the arithmetic, which a rule of the engine may choose."""
+    table = load_kernels()
+    small = replace(GROUPED, arithmetic=number_format("fp8").arithmetic)
+    found = demands(small, batch=4, context=1000, prompts=1, tokens=1000)
+    assert found["decode"].memory_efficiency == table[DECODE, "hopper", NARROW].memory_share
+    assert found["prefill"].efficiency == table[PREFILL, "hopper", NARROW].compute_share
+    latent = replace(small, expand_flops=1.0)
+    vllm, trtllm = (
+        demands(latent, engine=with_constants(load_engine(name), {"attention_time": 1.0}), prompts=1, tokens=1000)["prefill"]
+        for name in ("vllm", "trtllm")
+    )
+    assert vllm.efficiency == table[LATENT_PREFILL, "hopper", WIDE].compute_share
+    assert trtllm.efficiency == table[LATENT_PREFILL, "hopper", NARROW].compute_share
+    assert trtllm.peak == pytest.approx(2 * vllm.peak, rel=1e-3)
+
+
+def test_chips_without_timings_have_the_kernels_of_all():
+    assert select_kernel(LATENT_DECODE, "cdna4", NARROW) is load_kernels()[LATENT_DECODE, ANY, NARROW]
+
+
+def test_recurrent_mixers_have_the_rates_of_dense_products():
+    engine = with_constants(KERNELS, {"memory_efficiency": 0.8, "compute_efficiency": 0.7})
+    state = Attention(name="state", state_bytes=1e6, state_flops_per_token=1e6)
+    for found in demands(state, engine=engine, batch=4, context=100, prompts=1, tokens=100).values():
+        assert (found.memory_efficiency, found.efficiency, found.seconds) == (0.8, 0.7, 0.0)
+
+
+def test_a_factor_scales_the_whole_time_of_attention():
+    vllm = load_engine("vllm")
+    one, two = (
+        mixed_step("llama-3.1-8b", "hgx-h200", batch=8, context=4000, prompts=1, tokens=2000, engine=engine)
+        for engine in (with_constants(vllm, {"attention_time": factor}) for factor in (1.0, 2.0))
+    )
+    calls = 32 * (select_kernel(DECODE, "hopper", WIDE).seconds + select_kernel(PREFILL, "hopper", WIDE).seconds)
+    assert float(two.terms["attention"]) == pytest.approx(2 * float(one.terms["attention"]))
+    assert float(two.terms["overhead"] - one.terms["overhead"]) == pytest.approx(calls)
+
+
+def test_calls_are_counted_where_there_are_rows():
+    """In an array of steps, one without prompts has no call of prefill."""
+    sizes = {"batch": np.array([0, 8, 8]), "context": 100, "prompts": np.array([1, 0, 1]), "tokens": 100}
+    step = mixed_step("llama-3.1-8b", "hgx-h200", engine=KERNELS, **sizes)
+    prefill, decode = (32 * select_kernel(operation, "hopper", WIDE).seconds for operation in (PREFILL, DECODE))
+    assert step.terms["overhead"].tolist() == pytest.approx([prefill, decode, prefill + decode])
+
+
+def test_lines_name_the_calls():
+    entries = ledger_of_step(
+        st.load_model("llama-3.1-8b"), HOPPER, {"batch": 8, "context": 100, "prompts": 1, "tokens": 100}, engine=KERNELS
+    )[1]
+    calls = [entry for entry in entries if entry.name == "calls of attention kernels"]
+    seconds = sum(select_kernel(operation, "hopper", WIDE).seconds for operation in (DECODE, PREFILL))
+    assert [(float(entry.seconds), entry.count) for entry in calls] == [(pytest.approx(32 * seconds), 32)]
+
+
+def test_a_prompt_in_parts_takes_no_less_than_whole():
+    """Each part reads the parts before it and fills less of the chip."""
+    sizes = {"system": "hgx-h200", "engine": KERNELS}
+    whole = float(prefill_step("llama-3.1-8b", tokens=8192, **sizes).terms["attention"])
+    parts = sum(float(prefill_step("llama-3.1-8b", tokens=2048, prefix=2048 * k, **sizes).terms["attention"]) for k in range(4))
+    assert whole < parts < 1.6 * whole
+
+
+def test_few_sequences_do_not_fill_kernels_that_share_no_context():
+    """MLA on L40S: one sequence takes as long as ten, on H200 a fifth of the time of ten."""
+    ratios = {}
+    for system in ("hgx-h200", "l40s-8"):
+        one, ten = (
+            decode_step("deepseek-v2-lite", system, batch=batch, context=16_000, engine=KERNELS).terms["attention"]
+            for batch in (1, 10)
+        )
+        ratios[system] = float(ten / one)
+    assert ratios["l40s-8"] < 1.2
+    assert ratios["hgx-h200"] > 5
