@@ -474,8 +474,8 @@ def interval_of_groups(log_errors: Array, rows: list[dict[str, str]], mask: Arra
     """Return the 90 % range of measured over predicted values of a group that no fit has seen.
 
     Errors of a group (model, system, engine) are alike, and groups have 2 to 277 runs. Quantiles over runs describe the large
-    groups, which lie near the fit: they held 77 % of the runs of a group on average. Here each group has the same weight; groups
-    of fewer than `LEAST_OF_GROUP` runs are left out, since a wrong record would be a group. Few models stand for all models:
+    groups, which lie near the fit: they held 77 % of the runs of a group on average. Here each group has the same weight;
+    groups of fewer than `LEAST_OF_GROUP` runs are left out, since a wrong record would be a group. Few models stand for all:
     the quantiles are those of Student's distribution with as many degrees of freedom as there are models less one.
 
     Args:

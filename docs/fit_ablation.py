@@ -1,7 +1,6 @@
 """Write docs/ablation.md, the effect of each fitted constant: `python docs/fit_ablation.py RUNS.csv ...` (some minutes).
 
 Each constant in turn is set to its value without cost. The others are fitted again with each model left out in every engine.
-The effect of your own runs is the error of a run after correction by other runs of its model, system, engine and release.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from engine_cross_validation import FITTED, Constants, constants_of, fit, group_
 from fit_engines import fitted_rows
 
 from steptime.number_checks import Array
-from steptime.physics.bias_correction import WITHIN
 from steptime.physics.engine_parameters import DESCRIPTIONS
 from steptime.validation.closed_loop import Runs
 from steptime.validation.engine_fit import log_tpot
@@ -23,8 +21,6 @@ from steptime.validation.run_table import read_runs
 
 HERE = Path(__file__).parent
 FREE = -30.0  # logarithm of an overhead that takes no time
-GROUP = ("model", "system", "engine", "engine_version")
-MANY, DRAWS = 4, 20
 HELD = 1e-6  # deviation of the logarithm of a constant that is not fitted
 HEAD = """# Effect of each fitted constant
 
@@ -35,45 +31,12 @@ Median and 90th percentile of |predicted / measured - 1|. Written by `docs/fit_a
 | left out | unit | median / 90th percentile |
 |---|---|---:|
 """
-OWN = f"""## Effect of user runs
-
-The same errors if other runs of the same model, system, engine and release are given (`--anchor`). They are drawn {DRAWS}
-times for each run, in groups of at least {MANY + 1} runs.
-
-| given runs | runs | median / 90th percentile |
-|---:|---:|---:|"""
 
 
-def figures(off: Array, weights: Array | None = None) -> str:
+def figures(off: Array) -> str:
     """Write median and 90th percentile of |predicted / measured - 1|."""
-    order = np.argsort(off)
-    share = np.cumsum(np.ones(len(off)) if weights is None else weights[order])
-    median, p90 = (off[order][np.searchsorted(share, level * share[-1])] for level in (0.5, 0.9))
+    median, p90 = np.quantile(off, [0.5, 0.9], method="inverted_cdf")
     return f"{median:.1%} / {p90:.1%}"
-
-
-def own_runs(rows: list[dict[str, str]], errors: Array) -> list[str]:
-    """Return lines of a table: errors of runs in groups of at least `MANY` + 1, with none, one and `MANY` others known.
-
-    errors: log(predicted / measured) with whole models left out.
-    """
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for position, row in enumerate(rows):
-        groups.setdefault(tuple(row.get(name) or "" for name in GROUP), []).append(position)
-    draw, lines = np.random.default_rng(1), []
-    for known in (0, 1, MANY):
-        left = []
-        for members in groups.values():
-            if len(members) > MANY:
-                for i in members:
-                    others = [j for j in members if j != i]
-                    some = [draw.choice(others, known, replace=False) for _ in range(DRAWS if known else 1)]
-                    trust = known / (known + WITHIN["tpot"])
-                    left.append([errors[i] - trust * (np.median(errors[chosen]) if known else 0.0) for chosen in some])
-        off = np.abs(np.expm1(np.concatenate(left)))
-        each = np.concatenate([np.full(len(x), 1 / len(x)) for x in left])
-        lines.append(f"| {known or 'none'} | {len(left):,} | {figures(off, each)} |")
-    return lines
 
 
 def left_out(groups: list[Runs], target: Array, of: Constants, usual: Array, held: Array) -> Array:
@@ -98,9 +61,8 @@ def main() -> None:
     groups = group_all(rows)
     target, of = log_tpot(rows), constants_of(groups)
     errors = left_out(groups, target, of, of.usual, np.ones(len(of.usual)))
-    own = own_runs(rows, errors)
     lines = [f"| none | | {figures(np.abs(np.expm1(errors)))} |"]
-    print(*own, *lines, sep="\n", flush=True)
+    print(*lines, sep="\n", flush=True)
     for i, name in enumerate(FITTED):
         held = np.where(np.arange(len(of.usual)) == i, HELD, 1.0)
         free = of.usual
@@ -112,7 +74,7 @@ def main() -> None:
     lines.append(
         f"| factors of experts | share | {figures(np.abs(np.expm1(left_out(groups, target, of, of.usual, factors))))} |"
     )
-    text = HEAD.format(runs=len(rows)) + "\n".join([*lines, "", OWN, *own]) + "\n"
+    text = HEAD.format(runs=len(rows)) + "\n".join(lines) + "\n"
     (HERE / "ablation.md").write_text(text, encoding="utf-8")
 
 

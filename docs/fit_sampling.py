@@ -55,7 +55,9 @@ def fit_sampling(path: str) -> Fit:
         return predict(rows, engine=with_release(engine, (step, sequence), experts), by_simulation=False).tpot
 
     base = times(0.0, 0.0, 1.0)
-    slopes = np.array([(times(UNIT, 0.0, 1.0) - base) / UNIT, (times(0.0, UNIT, 1.0) - base) / UNIT, times(0.0, 0.0, 2.0) - base])
+    slopes = np.array(
+        [(times(UNIT, 0.0, 1.0) - base) / UNIT, (times(0.0, UNIT, 1.0) - base) / UNIT, times(0.0, 0.0, 2.0) - base]
+    )
 
     def log_errors(logs: Array) -> Array:
         return np.log(base + (np.exp(logs) - [0, 0, 1]) @ slopes) - np.log(measured)
@@ -94,7 +96,9 @@ def score(label: str, errors: Array) -> None:
     """Print the errors."""
     sizes = np.abs(np.expm1(errors))
     text = f"{label}: {len(errors)} rows, median {np.median(sizes):.1%}, p90 {np.percentile(sizes, 90):.1%}, "
-    print(f"{text}bias {np.expm1(np.median(errors)):+.1%}; nine in ten within {np.exp(np.quantile(np.abs(errors), 0.9)):.2f} times")
+    print(
+        f"{text}bias {np.expm1(np.median(errors)):+.1%}; nine in ten within {np.exp(np.quantile(np.abs(errors), 0.9)):.2f} times"
+    )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,13 @@ from steptime.validation.ttft_fit import fit as fit_waits
 # Step of a constant's logarithm for derivatives, and passes of the reweighted linear fit.
 STEP, PASSES = 1e-3, 25
 # What is left out with a group: positions of the labels of `labels_of`.
-LEAVING_OUT = {"groups": (0,), "models": (1,), "systems": (2,), "releases": (3,), "models, systems and releases at once": (1, 2, 3)}
+LEAVING_OUT = {
+    "groups": (0,),
+    "models": (1,),
+    "systems": (2,),
+    "releases": (3,),
+    "models, systems and releases at once": (1, 2, 3),
+}
 
 
 def solve(errors: Array, slopes: Array, start: Array, prior: tuple[Array, Array]) -> Array:

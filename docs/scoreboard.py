@@ -69,7 +69,9 @@ def table(title: str, first: str, left: LeftOut, label: Callable[[dict[str, str]
     for name in sorted(set(labels)):
         place = labels == name
         if place.sum() >= LEAST_OF_ROW:
-            lines.append(line(name, errors[place], inside[place], [row for row, at in zip(left.rows, place, strict=True) if at]))
+            lines.append(
+                line(name, errors[place], inside[place], [row for row, at in zip(left.rows, place, strict=True) if at])
+            )
     return lines
 
 
@@ -88,7 +90,11 @@ def main() -> None:
     paths = [str(folder / name) for name in FILES]
     left = leave_out(paths)
     lines = [INTRO.format(runs=len(left.rows), least=LEAST_OF_CURVE)]
-    lines += ["## What is left out", "", HEAD.format(first="left out").replace("inside 90 % |", "inside 90 % | of a group | width |")]
+    lines += [
+        "## What is left out",
+        "",
+        HEAD.format(first="left out").replace("inside 90 % |", "inside 90 % | of a group | width |"),
+    ]
     lines[-1] = lines[-1].removesuffix("|") + "|---:|---:|"
     for name, errors in left.errors.items():
         inside = left.inside[name]
@@ -107,7 +113,9 @@ def main() -> None:
         lines.append(line(title, *predicted([row for row in every if run_kind(row) == kind and row.get("tpot_s")])))
     lines += table("Models", "model", left, lambda row: row["model"].rpartition("/")[2])
     lines += table("Systems", "system", left, lambda row: row["system"])
-    lines += table("Engines and releases", "release", left, lambda row: f"{row['engine']} {row['engine_version'] or '(not recorded)'}")
+    lines += table(
+        "Engines and releases", "release", left, lambda row: f"{row['engine']} {row['engine_version'] or '(not recorded)'}"
+    )
     lines += table("Groups", "group", left, lambda row: f"{row['model'].rpartition('/')[2]}, {row['system']}, {row['engine']}")
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -46,6 +46,7 @@ def test_the_house_has_every_room_and_file_that_its_page_names():
     told = set(re.findall(r"^\| `(\w+)/` \|", ARCHITECTURE, re.MULTILINE))
     assert told == rooms
     files = set(re.findall(r"`((?:\w+/)*\w+\.py)`", ARCHITECTURE)) - {
+        "docs/correction_fit.py",
         "docs/fit_engines.py",
         "docs/engine_flags.py",
         "docs/training_flags.py",

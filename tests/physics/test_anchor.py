@@ -10,10 +10,11 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError
-from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor, select_anchor
+from steptime.physics.bias_correction import Anchor, Anchors, MeasuredRun, OperatingPoint, select_anchor
 from steptime.physics.engine import anchored, constant, load_engine, with_constants
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import WIDE, distances, factors
+from steptime.physics.run_covariance import read_covariances
+from steptime.physics.uncertainty import distances, factors, widening
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import explain_step
 from steptime.questions.step_question import step_summary
@@ -22,54 +23,121 @@ from tests.planning.cases import closed_plan, equal_requests
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
 STEP = {"batch": 64, "context": 4096}
 WORK = st.Workload(input_tokens=1024, output_tokens=256)
+FORMATS = ("bf16", "")
+TPOT = read_covariances()["tpot"]
+HERE = OperatingPoint(layout=Layout(), load=64, context=4096)
 
 
-def anchor(tpot=None, ttft=None, runs=1, **more) -> Anchor:
-    told = {name: None if ratio is None else Factor(runs=runs, ratio=ratio) for name, ratio in (("tpot", tpot), ("ttft", ttft))}
-    names = {"model": MODEL.name, "system": SYSTEM.name, "engine": "vllm", "runs": tuple("abcdefgh"[:runs])}
-    return Anchor(**({"source": "runs.csv", **names, **told} | more))
+def anchor(tpot=None, ttft=None, runs=1, *, load=64.0, context=4096.0, **more) -> Anchor:
+    """Runs of one chip with these ratios, repeated."""
+    names = {"model": MODEL.name, "system": SYSTEM.name, "engine": "vllm"} | more
+    run = {"model": names["model"], "system": names["system"], "version": names.get("version", ""), "formats": FORMATS}
+    measured = [MeasuredRun(name="abcdefgh"[i], load=load, context=context, tpot=tpot, ttft=ttft, **run) for i in range(runs)]
+    return Anchor(**({"source": "runs.csv", "formats": FORMATS} | names), measured=tuple(measured))
 
 
 def width(limits, value) -> np.ndarray:
     return np.log([value / limits[0], limits[1] / value])
 
 
+@pytest.mark.parametrize("runs", [1, 4])
+def test_correction_at_repeated_runs_has_their_share_of_the_variance(runs):
+    """Repeats share all but noise: the mean of k runs has the variance C + noise / k."""
+    log, half = anchor(2.0, runs=runs).correction("tpot", HERE)
+    shared = TPOT.total - TPOT.noise
+    share = shared / (shared + TPOT.noise / runs)
+    assert log == pytest.approx(share * math.log(2.0))
+    square = runs * math.log(2.0) ** 2 / (runs * shared + TPOT.noise)
+    scale = math.sqrt((TPOT.degrees + square) / (TPOT.degrees + runs))
+    assert half == pytest.approx(TPOT.quantile * scale * math.sqrt(TPOT.total - share * shared))
+
+
 @pytest.mark.parametrize(
-    ("runs", "factor", "left"),
+    ("layout", "load", "context", "left"),
     [
-        (1, 2 ** (1 / 2), math.sqrt((0.5**2 + 2 * (1 + 0.5**2)) / 3)),  # 1.414, 0.957
-        (2, 2 ** (2 / 3), math.sqrt(((1 / 3) ** 2 + 2 * (1 + (2 / 3) ** 2 / 2)) / 3)),  # 1.587, 0.923
-        (10**9, 2.0, math.sqrt(2.0 / 3.0)),  # 0.816
+        (Layout(), 128, 4096, (("group", "layout", "layout_release"), 1.0, 0.0)),
+        (Layout(), 64, 16384, (("group", "layout", "layout_release"), 0.0, 2.0)),
+        (Layout(tp=2), 64, 4096, (("group",), 0.0, 0.0)),
+        (Layout(cp=2), 256, 4096, (("group",), 2.0, 0.0)),
     ],
 )
-def test_factor_and_width_by_hand(runs, factor, left):
-    found = Factor(runs=runs, ratio=2.0)
-    assert found.factor == pytest.approx(factor)
-    assert found.width == pytest.approx(left)
-    assert replace(found, spread=SPREAD["ttft"]).width < left
+def test_correction_falls_with_load_context_and_layout_by_hand(layout, load, context, left):
+    levels, doublings, contexts = left
+    near = math.exp(-(doublings**2) / (2 * TPOT.doublings**2) - contexts**2 / (2 * TPOT.context_doublings**2))
+    shared = TPOT.engine + TPOT.model + TPOT.release + near * sum(getattr(TPOT, name) for name in levels)
+    log, _ = anchor(1.3).correction("tpot", OperatingPoint(layout=layout, load=load, context=context))
+    assert log == pytest.approx(shared / TPOT.total * math.log(1.3))
 
 
-def test_width_is_what_is_left_of_two_independent_errors():
-    """Constants of groups vary by b, runs within one by w: so much is left after k runs and a factor of their mean's share."""
+def test_correction_falls_from_curve_to_group_to_model_to_engine():
+    logs = []
+    for model, system, layout, load in (
+        (MODEL.name, SYSTEM.name, Layout(), 64),
+        (MODEL.name, SYSTEM.name, Layout(), 256),
+        (MODEL.name, SYSTEM.name, Layout(tp=2), 256),
+        (MODEL.name, "hgx-h200", Layout(), 64),
+        ("other", SYSTEM.name, Layout(), 64),
+    ):
+        target = select_anchor(anchor(1.3, 1.3), model=model, system=system, engine="vllm", formats=FORMATS)
+        point = OperatingPoint(layout=layout, load=load, context=4096)
+        logs.append([float(target.correction(name, point)[0]) for name in ("tpot", "ttft")])
+    assert np.all(np.diff(logs, axis=0) < 0)
+    assert np.min(logs) > 0
+    assert logs[0][0] > 0.95 * math.log(1.3)
+
+
+def test_other_formats_and_releases_share_less():
+    same = anchor(1.3)
+    for other in (replace(same, formats=("fp8", "")), replace(same, version="0.9")):
+        assert 0 < other.correction("tpot", HERE)[0] < same.correction("tpot", HERE)[0]
+        assert other.half_width("tpot", HERE) > same.half_width("tpot", HERE)
+
+
+def test_range_is_the_error_left_by_draws_of_the_covariance():
+    """Draw the errors of a run and of another at twice the load; the deviation of what is left is that of the range."""
     rng = np.random.default_rng(1)
-    b, k, n = 0.18, 3, 200_000
-    for name, u in SPREAD.items():
-        w = b * math.sqrt(u)
-        group = b * rng.standard_normal(n)
-        mean = group + w * rng.standard_normal(n) / math.sqrt(k)
-        left = group + w * rng.standard_normal(n) - mean * k / (k + WITHIN[name])
-        assert np.std(left) / math.hypot(b, w) == pytest.approx(
-            Factor(runs=k, ratio=1.0, spread=u, within=WITHIN[name]).width, rel=0.01
-        )
+    near = math.exp(-1 / (2 * TPOT.doublings**2))
+    const, falls = TPOT.engine + TPOT.model + TPOT.release, TPOT.group + TPOT.layout + TPOT.layout_release
+    shared = const + near * falls
+    draws = rng.multivariate_normal([0, 0], [[TPOT.total, shared], [shared, TPOT.total]], 200_000)
+    left = draws[:, 1] - shared / TPOT.total * draws[:, 0]
+    one = anchor(math.exp(math.sqrt(TPOT.total)))  # one standard deviation: the scale is 1
+    half = one.half_width("tpot", OperatingPoint(layout=Layout(), load=128, context=4096))
+    assert half / TPOT.quantile == pytest.approx(np.std(left), rel=0.01)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.4, 0.7, 1.0, 1.3, 3.0, 20.0])
+def test_corrected_range_contains_the_run(ratio):
+    engine = replace(load_engine("vllm"), anchor=anchor(ratio, ratio))
+    for quantity in ("tpot", "ttft"):
+        log = float(engine.anchor.correction(quantity, HERE)[0])
+        low, high = factors(engine, quantity, "decode", system=SYSTEM, point=HERE)
+        assert math.exp(log) * low <= ratio <= math.exp(log) * high
 
 
 def test_a_step_takes_the_factor_in_all_its_parts():
     plain, slower = (st.decode_step(MODEL, SYSTEM, **STEP, anchor=one) for one in (None, anchor(1.3)))
-    factor = Factor(runs=1, ratio=1.3).factor
+    factor = float(anchor(1.3).step_factor(HERE))
     for name in ("lower", "total", "upper", "latency"):
         assert getattr(slower, name) == pytest.approx(getattr(plain, name) * factor, rel=1e-12)
     assert sum(slower.terms.values()) == pytest.approx(float(slower.total), rel=1e-12)
     assert sum(slower.resources.values()) == pytest.approx(float(slower.total), rel=1e-12)
+
+
+def test_step_with_arrays_takes_the_factor_of_each_point():
+    own, batch, tp = anchor(1.3), np.array([[8], [64], [512]]), np.array([1, 2])
+    layout = Layout(tp=tp)
+    plain, slower = (
+        st.decode_step(MODEL, SYSTEM, batch=batch, context=4096, layout=layout, anchor=one).total for one in (None, own)
+    )
+    point = OperatingPoint(layout=layout, load=batch, context=4096)
+    np.testing.assert_allclose(slower / plain, own.step_factor(point), rtol=1e-12)
+    assert np.ptp(slower / plain) > 0.01
+
+
+def test_prefill_step_takes_the_usual_load_of_the_runs():
+    plain, slower = (st.mixed_step(MODEL, SYSTEM, prompts=1, tokens=512, anchor=one).total for one in (None, anchor(1.3)))
+    assert slower / plain == pytest.approx(float(anchor(1.3).step_factor(HERE)))
 
 
 @pytest.mark.slow
@@ -82,35 +150,46 @@ def test_runs_as_predicted_change_nothing_but_narrow_the_range():
     assert (after.tpot, after.ttft, after.layout_text) == (before.tpot, before.ttft, before.layout_text)
     for name in ("tpot", "ttft"):
         narrow, wide = (width(getattr(one, f"{name}_range"), getattr(one, name)) for one in (after, before))
-        assert np.all(narrow < wide)
+        assert np.all(narrow <= wide)
 
 
-def test_a_range_shrinks_by_the_width_and_by_that_of_its_own_quantity():
-    engine = load_engine("vllm")
-    for runs in (1, 4):
-        own = replace(engine, anchor=anchor(1.2, runs=runs))
-        before, after = (np.log(factors(one, "tpot", "decode", system=SYSTEM)) for one in (engine, own))
-        np.testing.assert_allclose(after, before * Factor(runs=runs, ratio=1).width, rtol=1e-12)
-        assert factors(own, "ttft", "decode") == factors(engine, "ttft", "decode")  # no run told of first tokens
+def test_a_range_is_the_narrower_of_that_of_the_engine_and_that_of_the_runs():
+    engine, own = load_engine("vllm"), replace(load_engine("vllm"), anchor=anchor(1.0))
+    before = np.abs(np.log(factors(engine, "tpot", "decode", system=SYSTEM)))
+    for load in (64, 256, 4096):
+        point = OperatingPoint(layout=Layout(), load=load, context=4096)
+        after = np.abs(np.log(factors(own, "tpot", "decode", system=SYSTEM, point=point)))
+        np.testing.assert_allclose(after, np.minimum(before, own.anchor.half_width("tpot", point)), rtol=1e-12)
+    assert factors(own, "ttft", "decode") == factors(engine, "ttft", "decode")  # no run told of first tokens
 
 
 def test_own_runs_on_a_system_that_was_never_measured_narrow_its_range():
     amd, engine = st.load_system("mi300x-8"), load_engine("vllm")
     own = replace(engine, anchor=anchor(1.2, system=amd.name))
-    low, high = factors(own, "tpot", "decode", system=amd)
-    assert low == pytest.approx(WIDE[0] ** own.anchor.tpot.width)
-    assert high == pytest.approx(WIDE[1] ** own.anchor.tpot.width)
+    low, high = factors(own, "tpot", "decode", system=amd, point=HERE)
+    half = own.anchor.half_width("tpot", HERE)
+    assert (low, high) == (pytest.approx(math.exp(-half)), pytest.approx(math.exp(half)))
     few = [one.words for one, there in distances(engine, amd, Layout()) if there]
     assert few == ["few runs on this system"]
     assert not [one for one, there in distances(own, amd, Layout()) if there]
 
 
+def test_runs_of_another_system_leave_the_distance_of_a_system_without_runs():
+    amd, own = st.load_system("mi300x-8"), anchor(1.2)
+    engine = anchored(load_engine("vllm"), own, model=MODEL.name, system=amd.name)
+    assert not engine.anchor.has_group
+    assert [one.words for one, there in distances(engine, amd, Layout()) if there] == ["few runs on this system"]
+    low, _ = factors(engine, "tpot", "decode", system=amd, wider=widening(distances(engine, amd, Layout())))
+    assert low < math.exp(-0.25)
+
+
 def test_an_explanation_adds_up_and_names_the_factor():
-    own = anchored(load_engine("vllm"), anchor(1.3), model=MODEL.name, system=SYSTEM.name)
+    own = anchored(load_engine("vllm"), anchor(1.3), model=MODEL.name, system=SYSTEM.name, formats=FORMATS)
     lines = explain_step(MODEL, SYSTEM, sizes=STEP, layout=st.Layout(), engine=own)
     total = st.decode_step(MODEL, SYSTEM, **STEP, engine=own).total
     assert sum(line.seconds for line in lines) == pytest.approx(float(total), rel=1e-12)
-    assert all(line.formula.endswith(" x 1.14 (your own runs)") for line in lines)
+    factor = f"{float(own.anchor.step_factor(HERE)):.4g}"
+    assert all(line.formula.endswith(f" x {factor} (your own runs)") for line in lines)
 
 
 @pytest.mark.slow
@@ -118,7 +197,7 @@ def test_a_plan_takes_the_steps_and_says_what_it_was_before():
     asked = {"model": MODEL, "system": SYSTEM, "workload": WORK, "slo": st.Slo(tpot=0.02, ttft=1)}
     own = anchor(1.3, 2.0)
     plan = st.plan(**asked, anchor=own)
-    assert plan.anchor is own
+    assert plan.anchor.measured == own.measured
     pool = plan.pools[0]
     given = {"batch": pool.batch, "context": float(mean_context(WORK)), "layout": pool.layout}
     with_kv = st.load_model("llama-3.1-8b", kv="bf16")
@@ -130,15 +209,18 @@ def test_a_plan_takes_the_steps_and_says_what_it_was_before():
 
 @pytest.mark.slow
 def test_first_tokens_have_a_factor_of_their_own():
-    """Without waits in front of the queue, and with the same batch, all of a first token is made of steps: F over f remains."""
+    """Without waits in front of the queue, and with the same batch, all of a first token is made of steps."""
     prompt = {"model": MODEL, "system": SYSTEM, "workload": equal_requests(input_tokens=1024, output_tokens=1)}
     prompt["engine"] = with_constants(load_engine("vllm"), {"seconds_before_queue": 0, "seconds_before_queue_per_token": 0})
-    own = anchor(1.3, 2.0)
-    assert own.step * own.wait == pytest.approx(Factor(runs=1, ratio=2.0).factor)
-    assert (anchor(1.3).wait, anchor(None, 2.0).step) == (1, 1)
-    sooner, later = (closed_plan(**prompt, anchor=anchor(1.3, ttft)) for ttft in (1.3, 2.0))
+    near = {"load": 2.0, "context": 1024.0}
+    assert anchor(1.3, **near).wait_factor() == anchor(None, 2.0, **near).step_factor() == 1
+    sooner, later = (closed_plan(**prompt, anchor=anchor(1.3, ttft, **near)) for ttft in (1.3, 2.0))
     assert later.pools[0].batch == sooner.pools[0].batch
-    assert later.ttft / sooner.ttft == pytest.approx(own.wait, rel=0.02)  # the wait for a seat is not part of it
+    point = OperatingPoint(
+        layout=later.pools[0].layout, load=later.pools[0].batch, context=float(mean_context(prompt["workload"]))
+    )
+    expected = anchor(1.3, 2.0, **near).wait_factor(point) / anchor(1.3, 1.3, **near).wait_factor(point)
+    assert later.ttft / sooner.ttft == pytest.approx(float(expected), rel=0.02)  # the wait for a seat is not part of it
 
 
 def test_a_simulation_takes_both_factors():
@@ -147,10 +229,13 @@ def test_a_simulation_takes_both_factors():
     engine = with_constants(load_engine("vllm"), dict.fromkeys(names, 0.0))
     assert constant(engine, "seconds_before_queue") == 0
     traffic = st.closed_loop(1, 20, st.Lengths(mean=512), st.Lengths(mean=32))
-    before, after = (st.simulate(MODEL, SYSTEM, traffic, engine=engine, anchor=one) for one in (None, anchor(1.3, 0.5)))
-    assert after.anchor == anchor(1.3, 0.5)
-    assert after.answers.tpot.mean / before.answers.tpot.mean == pytest.approx(Factor(runs=1, ratio=1.3).factor, rel=1e-6)
-    assert after.answers.ttft.mean / before.answers.ttft.mean == pytest.approx(Factor(runs=1, ratio=0.5).factor, rel=1e-6)
+    own = anchor(1.3, 0.5, load=1.0, context=float(np.mean(traffic.inputs) + np.mean(traffic.outputs) / 2))
+    before, after = (st.simulate(MODEL, SYSTEM, traffic, engine=engine, anchor=one) for one in (None, own))
+    point = OperatingPoint(layout=Layout())
+    first = float(own.step_factor(point) * own.wait_factor(point))
+    assert after.anchor.measured == own.measured
+    assert after.answers.tpot.mean / before.answers.tpot.mean == pytest.approx(float(own.step_factor(point)), rel=1e-6)
+    assert after.answers.ttft.mean / before.answers.ttft.mean == pytest.approx(first, rel=1e-6)
     served = after.requests
     assert np.all(served["arrival"] <= served["scheduled"])
     assert np.all(served["scheduled"] < served["first"])
@@ -165,23 +250,26 @@ def test_a_plan_is_replayed_with_the_runs_that_it_rests_on():
     assert load_plan_inputs(plan)[2].anchor == plan.anchor
 
 
-def test_the_last_version_of_a_group_is_taken():
+def test_the_last_version_of_a_group_is_that_of_the_target():
     both = Anchors(source="runs.csv", anchors=(anchor(1.1, version="0.1"), anchor(1.2, version="0.2")))
-    assert select_anchor(both, model=MODEL.name, system=SYSTEM.name, engine="vllm").version == "0.2"
+    chosen = select_anchor(both, model=MODEL.name, system=SYSTEM.name, engine="vllm")
+    assert chosen.version == "0.2"
+    assert [run.version for run in chosen.measured] == ["0.1", "0.2"]
+    # The newer run says more.
+    assert math.log(1.15) < chosen.correction("tpot", HERE)[0] < math.log(1.2)
 
 
-@pytest.mark.parametrize("wrong", [{"model": "other"}, {"system": "hgx-b200"}, {"engine": "sglang"}])
-def test_runs_of_another_group_are_refused_naming_both(wrong):
-    names = {"model": MODEL.name, "system": SYSTEM.name, "engine": "vllm"}
-    there, asked = (f"{one['model']} on {one['system']} with engine {one['engine']}" for one in (names | wrong, names))
+def test_runs_of_another_engine_are_refused_naming_both():
+    asked = f"{MODEL.name} on {SYSTEM.name} with engine vllm"
     with pytest.raises(InputError) as caught:
-        st.plan(MODEL, SYSTEM, WORK, anchor=anchor(1.1, **wrong))
-    assert str(caught.value).startswith(f"runs.csv: has no runs of {asked}, got runs of {there}")
+        st.plan(MODEL, SYSTEM, WORK, anchor=anchor(1.1, engine="sglang"))
+    got = f"{MODEL.name} on {SYSTEM.name} with engine sglang"
+    assert str(caught.value).startswith(f"runs.csv: has no runs of {asked}, got runs of {got}")
     for ask in (st.decode_step, st.step_range, step_summary):
         with pytest.raises(InputError, match="has no runs of"):
-            ask(MODEL, SYSTEM, **STEP, anchor=anchor(1.1, **wrong))
+            ask(MODEL, SYSTEM, **STEP, anchor=anchor(1.1, engine="sglang"))
     with pytest.raises(InputError, match="has no runs of"):
-        st.plan(MODEL, SYSTEM, WORK, engine=replace(load_engine("vllm"), anchor=anchor(1.1, **wrong)))
+        st.plan(MODEL, SYSTEM, WORK, engine=replace(load_engine("vllm"), anchor=anchor(1.1, engine="sglang")))
 
 
 def test_the_ideal_engine_has_no_runs_and_what_is_no_anchor_is_refused():

@@ -203,7 +203,7 @@ def test_the_limit_of_a_pass_leaves_out_all_other_delays(monkeypatch):
     expected = 2.0 - 0.1 - 0.01 - 0.06 - float(sent.moving + sent.latency)
     assert float(pass_limit(given, Layout(), Layout(), 0.02, 2.0)) == pytest.approx(expected)
     # Own runs whose first tokens came twice as late as predicted.
-    monkeypatch.setattr("steptime.planning.plan_problem.ttft_factor", lambda _: 2.0)
+    monkeypatch.setattr("steptime.planning.plan_problem.ttft_factor", lambda engine, point: 2.0)
     assert float(pass_limit(given, Layout(), Layout(), 0.02, 2.0)) == pytest.approx(expected / 2)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from steptime.physics.bias_correction import USUAL
 from steptime.physics.layout import Layout
 from steptime.planning import step_explanation
 from steptime.planning.step_explanation import _line, _over, _passes, _slower, equations
@@ -54,12 +55,12 @@ def test_a_line_counts_its_instances(term, count, name, formula):
 
 
 def test_factors_on_all_times_end_a_formula(monkeypatch):
-    anchored = replace(engine(), anchor=SimpleNamespace(step=1.23456))
-    assert _slower(machine(), engine()) == ""
-    assert _slower(machine(), anchored) == " x 1.235 (your own runs)"
+    anchored = replace(engine(), anchor=SimpleNamespace(step_factor=lambda point: 1.23456))
+    assert _slower(machine(), engine(), USUAL) == ""
+    assert _slower(machine(), anchored, USUAL) == " x 1.235 (your own runs)"
     monkeypatch.setattr(step_explanation, "software_factor", lambda *_: 1.25)
-    assert _slower(machine(), engine()) == " x 1.25 (software)"
-    assert _slower(machine(), anchored) == " x 1.25 (software) x 1.235 (your own runs)"
+    assert _slower(machine(), engine(), USUAL) == " x 1.25 (software)"
+    assert _slower(machine(), anchored, USUAL) == " x 1.25 (software) x 1.235 (your own runs)"
 
 
 def test_equations_of_steps_with_chunks_and_speculative_tokens_have_their_numbers():

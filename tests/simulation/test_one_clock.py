@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
 import steptime as st
-from steptime.physics.bias_correction import Anchor, Factor
+from steptime.physics.bias_correction import Anchor, MeasuredRun
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import linear_pace, with_first_tokens
 from steptime.workload.traffic import Traffic, scaled
@@ -20,10 +20,10 @@ RATIOS = [None, (2.81, 1.47), (1.3, 3.0), (0.6, 0.5), (1.0, 0.2)]  # measured ov
 def anchor_of(ratios):
     if ratios is None:
         return None
-    tpot, ttft = (Factor(runs=5, ratio=ratio) for ratio in ratios)
-    return Anchor(
-        source="runs.csv", model=MODEL.name, system=SYSTEM.name, engine="vllm", runs=tuple("abcde"), tpot=tpot, ttft=ttft
-    )
+    tpot, ttft = ratios
+    names = {"model": MODEL.name, "system": SYSTEM.name}
+    runs = tuple(MeasuredRun(name=one, load=16, context=1000, tpot=tpot, ttft=ttft, **names) for one in "abcde")
+    return Anchor(source="runs.csv", engine="vllm", measured=runs, **names)
 
 
 def share_inside(begin, end, start, stop):

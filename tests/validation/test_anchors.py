@@ -11,10 +11,11 @@ import pytest
 import steptime as st
 from steptime.catalog.data_files import find
 from steptime.errors import DataFileError, InputError, UnknownName
+from steptime.physics.bias_correction import OperatingPoint, select_anchor
+from steptime.physics.run_covariance import read_covariances
 from steptime.validation import user_calibration
-from steptime.validation.predictions import predict, predict_runs
-from steptime.validation.run_table import read_runs
-from tests.validation.rows import SHARED, plain
+from steptime.validation.predictions import predict
+from tests.validation.rows import plain
 from tests.validation.test_load_generators import VLLM
 
 NAMES = ("meta-llama/Llama-3.1-8B", "hgx-h100", "vllm")
@@ -38,27 +39,80 @@ def written(path, rows):
     return path
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_k_runs_at_one_factor_give_its_power(k, tmp_path):
-    path = written(tmp_path / "runs.csv", measured([1.25] * k, ttft=[0.8] * k))
+def test_load_anchor_with_one_run_corrects_its_curve_almost_to_it(tmp_path):
+    path = written(tmp_path / "runs.csv", measured([1.25], ttft=[0.8]))
     (found,) = st.load_anchor(path).anchors
-    assert (found.model, found.system, found.engine, found.source) == (*NAMES, "runs.csv")
-    assert (found.tpot.runs, found.ttft.runs, found.runs) == (k, k, tuple(f"r{i}" for i in range(k)))
-    assert found.tpot.factor == pytest.approx(1.25 ** (k / (k + 1.0)), rel=1e-9)
-    assert found.ttft.factor == pytest.approx(0.8 ** (k / (k + 0.3)), rel=1e-9)
+    assert (found.model, found.system, found.engine, found.source, found.runs) == (*NAMES, "runs.csv", ("r0",))
+    for factor, ratio, quantity in ((found.tpot, 1.25, "tpot"), (found.ttft, 0.8, "ttft")):
+        covariance = read_covariances()[quantity]
+        assert factor.ratio == pytest.approx(ratio, rel=1e-9)
+        assert factor.factor == pytest.approx(ratio ** (1 - covariance.noise / covariance.total), rel=1e-9)
+        assert factor.low * factor.factor < ratio < factor.high * factor.factor
 
 
-def test_a_run_as_predicted_has_the_factor_one():
+def test_load_anchor_reads_what_a_run_shares():
+    rows = measured([1.1, 1.2], tp="2", weight_dtype="fp8", engine_version="0.19.0")
+    (found,) = st.load_anchor(rows).anchors
+    first, second = found.measured
+    assert (first.tp, first.pp, first.dp, first.ep, first.formats, first.version) == (2, 1, 1, 1, ("fp8", ""), "0.19.0")
+    assert (first.load, second.load) == (8, 16)
+    assert first.context == 1024 + 256 / 2
+    assert (first.tpot, first.ttft) == (pytest.approx(1.1), None)
+
+
+def test_load_anchor_with_an_unknown_version_takes_the_month():
+    rows = [row | {"engine_version": "vllm nan", "measured": "2026-01-02"} for row in measured([1.1])]
+    assert st.load_anchor(rows).anchors[0].version == "2026-01"
+
+
+def test_load_anchor_with_a_run_as_predicted_has_the_factor_one():
     (found,) = st.load_anchor(measured([1.0])).anchors
     assert found.tpot.factor == pytest.approx(1.0, rel=1e-12)
     assert found.ttft is None
 
 
-def test_the_median_of_logarithms_counts():
+def test_ratio_is_the_median_of_logarithms():
     (found,) = st.load_anchor(measured([1.1, 1.2, 3.0])).anchors
     assert found.tpot.ratio == pytest.approx(1.2, rel=1e-9)
     (found,) = st.load_anchor(measured([1.0, 1.44])).anchors
     assert found.tpot.ratio == pytest.approx(1.2, rel=1e-9)
+
+
+def test_predict_with_own_runs_shares_the_correction_and_obeys_littles_law():
+    rows = measured([1.25, 1.0, 1.0], ttft=[0.8, 1.0, 1.0])
+    anchor = st.load_anchor(rows[:1])
+    before, after = predict(rows), predict(rows, anchor=anchor)
+    own = select_anchor(anchor, model=NAMES[0], system=NAMES[1], engine=NAMES[2], formats=("bf16", ""))
+    point = OperatingPoint(layout=st.Layout(), load=np.array([8.0, 16.0, 24.0]), context=1152.0)
+    np.testing.assert_allclose(after.tpot / before.tpot, own.step_factor(point), rtol=1e-9)
+    np.testing.assert_allclose(after.ttft / before.ttft, own.step_factor(point) * own.wait_factor(point), rtol=1e-9)
+    assert np.all(np.diff(after.tpot / before.tpot) < 0)
+    assert after.tpot_low[0] < float(rows[0]["tpot_s"]) < after.tpot_high[0]
+    assert np.all((after.tpot_high / after.tpot_low)[:2] < (before.tpot_high / before.tpot_low)[:2])
+    # A closed loop: clients = rate x (first token + other tokens), up to the last requests of the run.
+    lasting = after.ttft + 255 * after.tpot
+    np.testing.assert_allclose(after.output_tok_s, np.array([8, 16, 24]) * 256 / lasting, rtol=0.1)
+
+
+def test_validate_with_own_runs_says_so_and_moves_errors(tmp_path):
+    rows = measured([1.25, 1.25])
+    plain_errors, corrected = st.validate(rows), st.validate(rows, anchor=st.load_anchor(rows[:1]))
+    assert corrected.tpot["all"]["median"] < 0.3 * plain_errors.tpot["all"]["median"]
+    assert any("corrected by 1 run" in note for note in corrected.notes)
+
+
+def test_explain_outside_names_the_layout_that_fits():
+    fast = predict([plain(id="r0", tp="2")]).tpot[0]
+    (found,) = st.load_anchor([plain(id="r0", tpot_s=repr(float(fast)), ttft_s="")]).anchors
+    assert found.outside_range == ("r0",)
+    assert "tp=2" in found.explanations[0]
+    assert "version" in found.explanations[0]
+    (slow,) = st.load_anchor(measured([2.8])).anchors
+    assert "sampling" in slow.explanations[0]
+    assert "prefix cache" not in slow.explanations[0]
+    (early,) = st.load_anchor(measured([1.0], ttft=[0.1])).anchors
+    assert "prefix cache" in early.explanations[0]
+    assert st.load_anchor(measured([1.0])).anchors[0].explanations == ()
 
 
 @pytest.mark.parametrize(
@@ -149,13 +203,13 @@ def test_runs_are_kept_found_and_removed(tmp_path):
         assert kept == tmp_path / "anchors" / path.name
         assert found.anchors[0].is_stored
     mine = user_calibration.kept_anchor(model, system, engine, catalog)
-    assert (mine.source, mine.version, mine.is_stored, mine.tpot.runs) == ("new", "0.2", True, 1)
-    assert mine.tpot.ratio == pytest.approx(1.2, rel=1e-6)
+    assert (mine.source, mine.version, mine.is_stored, mine.tpot.runs) == ("other, new, old", "0.2", True, 3)
+    assert sorted(run.tpot for run in mine.measured) == [pytest.approx(1.2), pytest.approx(1.5), pytest.approx(2.0)]
     assert [one.source for one in st.load_anchor(catalog=catalog).anchors] == ["new", "old", "other"]
     with pytest.raises(DataFileError, match="already exists"):
         user_calibration.keep(new, catalog=catalog)
     user_calibration.remove("new", catalog=catalog)
-    assert user_calibration.kept_anchor(model, system, engine, catalog).source == "old"
+    assert user_calibration.kept_anchor(model, system, engine, catalog).version == "0.1"
     with pytest.raises(UnknownName, match="did you mean old"):
         user_calibration.remove("olde", catalog=catalog)
     with pytest.raises(UnknownName):
@@ -182,45 +236,3 @@ def test_kept_runs_that_cannot_be_read_are_left_out_with_a_note(tmp_path, caplog
     st.load_anchor(catalog=str(tmp_path))
     assert "these stored runs are left out" in caplog.text
     assert "steptime anchors remove bad" in caplog.text
-
-
-SERVING = SHARED / "serving.csv"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SERVING.is_file(), reason="the measured runs are not here")
-def test_one_run_is_worth_something_on_models_left_out_of_the_fit():
-    """Each run of a group in turn is given and the others are predicted: errors at the median and at the 90th percentile.
-
-    A run counts once, however many others were given for it.
-    """
-    pytest.importorskip("scipy")
-    import engine_cross_validation as fits
-
-    rows = [row for row in read_runs(SERVING)[0] if row["tpot_s"]]
-    measured_at = np.log([float(row["tpot_s"]) for row in rows])
-    groups = fits.group_all(rows)
-    known = fits.constants_of(groups)
-    labels = np.array([" ".join(row[name] for name in ("model", "system", "engine", "engine_version")) for row in rows])
-    off = np.full(len(rows), np.nan)
-    for left in {runs.model.name for runs in groups}:
-        kept = [runs for runs in groups if runs.model.name != left]
-        constants, _ = fits.fit(kept, measured_at, known, (known.usual, known.deviations))
-        for runs in (runs for runs in groups if runs.model.name == left):
-            tpot = predict_runs(runs, known.engine(constants, runs.engine))[0]
-            off[runs.index] = measured_at[runs.index] - np.log(tpot)
-    parts = [off[labels == label] for label in set(labels)]
-    pairs = [(np.delete(logs, i), logs[i], 1 / (len(logs) - 1)) for logs in parts if len(logs) > 1 for i in range(len(logs))]
-    before = np.concatenate([others for others, _, _ in pairs])
-    after = np.concatenate(
-        [others - np.log(user_calibration.compute_factor(np.exp([given]), "tpot").factor) for others, given, _ in pairs]
-    )
-    weights = np.concatenate([np.full(len(others), weight) for others, _, weight in pairs])
-    found = [quantiles(np.abs(np.expm1(-errors)), weights) for errors in (before, after)]
-    assert np.all(found[1] < np.array([0.9, 0.95]) * found[0]), found
-
-
-def quantiles(values, weights) -> np.ndarray:
-    order = np.argsort(values)
-    share = np.cumsum(weights[order]) / weights.sum()
-    return values[order][np.searchsorted(share, [0.5, 0.9])]

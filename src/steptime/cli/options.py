@@ -425,20 +425,23 @@ class SubjectChanges:
     def _anchored(self, values: Mapping[str, Any], model: Model, system: System, engine: Engine) -> Engine:
         """Return the engine, corrected by the runs of --anchor or by stored runs of this model, system and engine."""
         from steptime.catalog.data_files import files
+        from steptime.models.model import stored_formats
         from steptime.physics.engine import anchored
         from steptime.physics.uncertainty import has_range
 
-        catalog = values.get("catalog")
+        catalog, formats = values.get("catalog"), stored_formats(model)
         if self.anchor is not None:
             settings = {"system": str(values["system"]), "weights": values.get("weights") or ""}
             runs = read_anchor(self.anchor, settings, engine, catalog)
-            return anchored(engine, runs, model=model.name, system=system.name)
+            return anchored(engine, runs, model=model.name, system=system.name, formats=formats)
         # An engine without a range is a bound, which runs do not correct.
         if self.no_anchor or not has_range(engine) or not files("anchors", catalog):
             return engine
         from steptime.validation.user_calibration import kept_anchor
 
-        return anchored(engine, kept_anchor(model, system, engine, catalog), model=model.name, system=system.name)
+        return anchored(
+            engine, kept_anchor(model, system, engine, catalog), model=model.name, system=system.name, formats=formats
+        )
 
     def files(self, values: Mapping[str, Any]) -> list[str]:
         """Return the inputs of the command that may be files.
@@ -525,7 +528,7 @@ def anchor_settings(text: str) -> dict[str, str]:
     return settings
 
 
-def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog: str | None) -> Anchors:
+def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine | None, catalog: str | None) -> Anchors:
     """Return the anchors of a file of runs.
 
     Args:

@@ -413,6 +413,7 @@ def with_kept(question: "Question", fixed_inputs: Mapping[str, Any], axes: "Sequ
         return dict(fixed_inputs)
     if any(name not in fixed_inputs for name in question.needs):
         return dict(fixed_inputs)
+    from steptime.models.model import stored_formats
     from steptime.physics.engine import anchored
     from steptime.physics.uncertainty import has_range
     from steptime.questions.subject import read_subject
@@ -423,7 +424,8 @@ def with_kept(question: "Question", fixed_inputs: Mapping[str, Any], axes: "Sequ
     if anchor is None:
         return dict(fixed_inputs)
     say(f"steptime: anchored on your runs of {model.name} on {system.name} by {engine.name} (`steptime anchors`)")
-    return {**fixed_inputs, "engine": anchored(engine, anchor, model=model.name, system=system.name)}
+    corrected = anchored(engine, anchor, model=model.name, system=system.name, formats=stored_formats(model))
+    return {**fixed_inputs, "engine": corrected}
 
 
 @contextmanager

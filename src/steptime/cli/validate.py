@@ -3,12 +3,12 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from steptime.atomic_files import write_text_atomically
-from steptime.cli.options import CATALOG, FULL, Output, count, grouped, not_empty, option
+from steptime.cli.options import CATALOG, FULL, Output, anchor_path, count, grouped, not_empty, option, read_anchor
 from steptime.cli.output import (
     check_outputs,
     make_console,
@@ -21,6 +21,9 @@ from steptime.cli.output import (
     writing,
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
+
+if TYPE_CHECKING:
+    from steptime.physics.bias_correction import Anchors
 
 FILES = (
     "CSV of runs (`steptime validate --columns` lists its columns), result JSON of `vllm bench serve` or of SGLang's "
@@ -97,6 +100,14 @@ def validate(
     engine: Annotated[
         str | None, typer.Option(help="Engine for every row (ideal: the bound); by default the engine of the row.")
     ] = None,
+    anchor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RESULTS",
+            help="Benchmark results that correct the predictions, as for `steptime step`. Runs that are also in FILE correct "
+            "themselves.",
+        ),
+    ] = None,
     skip_bad: SKIP = False,
     columns: Annotated[bool, typer.Option("--columns", help="List the columns of the file and exit.")] = False,
     catalog: CATALOG = None,
@@ -111,24 +122,36 @@ def validate(
     from steptime.validation.validate_api import validate as compare_runs
 
     if columns:
-        if files or predictions or engine or output.csv or output.json:
+        if files or predictions or engine or anchor or output.csv or output.json:
             raise RangeError("--columns stands alone: it lists the columns and reads no file")
         make_console().print(columns_view())
         return
     if not files:
         raise RangeError("give a CSV file of runs (--columns lists its columns) or result JSON of vLLM or SGLang")
     not_empty("--engine", engine, "the name of an engine")
-    inputs = [*files, engine or "", run_settings.model, run_settings.system]
+    inputs = [*files, engine or "", anchor_path(anchor or ""), run_settings.model, run_settings.system]
     output.check(ctx, inputs=inputs, predictions=predictions)
     if _is_training_file(files):
+        if anchor is not None:
+            raise RangeError("--anchor corrects serving runs; leave it out for training runs")
         _validate_training(files[0], predictions, engine, catalog, output)
         return
     with patience(f"reading and predicting the runs of {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}"):
-        validation = compare_runs(files, engine=engine, skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
+        settings = run_settings.arguments()
+        own_runs = None if anchor is None else _read_own_runs(anchor, settings, engine, catalog)
+        validation = compare_runs(files, engine=engine, anchor=own_runs, skip_bad=skip_bad, catalog=catalog, **settings)
     if predictions:
         with reported(predictions, f"times of {validation.runs:,} runs in s and tok/s, with 90 % ranges"):
             write_predictions(predictions, validation.rows, validation.predictions)
     output.print(validation, "validation_view.validation_view")
+
+
+def _read_own_runs(text: str, settings: dict[str, Any], engine: str | None, catalog: str | None) -> "Anchors":
+    """Return the runs of --anchor, predicted by the engine of --engine."""
+    from steptime.physics.engine import load_engine
+
+    defaults = {name: str(settings.get(name) or "") for name in ("system", "weights")}
+    return read_anchor(text, defaults, None if engine is None else load_engine(engine, catalog), catalog)
 
 
 def _validate_training(path: str, predictions: str | None, engine: str | None, catalog: str | None, output: Output) -> None:

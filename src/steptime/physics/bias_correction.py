@@ -1,89 +1,124 @@
 r"""Bias correction from your own measured runs (an anchor).
 
-Most of the error of a prediction is one constant of the group (model, system, engine, version). It depends on the kernels
-that a release has for a model on a chip. Take $k$ runs with $r_i = \log(\text{measured}_i / \text{predicted}_i)$. The
-factor of the group is:
+Most of the error of a prediction is shared by the runs of a curve: the kernels that a release has for a model, its formats and
+layout on a chip. `run_covariance` states how much two runs share, with variances that are estimated from public runs. Your
+runs move a prediction by what they share with it. One run moves its curve almost to it near its load and context, less with
+each doubling away, and other layouts, releases and models less still.
 
-$$ f = e^{m s}, \quad m = \mathrm{median}(r_i), \quad s = \frac{k}{k + h}, \quad h = \frac{w^2}{b^2} $$
+With the posterior mean $\hat r$ of $\log(\text{measured} / \text{predicted})$, every step takes $e^{\hat r}$ times as long. Its
+load is its number of decoding sequences. A step without any takes the usual load and context of your runs. First tokens have
+their own factor, which replaces that of steps.
 
-This is the expected constant of the group after $k$ runs. Constants vary by $b$ between groups, and runs vary by $w$ within
-a group. Every step takes $f$ times as long. Time per token and time to first token have one factor each, with $h = 1$ and
-$h = 0.3$.
-
-Without own runs a range covers both variances, $b^2 + w^2$. After the factor, another run of the group keeps the variance
-$b^2 (1 - s)^2 + w^2 s^2 / k + w^2$. At the ends of the range, errors within a group have longer tails: there $u = w^2 /
-b^2$ is larger than $h$. The logarithms of the range shrink by:
-
-$$ \sqrt{\frac{(1 - s)^2 + u (1 + s^2 / k)}{1 + u}}, \quad u = 2 \text{ (time per token)}, 1.1 \text{ (first token)} $$
-
-For the time per token this is 0.96 after one run and 0.82 after many. For the first token it is 0.93 and 0.72.
+The 90 % range becomes $\hat r \pm q s$ where that is narrower than the range without runs (`run_covariance`). The range
+contains a run that is far outside its prediction, because such a run widens it.
 
 References:
-    2,666 public runs without speculative tokens on shared chips (InferenceX and others, nine models on seven systems, 67
-    groups). They were predicted with the whole model left out of the fit; measured, 2026-11-22.
-
-    Standard deviations of logarithms (robust): time per token 0.09 between groups and 0.08 within groups, so $h$ is about 1
-    (0.6 to 2.5 are as good). First token: 0.46 and 0.24. Errors at the 5 % and 95 % points, after one run and after four,
-    give $u$ of 2.0 and from 0.97 to 1.2.
-
-    Errors of the time per token are 8.3 % at the median and 23.4 % at the 90th percentile. After one run they are 7.7 % and
-    22.8 %, after four 6.9 % and 21.2 % (docs/ablation.md). One run improves less where the engine was fitted to the group:
-    the fit contains most of its constant.
+    docs/corrections.md has the errors before and after one run of the same curve.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
 
 from steptime.errors import InputError, expect
+from steptime.number_checks import Array, Number
+from steptime.physics.run_covariance import Covariance, read_covariances
 from steptime.result_base import Result, Tabular, unit
 from steptime.units import counted
 
-# Variance of errors within a group, divided by the variance between groups.
-WITHIN: Final = {"tpot": 1.0, "ttft": 0.3}
-# The same ratio at the ends of a 90 % range, where errors within a group have longer tails.
-SPREAD: Final = {"tpot": 2.0, "ttft": 1.1}
+# Runs that a correction uses: those that share the most, because each prediction evaluates the covariance with all of them.
+MAX_RUNS: Final = 200
+QUANTITIES: Final = ("tpot", "ttft")
+LEFT_OUT: Final = unit("", "", left_out=True)
+
+
+class Degrees(Protocol):
+    """Parallel degrees of a layout (`physics.layout.Layout`), which may be arrays."""
+
+    @property
+    def tp(self) -> Number:
+        """Tensor-parallel degree."""
+
+    @property
+    def pp(self) -> Number:
+        """Pipeline stages."""
+
+    @property
+    def dp(self) -> Number:
+        """Data-parallel ranks."""
+
+    @property
+    def ep(self) -> Number:
+        """Expert-parallel degree."""
+
+    @property
+    def cp(self) -> Number:
+        """Context-parallel degree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatingPoint:
+    """Where a time is predicted: layout, sequences per replica that run at once, and mean context [tokens].
+
+    A load or context of None, or a load of 0, stands for the usual one of the runs.
+    """
+
+    layout: Degrees | None = None
+    load: Number | None = None
+    context: Number | None = None
+
+
+# The layout, load and context of the runs themselves.
+USUAL: Final = OperatingPoint()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MeasuredRun(Result):
+    """One run with its measured over predicted times, and what it may share with other runs."""
+
+    name: str = field(metadata=unit("", "id of the run"))
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    version: str = field(default="", metadata=unit("", "release of the engine; its month where the version is unknown"))
+    formats: tuple[str, ...] = field(default=(), metadata=unit("", "formats of dense layers and of routed experts"))
+    tp: int = field(default=1, metadata=unit("", "tensor-parallel degree"))
+    pp: int = field(default=1, metadata=unit("", "pipeline stages"))
+    dp: int = field(default=1, metadata=unit("", "data-parallel ranks"))
+    ep: int = field(default=1, metadata=unit("", "expert-parallel degree"))
+    load: float = field(default=1.0, metadata=unit("", "sequences of a replica that run at once"))
+    context: float = field(default=1.0, metadata=unit("tokens", "mean context of a sequence"))
+    tpot: float | None = field(
+        default=None, metadata=unit("", "measured over predicted time per token; null: not measured", key="tpot")
+    )
+    ttft: float | None = field(
+        default=None, metadata=unit("", "measured over predicted time to first token; null: not measured", key="ttft")
+    )
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the run and its ratios.
+
+        Returns:
+            A title and a table of texts.
+        """
+        ratios = {name: f"{getattr(self, name):.3g} times the prediction" for name in QUANTITIES if getattr(self, name)}
+        return f"Run {self.name} of {self.model} on {self.system}", ratios
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Factor(Result):
-    """The correction of one predicted quantity from the runs of one group.
-
-    >>> one, many = Factor(runs=1, ratio=1.3), Factor(runs=10, ratio=1.3)
-    >>> round(one.factor, 4), round(many.factor, 4), round(one.width, 3), round(many.width, 3)
-    (1.1402, 1.2694, 0.957, 0.851)
-    """
-
-    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "factor": unit("", "factor on predictions: the ratio to the power of runs / (runs + within)"),
-        "width": unit("", "width of the 90 % range in logarithms, divided by the width without the runs"),
-    }
+    """The correction of one predicted quantity at the layouts, loads and contexts of the runs (geometric means)."""
 
     runs: int = field(metadata=unit("", "number of measured runs"))
     ratio: float = field(metadata=unit("", "measured time divided by predicted time, median of the runs"))
-    spread: float = field(
-        default=SPREAD["tpot"],
-        metadata=unit("", "variance within groups divided by variance between groups, at the ends of a 90 % range"),
-    )
-
-    within: float = field(
-        default=WITHIN["tpot"], metadata=unit("", "variance of errors within groups divided by the variance between groups")
-    )
-
-    @property
-    def factor(self) -> float:
-        """The factor on predictions."""
-        return math.exp(math.log(self.ratio) * self.runs / (self.runs + self.within))
-
-    @property
-    def width(self) -> float:
-        """Width of a range in logarithms, divided by the width without the runs."""
-        # The share of the group's error that the factor removes.
-        share = self.runs / (self.runs + self.within)
-        return math.sqrt(((1 - share) ** 2 + self.spread * (1 + share**2 / self.runs)) / (1 + self.spread))
+    factor: float = field(metadata=unit("", "factor on predictions at the load of the runs"))
+    low: float = field(metadata=unit("", "lower end of the 90 % range of measured over corrected time there"))
+    high: float = field(metadata=unit("", "upper end of the 90 % range of measured over corrected time there"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the factor and the runs behind it.
@@ -98,10 +133,17 @@ class Factor(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Anchor(Result):
-    """The correction from your own runs of one group.
+    """The correction of one model on one system with one engine, from your own runs.
 
-    Without measurements of a time, `tpot` or `ttft` has the value None.
+    Without measurements of a time, `tpot` or `ttft` has the value None. `usual_load` and `usual_context` replace those of the
+    runs where a question has no load or context.
     """
+
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "runs": unit("", "ids of the runs"),
+        "tpot": unit("", "correction of the time per token, which applies to every step; null: none", key="tpot"),
+        "ttft": unit("", "correction of the time to first token; null: the same as steps", key="ttft"),
+    }
 
     source: str = field(metadata=unit("", "files with the runs"))
     is_stored: bool = field(default=False, metadata=unit("", "whether `steptime anchors` stores the runs"))
@@ -109,60 +151,195 @@ class Anchor(Result):
     system: str = field(metadata=unit("", "name of the system"))
     engine: str = field(metadata=unit("", "name of the engine that predicted the runs"))
     version: str = field(default="", metadata=unit("", "version of the engine; empty where the runs do not state it"))
-    runs: tuple[str, ...] = field(metadata=unit("", "ids of the runs"))
+    formats: tuple[str, ...] = field(
+        default=(), metadata=unit("", "formats of dense layers and of routed experts; empty: those of the runs")
+    )
+    measured: tuple[MeasuredRun, ...] = field(metadata=LEFT_OUT)
     outside_range: tuple[str, ...] = field(
         default=(), metadata=unit("", "ids of runs with a measured time outside the 90 % range of its prediction")
     )
+    explanations: tuple[str, ...] = field(
+        default=(), metadata=unit("", "what may explain runs outside the range, one text per run")
+    )
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that are not used, each with the reason"))
-    tpot: Factor | None = field(
-        default=None, metadata=unit("", "correction of the time per token; it applies to every step", key="tpot")
-    )
-    ttft: Factor | None = field(
-        default=None, metadata=unit("", "correction of the time to first token; null: the same as steps", key="ttft")
-    )
+    usual_load: float | None = field(default=None, metadata=LEFT_OUT)
+    usual_context: float | None = field(default=None, metadata=LEFT_OUT)
 
     @property
-    def step(self) -> float:
-        """Factor on the time of every step."""
-        return 1.0 if self.tpot is None else self.tpot.factor
+    def runs(self) -> tuple[str, ...]:
+        """Ids of the runs."""
+        return tuple(run.name for run in self.measured)
 
     @property
-    def wait(self) -> float:
-        """Factor on times to first token, in addition to the factor on steps."""
-        return 1.0 if self.ttft is None else self.ttft.factor / self.step
+    def tpot(self) -> Factor | None:
+        """The correction of the time per token."""
+        return _summary(self, "tpot")
 
-    def width(self, quantity: str) -> float:
-        """Return the width of a range in logarithms, divided by the width without runs.
+    @property
+    def ttft(self) -> Factor | None:
+        """The correction of the time to first token."""
+        return _summary(self, "ttft")
+
+    @property
+    def has_group(self) -> bool:
+        """Whether one of the runs is of this model and system."""
+        return any((run.model, run.system) == (self.model, self.system) for run in self.measured)
+
+    def has(self, quantity: str) -> bool:
+        """Whether a run measured a quantity.
 
         Args:
             quantity: "tpot" or "ttft".
 
         Returns:
-            A factor; 1 where no run measured the quantity.
+            True or false.
         """
-        factor = self.tpot if quantity == "tpot" else self.ttft
-        return 1.0 if factor is None else factor.width
+        return any(getattr(run, quantity) is not None for run in self.measured)
+
+    def correction(self, quantity: str, point: OperatingPoint = USUAL) -> tuple[Array, Array]:
+        """Return the correction of a quantity at an operating point.
+
+        Args:
+            quantity: "tpot" or "ttft".
+            point: Layout, load and context, which may be arrays that broadcast.
+
+        Returns:
+            Logarithm of the factor on the prediction, and half of the 90 % range in logarithms; 0 and infinity where no run
+            measured the quantity.
+        """
+        return self.log_factor(quantity, point), self.half_width(quantity, point)
+
+    def log_factor(self, quantity: str, point: OperatingPoint = USUAL) -> Array:
+        """Return the logarithm of the factor on a prediction.
+
+        Args:
+            quantity: "tpot" or "ttft".
+            point: Layout, load and context, which may be arrays that broadcast.
+
+        Returns:
+            Logarithms; 0 where no run measured the quantity.
+        """
+        if not self.has(quantity):
+            return np.asarray(0.0)
+        k, weights = self._covariances(quantity, point)
+        return k @ weights
+
+    def _covariances(self, quantity: str, point: OperatingPoint) -> tuple[Array, Array]:
+        """Return the covariance with each run, in the last axis, and $K^{-1} r$."""
+        covariance = read_covariances()[quantity]
+        usable, log_load, log_context, _, weights, _ = _solved(self.measured, quantity)
+        load, context = self._coordinates(point, usable)
+        shared = self._shared(usable, point.layout)
+        near = covariance.nearness(np.square(load[..., None] - log_load), np.square(context[..., None] - log_context))
+        return covariance.between(shared, near), weights
+
+    def _coordinates(self, point: OperatingPoint, usable: tuple[MeasuredRun, ...]) -> tuple[Array, Array]:
+        """Return load and context in doublings; the usual ones where a point has none."""
+        same = [run for run in usable if (run.model, run.system) == (self.model, self.system)] or usable
+        load = self.usual_load or float(np.exp(np.mean(np.log([max(run.load, 1.0) for run in same]))))
+        context = self.usual_context or float(np.exp(np.mean(np.log([max(run.context, 1.0) for run in same]))))
+        sequences = np.asarray(load if point.load is None else point.load, dtype=np.float64)
+        decodes = sequences > 0
+        sequences = np.where(decodes, np.maximum(sequences, 1.0), load)
+        if point.context is None or self.usual_context is not None:
+            tokens: Any = context
+        else:
+            tokens = np.where(decodes, np.maximum(point.context, 1.0), context)
+        return np.log2(sequences), np.log2(np.broadcast_to(tokens, np.broadcast_shapes(np.shape(tokens), sequences.shape)))
+
+    def _shared(self, usable: tuple[MeasuredRun, ...], layout: Degrees | None) -> dict[str, Any]:
+        """Return whether each run shares the levels of the covariance with a layout; the last axis has the runs."""
+        model = np.array([run.model == self.model for run in usable])
+        group = model & np.array([run.system == self.system for run in usable])
+        release = group & np.array([run.version == self.version for run in usable])
+        same: Any = group & np.array([not self.formats or not run.formats or run.formats == self.formats for run in usable])
+        if layout is not None:
+            for name in ("tp", "pp", "dp", "ep"):
+                degrees = np.array([getattr(run, name) for run in usable])
+                same = same & (np.asarray(getattr(layout, name))[..., None] == degrees)
+            same = same & (np.asarray(layout.cp)[..., None] == 1)
+        return {"model": model, "group": group, "release": release, "layout": same, "layout_release": same & release}
+
+    def step_factor(self, point: OperatingPoint = USUAL) -> Array:
+        """Return the factor on the time of steps.
+
+        Args:
+            point: Layout, load and context.
+
+        Returns:
+            Factors, 1 without a measured time per token.
+        """
+        factor: Array = np.exp(self.log_factor("tpot", point))
+        return factor
+
+    def wait_factor(self, point: OperatingPoint = USUAL) -> Array:
+        """Return the factor on times to first token, in addition to the factor on steps.
+
+        Args:
+            point: Layout, load and context.
+
+        Returns:
+            Factors, 1 without a measured time to first token.
+        """
+        if not self.has("ttft"):
+            return np.asarray(1.0)
+        factor: Array = np.exp(self.log_factor("ttft", point) - self.log_factor("tpot", point))
+        return factor
+
+    def half_width(self, quantity: str, point: OperatingPoint = USUAL) -> Array:
+        """Return half of the 90 % range of a corrected time, in logarithms.
+
+        Args:
+            quantity: "tpot" or "ttft".
+            point: Layout, load and context.
+
+        Returns:
+            Logarithms; infinity without a measurement.
+        """
+        if not self.has(quantity):
+            return np.asarray(np.inf)
+        covariance = read_covariances()[quantity]
+        usable, _, _, inverse, _, square = _solved(self.measured, quantity)
+        k, _ = self._covariances(quantity, point)
+        variance = covariance.total - np.sum((k @ inverse) * k, axis=-1)
+        half: Array = covariance.quantile * np.sqrt(np.maximum(variance, 0.0)) * covariance.scale(square, len(usable))
+        return half
+
+    def scale(self, quantity: str) -> float:
+        """Return how much wider the range is because the runs are far from their predictions.
+
+        Args:
+            quantity: "tpot" or "ttft".
+
+        Returns:
+            Factor of at least 1.
+        """
+        if not self.has(quantity):
+            return 1.0
+        usable, *_, square = _solved(self.measured, quantity)
+        return max(1.0, float(read_covariances()[quantity].scale(square, len(usable))))
 
     @property
     def group(self) -> str:
-        """The model, system and engine of the runs, as text."""
+        """The model, system and engine of the correction, as text."""
         return f"{self.model} on {self.system} with engine {self.engine}"
 
     @property
     def text(self) -> str:
         """The correction in one sentence."""
-        count = len(self.runs)
+        count = len(self.measured)
         whose = f"{count:,} run{'s' * (count != 1)} that you measured ({self.source}{', ' * bool(self.version)}{self.version})"
         sentences = [
-            f"{name} measured at {factor.ratio:.2f} times the prediction, so predictions x {factor.factor:.2f}"
+            f"{name} measured at {factor.ratio:.2f} times the prediction, so predictions x {factor.factor:.2f} at that load"
             for name, factor in (("time per token", self.tpot), ("first token", self.ttft))
             if factor is not None
         ]
-        has_shrunk = any(abs(factor.factor - factor.ratio) > 0.005 for factor in (self.tpot, self.ttft) if factor is not None)
-        why = " (the correction is smaller than the ratio because single runs scatter; more runs bring it closer)" * has_shrunk
         hint = "; --no-anchor ignores these runs" if self.is_stored else ""
+        hint_of_group = "" if self.has_group else " None of them is of this model and system, so that they say little."
         exclusions = f" Not used: {'; '.join(self.left_out)}." if self.left_out else ""
-        return f"Corrected by {whose}: {'; '.join(sentences)}{why}{hint}.{exclusions}"
+        return (
+            f"Corrected by {whose}: {'; '.join(sentences)}, less at other loads and layouts{hint}.{hint_of_group}{exclusions}"
+        )
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the group of the runs and the factors.
@@ -175,14 +352,73 @@ class Anchor(Result):
             for name, factor in (("time per token", self.tpot), ("first token", self.ttft))
             if factor is not None
         }
-        return f"Anchor: {counted(len(self.runs), 'run')} of {self.group}, from {self.source}", factors
+        return f"Anchor: {counted(len(self.measured), 'run')} of {self.group}, from {self.source}", factors
+
+
+@lru_cache(maxsize=256)
+def _solved(runs: tuple[MeasuredRun, ...], quantity: str) -> tuple[Any, ...]:
+    """Return the runs with a quantity, their loads and contexts [doublings], $K^{-1}$, $K^{-1} r$ and $r^T K^{-1} r$."""
+    usable = tuple(run for run in runs if getattr(run, quantity) is not None)
+    covariance = read_covariances()[quantity]
+    load = np.log2([max(run.load, 1.0) for run in usable])
+    context = np.log2([max(run.context, 1.0) for run in usable])
+    inverse = np.linalg.inv(_matrix(usable, covariance, load, context))
+    logs = np.log([getattr(run, quantity) for run in usable])
+    weights = inverse @ logs
+    return usable, load, context, inverse, weights, float(logs @ weights)
+
+
+def _matrix(runs: tuple[MeasuredRun, ...], covariance: Covariance, load: Array, context: Array) -> Array:
+    """Return the covariance of the errors of runs, with noise."""
+
+    def equal(key: Any) -> Array:
+        labels = np.unique([repr(key(run)) for run in runs], return_inverse=True)[1].ravel()
+        same: Array = labels[:, None] == labels[None]
+        return same
+
+    group = equal(lambda run: (run.model, run.system))
+    release = group & equal(lambda run: run.version)
+    layout = group & equal(lambda run: (run.formats, run.tp, run.pp, run.dp, run.ep))
+    shared = {
+        "model": equal(lambda run: run.model), "group": group, "release": release, "layout": layout,
+        "layout_release": layout & release,
+    }  # fmt: skip
+    near = covariance.nearness(*(np.square(x[:, None] - x[None]) for x in (load, context)))
+    return covariance.between(shared, near) + covariance.noise * np.eye(len(runs))
+
+
+@lru_cache(maxsize=256)
+def _summary(anchor: Anchor, quantity: str) -> Factor | None:
+    """Return the correction at the operating points of the runs of the group, or of all runs where there is none."""
+    usable = [run for run in anchor.measured if getattr(run, quantity) is not None]
+    if not usable:
+        return None
+    same = [run for run in usable if (run.model, run.system) == (anchor.model, anchor.system)] or usable
+    table = {name: np.array([getattr(run, name) for run in same]) for name in ("tp", "pp", "dp", "ep", "load", "context")}
+    degrees = _Columns(tp=table["tp"], pp=table["pp"], dp=table["dp"], ep=table["ep"])
+    point = OperatingPoint(layout=degrees, load=table["load"], context=table["context"])
+    unbound = replace(anchor, usual_load=None, usual_context=None)
+    factor, half = (float(np.mean(x)) for x in unbound.correction(quantity, point))
+    ratio = math.exp(float(np.median(np.log([getattr(run, quantity) for run in same]))))
+    return Factor(runs=len(usable), ratio=ratio, factor=math.exp(factor), low=math.exp(-half), high=math.exp(half))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """Parallel degrees of runs, as arrays."""
+
+    tp: Number
+    pp: Number
+    dp: Number
+    ep: Number
+    cp: Number = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Anchors(Tabular):
     """The corrections of all groups in some files; as a table, one row per group."""
 
-    SCHEMA: ClassVar[str] = "steptime.anchors/2"
+    SCHEMA: ClassVar[str] = "steptime.anchors/3"
 
     source: str = field(metadata=unit("", "files with the runs"))
     anchors: tuple[Anchor, ...] = field(metadata=unit("", "one correction per model, system, engine and version"))
@@ -212,32 +448,52 @@ class Anchors(Tabular):
         return columns
 
 
-def select_anchor(anchors: Anchors | Anchor, *, model: str, system: str, engine: str) -> Anchor:
+def select_anchor(anchors: Anchors | Anchor, *, model: str, system: str, engine: str, formats: tuple[str, ...] = ()) -> Anchor:
     """Return the correction for a model, system and engine.
+
+    All runs of the engine count, each by what it shares with the model and system. The release is that of the newest runs of
+    the model on the system.
 
     Args:
         anchors: Corrections of several groups, or of one.
         model: Name of the model.
         system: Name of the system.
         engine: Name of the engine.
+        formats: Formats of dense layers and of routed experts; by default those of the runs.
 
     Returns:
-        The correction of the group. Of several engine versions it is the last one, which is the newest.
+        The correction of the group.
 
     Raises:
-        InputError: The runs belong to other groups; the message names both.
+        InputError: The runs belong to other engines; the message names both.
     """
     expect("an anchor", anchors, (Anchors, Anchor), "what st.load_anchor gives")
     all_ = anchors.anchors if isinstance(anchors, Anchors) else (anchors,)
-    fitting = [anchor for anchor in all_ if (anchor.model, anchor.system, anchor.engine) == (model, system, engine)]
-    if fitting:
-        return fitting[-1]
+    fitting = [anchor for anchor in all_ if anchor.engine == engine]
+    if not fitting:
+        # Two groups are enough to see the mismatch; a file may have dozens.
+        groups = list(dict.fromkeys(anchor.group for anchor in all_))
+        remainder = f" and {len(groups) - 2:,} more" if len(groups) > 2 else ""
+        target = f"{model} on {system} with engine {engine}"
+        raise InputError(
+            f"{anchors.source}: has no runs of {target}, got runs of {', and of '.join(groups[:2])}{remainder}; "
+            f'use runs of the same engine (a result file without its engine, "backend", counts as typical)'
+        )
 
-    # Two groups are enough to see the mismatch; a file may have dozens.
-    groups = list(dict.fromkeys(anchor.group for anchor in all_))
-    remainder = f" and {len(groups) - 2:,} more" if len(groups) > 2 else ""
-    target = f"{model} on {system} with engine {engine}"
-    raise InputError(
-        f"{anchors.source}: has no runs of {target}, got runs of {', and of '.join(groups[:2])}{remainder}; "
-        f'use runs of the same model, system and engine (a result file without its engine, "backend", counts as typical)'
+    # Runs of the same group come last, and the newest of these at the end.
+    fitting.sort(key=lambda anchor: (anchor.model == model, anchor.system == system))
+    last = fitting[-1]
+    is_group = (last.model, last.system) == (model, system)
+    measured = tuple(dict.fromkeys(run for anchor in fitting for run in anchor.measured))
+    return replace(
+        last,
+        model=model,
+        system=system,
+        version=last.version if is_group else "",
+        formats=formats,
+        source=", ".join(dict.fromkeys(anchor.source for anchor in reversed(fitting))),
+        measured=measured[-MAX_RUNS:],
+        outside_range=tuple(dict.fromkeys(name for anchor in fitting for name in anchor.outside_range)),
+        explanations=tuple(dict.fromkeys(words for anchor in fitting for words in anchor.explanations)),
+        left_out=tuple(dict.fromkeys(words for anchor in fitting for words in anchor.left_out)),
     )

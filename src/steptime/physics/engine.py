@@ -19,7 +19,7 @@ from steptime.catalog.data_files import check_entry_name, find, read_file
 from steptime.errors import DataFileError, RangeError, did_you_mean, expect, short_repr
 from steptime.hardware.system import System
 from steptime.number_checks import Number
-from steptime.physics.bias_correction import Anchor, Anchors, select_anchor
+from steptime.physics.bias_correction import USUAL, Anchor, Anchors, OperatingPoint, select_anchor
 from steptime.physics.compute_dtype import Computed, read_rules
 from steptime.physics.engine_parameters import (
     CONSTANTS,
@@ -134,7 +134,9 @@ def engine_for(system: System, engine: Engine | str | None = None, catalog: str 
     return load_engine(default_engine(system) if engine is None else engine, catalog)
 
 
-def anchored(engine: Engine, anchor: Anchors | Anchor | None, *, model: str, system: str) -> Engine:
+def anchored(
+    engine: Engine, anchor: Anchors | Anchor | None, *, model: str, system: str, formats: tuple[str, ...] = ()
+) -> Engine:
     """Return the engine with the correction for a model and a system.
 
     Args:
@@ -142,33 +144,50 @@ def anchored(engine: Engine, anchor: Anchors | Anchor | None, *, model: str, sys
         anchor: Corrections; None keeps those of the engine.
         model: Name of the model.
         system: Name of the system.
+        formats: Formats of dense layers and of routed experts; by default those of the runs.
 
     Returns:
         The engine, unchanged where there is no correction.
 
     Raises:
-        InputError: The runs belong to another model, system or engine.
+        InputError: The runs belong to another engine.
     """
     correction = engine.anchor if anchor is None else anchor
-    return (
-        engine
-        if correction is None
-        else replace(engine, anchor=select_anchor(correction, model=model, system=system, engine=engine.name))
-    )
+    if correction is None:
+        return engine
+    selected = select_anchor(correction, model=model, system=system, engine=engine.name, formats=formats)
+    return replace(engine, anchor=selected)
 
 
-def ttft_factor(engine: Engine) -> float:
+def ttft_factor(engine: Engine, point: OperatingPoint = USUAL) -> Number:
     """Return the factor of an anchor on the TTFT.
 
     It applies in addition to the factor on the steps.
 
     Args:
         engine: Engine.
+        point: Layout, load and context.
 
     Returns:
         Factor; 1 without an anchor.
     """
-    return 1.0 if engine.anchor is None else engine.anchor.wait
+    return 1.0 if engine.anchor is None else engine.anchor.wait_factor(point)
+
+
+def at_workload(engine: Engine, load: float | None, context: float) -> Engine:
+    """Return the engine whose correction takes one load and context where a step has none, and this context everywhere.
+
+    Args:
+        engine: The engine.
+        load: Sequences per replica; None for that of the runs.
+        context: Mean context [tokens].
+
+    Returns:
+        The engine, unchanged without an anchor.
+    """
+    if engine.anchor is None:
+        return engine
+    return replace(engine, anchor=replace(engine.anchor, usual_load=load, usual_context=context))
 
 
 def bare(engine: Engine) -> Engine:

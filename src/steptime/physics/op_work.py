@@ -25,6 +25,7 @@ from steptime.physics.attention_kernels import IDEAL_KERNEL as IDEAL_ATTENTION
 from steptime.physics.attention_kernels import NARROW as NARROW_FORM
 from steptime.physics.attention_kernels import VALUE_BYTES, WIDE, AttentionKernel, decode_entries, prefill_pairs
 from steptime.physics.attention_kernels import select_kernel as select_attention
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.chip_memory import cache_ways, expert_slots, state_ways
 from steptime.physics.compute_dtype import (
     DECODE,
@@ -557,18 +558,22 @@ def chip_factor(system: System, kind: str, engine: Engine) -> Number:
     return 1.0 if share is None else (share / REACHED[kind]) ** engine.kernels.chip_departure
 
 
-def slowness(system: System, engine: Engine) -> Number:
+def slowness(system: System, engine: Engine, layout: Layout, inputs: Mapping[str, Any]) -> Number:
     """Return the factor on all times of a step, from software and from your own runs.
 
     Args:
         system: The system.
         engine: The engine.
+        layout: Parallel degrees; fields may be arrays.
+        inputs: The sizes of `mixed_step` by name.
 
     Returns:
         A factor; more than 1 is slower.
     """
-    anchored = 1.0 if engine.anchor is None else engine.anchor.step
-    return software_factor(system, engine) * anchored
+    software = software_factor(system, engine)
+    if engine.anchor is None:
+        return software
+    return software * engine.anchor.step_factor(OperatingPoint(layout=layout, load=inputs["batch"], context=inputs["context"]))
 
 
 def software_factor(system: System, engine: Engine) -> Number:

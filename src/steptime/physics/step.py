@@ -46,7 +46,7 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
-from steptime.models.model import Model
+from steptime.models.model import Model, stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import (
     MOST_SEQUENCES,
@@ -282,11 +282,13 @@ def _evaluate(
     engine: Engine,
     work: Work,
     *,
+    slower: Number,
     merged: bool | None = None,
     parts: bool = True,
 ) -> tuple[Step, list[Entry]]:
     """Return the step over micro-batches and stages, and its entries.
 
+    slower: Factor on all times (`op_work.slowness`).
     merged: Whether operators that take the same time together as separately are joined; by default where that is exact.
     parts: Whether the step has terms and resources.
     """
@@ -303,7 +305,6 @@ def _evaluate(
     run_hops(hops, model, work, system, layout, engine)
     share, m = stage_share(model, layout), layout.microbatches
     cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=m, share=share)
-    slower = slowness(system, engine)
     cycled = cycled.slowed(slower)
     lower, upper = bounds(layers.busy, stem.busy, links.busy, hops.total, microbatches=m, share=share)
     lower, upper = slower * lower, slower * upper
@@ -379,7 +380,7 @@ def mixed_step(
     model, system = resolve_model(model), resolve_system(system)
     runs_on = engine_for(system, engine)
     if anchor is not None:
-        runs_on = anchored(runs_on, anchor, model=model.name, system=system.name)
+        runs_on = anchored(runs_on, anchor, model=model.name, system=system.name, formats=stored_formats(model))
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     layout = Layout() if layout is None else layout
     arrays = _arrays(inputs, layout) if legal else _checked(inputs, layout)
@@ -478,10 +479,12 @@ def _one_layout(
         check_rules(layout, model, system)
     # Floats, like the values that they divide: numpy is slow with mixed dtypes.
     layout = Layout(**{name: arrays[name] * 1.0 for name in NAMES})
-    step, entries = _evaluate(model, system, layout, engine, build_work(arrays, layout), merged=merged, parts=parts)
+    slower = slowness(system, engine, layout, arrays)
+    work = build_work(arrays, layout)
+    step, entries = _evaluate(model, system, layout, engine, work, slower=slower, merged=merged, parts=parts)
     for tower_pass in tower_passes(model.media, arrays, layout):
         tower_step, tower_entries = _evaluate(
-            tower_pass.model, system, tower_pass.layout, engine, tower_pass.work, merged=merged, parts=parts
+            tower_pass.model, system, tower_pass.layout, engine, tower_pass.work, slower=slower, merged=merged, parts=parts
         )
         step, entries = (
             add_passes(step, [(tower_pass.share, tower_step)], tower_pass.term),

@@ -17,7 +17,8 @@ $$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-
 
 A step like the measured steps gets the interval of left-out runs. A step that depends on an uncertain constant gets a wider
 interval. On chips of a vendor without fitted runs, and for an engine without a fit, the range is at least `WIDE`. Your own
-runs (`anchor`) narrow the scatter. They do not narrow the part of a step's constants or of its distance from measured runs.
+runs (`anchor`) replace the scatter where the range of corrected times is narrower (`bias_correction`). They do not narrow the
+part of a step's constants or of its distance from measured runs.
 The ideal engine is a bound and not a prediction: it has no range.
 
 **Distance.** The shipped engines are fitted to closed-loop runs on one node: replicas of up to eight chips, one pool, no
@@ -47,9 +48,10 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
+from steptime.models.model import stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import Array, Number
-from steptime.physics.bias_correction import Anchor, Anchors
+from steptime.physics.bias_correction import USUAL, Anchor, Anchors, OperatingPoint
 from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
 from steptime.physics.layout import NAMES, Layout
 from steptime.physics.speculative_step import drafted_step
@@ -89,7 +91,7 @@ def distances(
 ) -> tuple[tuple[Distance, Array], ...]:
     """Return the possible differences from the runs of a fit, and which apply.
 
-    Few runs on a system do not count where there are own runs (`anchor`).
+    Few runs on a system do not count where there are own runs of the group (`anchor`).
 
     Args:
         engine: The engine; without a fit there are no differences.
@@ -108,7 +110,8 @@ def distances(
     is_disaggregated, prefill_layout = reader is not None, layout if reader is None else reader
     chips, stages, groups = (np.maximum(getattr(layout, axis), getattr(prefill_layout, axis)) for axis in ("chips", "pp", "dp"))
     runs = engine.fit.get("systems")
-    has_few_runs = runs is not None and int(runs.get(system.name, 0)) < MIN_RUNS_PER_SYSTEM and engine.anchor is None
+    has_few_runs = runs is not None and int(runs.get(system.name, 0)) < MIN_RUNS_PER_SYSTEM
+    has_few_runs = has_few_runs and (engine.anchor is None or not engine.anchor.has_group)
     return (
         (SEPARATE_POOLS, np.asarray(is_disaggregated)),
         (WIDE_REPLICA, chips > LARGEST_MEASURED),
@@ -332,6 +335,7 @@ def factors(
     variance: Number | None = None,
     system: System | None = None,
     wider: tuple[Number, Number] = (0.0, 0.0),
+    point: OperatingPoint = USUAL,
 ) -> tuple[Number, Number]:
     """Return the factors on a prediction that contain 90 % of measured values.
 
@@ -344,6 +348,7 @@ def factors(
         variance: `parameter_variance` of the prediction; by default the variance of the fitted runs.
         system: The system; None for chips of a measured vendor.
         wider: Logarithms that distance from measured runs adds below and above (`extrapolation`).
+        point: Layout, load and context of the prediction, for the correction by own runs.
 
     Returns:
         A factor of at most 1 and a factor of at least 1.
@@ -351,14 +356,20 @@ def factors(
     table = engine.fit.get("interval", {}).get(quantity, {})
     usual = _by_regime(engine.fit.get("parameter_variance", {}).get(quantity, {}), 0.0, regime)
 
-    # Own runs remove a part of the scatter (`bias_correction`); the other parts of the range stay.
-    remaining_width = 1.0 if engine.anchor is None else engine.anchor.width(quantity)
-    low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) ** remaining_width for side in (0, 1))
+    low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) for side in (0, 1))
+    is_measured = system is None or measured_on(engine, system)
+    if engine.anchor is not None and engine.anchor.has(quantity):
+        # Own runs replace the scatter where they say more (`bias_correction`); the other parts of the range stay.
+        floor = (1.0, 1.0) if is_measured else WIDE
+        half, scale = engine.anchor.half_width(quantity, point), engine.anchor.scale(quantity)
+        low = np.exp(-np.minimum(scale * -np.log(np.minimum(low, floor[0])), half))
+        high = np.exp(np.minimum(scale * np.log(np.maximum(high, floor[1])), half))
+        is_measured = True
     excess = 0.0 if variance is None else variance - usual
     low = np.exp(-np.hypot(half_width(np.maximum(-np.log(low), 0.0), excess), wider[0]))
     high = np.exp(np.hypot(half_width(np.maximum(np.log(high), 0.0), excess), wider[1]))
-    if system is not None and not measured_on(engine, system):
-        low, high = np.minimum(low, WIDE[0] ** remaining_width), np.maximum(high, WIDE[1] ** remaining_width)
+    if not is_measured:
+        low, high = np.minimum(low, WIDE[0]), np.maximum(high, WIDE[1])
     return low, high
 
 
@@ -468,10 +479,14 @@ def range_shares(
     excess = Z90**2 * max(0.0, variance - usual)
     if excess > 0:
         contributions = gradient * (constants_covariance(engine) @ gradient) / variance
-        parts |= {name: excess * max(0.0, share) for name, share in zip(uncertain_constants(engine), contributions, strict=True)}
+        parts |= {
+            name: excess * max(0.0, share) for name, share in zip(uncertain_constants(engine), contributions, strict=True)
+        }
     parts |= {flag.words: flag.high**2 for flag, applies in flags if np.any(applies)}
     total = sum(parts.values())
-    shares = {name: float(part / total) for name, part in sorted(parts.items(), key=lambda item: -item[1]) if part >= 0.01 * total}
+    shares = {
+        name: float(part / total) for name, part in sorted(parts.items(), key=lambda item: -item[1]) if part >= 0.01 * total
+    }
     if (small := 1 - sum(shares.values())) > 1e-9:
         shares["others"] = small
     return shares
@@ -525,7 +540,9 @@ def explained_step_range(
         The step, its range (None for the ideal engine), and `range_shares` (empty for several steps and the ideal engine).
     """
     loaded_model, loaded_system = resolve_model(model), resolve_system(system)
-    engine = anchored(engine_for(loaded_system, engine), anchor, model=loaded_model.name, system=loaded_system.name)
+    formats = stored_formats(loaded_model)
+    engine = engine_for(loaded_system, engine)
+    engine = anchored(engine, anchor, model=loaded_model.name, system=loaded_system.name, formats=formats)
     layout = inputs.get("layout") or Layout()
 
     def evaluate(runs_on: Engine) -> Step:
@@ -548,6 +565,7 @@ def explained_step_range(
     reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
     flags = distances(engine, loaded_system, layout, drafts=bool(drafts))
     regime = np.where(reads, REGIMES[1], REGIMES[0])
-    low, high = factors(engine, "tpot", regime, variance=variance, system=loaded_system, wider=widening(flags))
+    point = OperatingPoint(layout=layout, load=inputs.get("batch", 0), context=inputs.get("context", 0))
+    low, high = factors(engine, "tpot", regime, variance=variance, system=loaded_system, wider=widening(flags), point=point)
     shares = range_shares(engine, gradient, flags, str(regime)) if gradient.ndim == 1 and not regime.ndim else {}
     return step, (seconds * low, seconds * high), shares

@@ -8,13 +8,14 @@ from typing import Any
 
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.number_checks import Number
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.engine import Engine
 from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, latency_regime, widening, with_variances
 from steptime.planning.plan_problem import Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import first_token_of, matched_rate
 from steptime.planning.slo_probability import decode_widening, extrapolation_flags, pool_flags
-from steptime.planning.steady_state import State
+from steptime.planning.steady_state import State, mean_context
 
 Range = tuple[float, float]
 # The layout with the best of several predictions delivers less than predicted: mean and standard deviation of the logarithm,
@@ -62,10 +63,15 @@ def candidate_ranges(
     of_decode, of_prefill = pool_flags(case, candidate.layout, candidate.prefill_layout)
     # An acceptance length that is a prior is another independent error of the time per token.
     wider = decode_widening(of_decode, case.speculation)
-    slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, system=case.system, wider=wider)
-    arguments: dict[str, Any] = {"system": first_system}
+    # Own runs narrow the range by the layout, load and context that they share.
+    context = mean_context(case.workload)
+    point = OperatingPoint(layout=candidate.layout, load=candidate.batch, context=context)
+    slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, system=case.system, wider=wider, point=point)
+    prefill_layout = candidate.prefill_layout
+    prefill_point = point if prefill_layout is None else OperatingPoint(layout=prefill_layout, context=context)
+    arguments: dict[str, Any] = {"system": first_system, "point": point}
     late = factors(case.engine, "ttft", waiting, variance=ttft_variance, wider=widening(of_prefill, "ttft"), **arguments)
-    arguments["wider"] = widening(of_prefill)
+    arguments |= {"wider": widening(of_prefill), "point": prefill_point}
     prefill_factors = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **arguments) if reading else slow
     slowed = (_slowed_rate(case, candidate, state, prefill, slow[side], prefill_factors[side]) for side in (0, 1))
     fast, least = (float(rate * case.workload.output_tokens) for rate in slowed)

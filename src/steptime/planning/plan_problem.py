@@ -21,6 +21,7 @@ from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.chip_memory import Memory, sequences_per_group
 from steptime.physics.engine import Engine, ttft_factor
 from steptime.physics.layout import ENGINE, NAMES, Layout, collect_facts, show_layout
@@ -383,7 +384,8 @@ def pass_limit(case: PlanProblem, layout: Layout, answering: Layout, tpot: Numbe
     """
     sent = moving(case, layout)
     other_delays = ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.speculation)
-    return (ttft - other_delays) / ttft_factor(case.engine)
+    point = OperatingPoint(layout=answering, context=mean_context(case.workload))
+    return (ttft - other_delays) / ttft_factor(case.engine, point)
 
 
 def runs(case: PlanProblem, layouts: Layout, role: str) -> Array:

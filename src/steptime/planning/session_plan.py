@@ -27,7 +27,7 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import RangeError, UnknownName, expect
 from steptime.hardware.system import MemoryTier, System
-from steptime.models.model import Model, cached_token_bytes
+from steptime.models.model import Model, cached_token_bytes, stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.physics.chip_memory import cache_parts
 from steptime.physics.engine import anchored, engine_for
@@ -176,7 +176,8 @@ def plan_sessions(
         if settings.get(name) is not None:
             raise RangeError(f"{name}: histories of sessions are on one system; leave out {name}, or sessions")
     model, system = resolve_model(model), resolve_system(system)
-    runs_on = anchored(engine_for(system, settings.get("engine")), settings.get("anchor"), model=model.name, system=system.name)
+    engine, formats = engine_for(system, settings.get("engine")), stored_formats(model)
+    runs_on = anchored(engine, settings.get("anchor"), model=model.name, system=system.name, formats=formats)
     modes = settings.get("modes", MODES)
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     effects = ("alternatives", "elasticities", "diagnostics", "front")

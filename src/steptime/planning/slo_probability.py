@@ -14,9 +14,11 @@ import numpy as np
 
 from steptime.errors import RangeError, UnknownName
 from steptime.number_checks import Array, Number, single
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import Distance, distances, factors, has_range, latency_regime, widening
 from steptime.planning.plan_problem import PlanProblem
+from steptime.planning.steady_state import mean_context
 from steptime.workload.workload import Slo, Speculation, Workload
 
 NORMAL: Final = NormalDist()
@@ -237,7 +239,9 @@ def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, 
     waiting, first = (regime, case.system) if reader is None else ("mixed", case.prefill.system)
     of_decode, of_prefill = pool_flags(case, layout, reader)
     tpot_wider, ttft_wider = decode_widening(of_decode, case.speculation), widening(of_prefill, "ttft")
-    slow = factors(case.engine, "tpot", regime, system=case.system, wider=tpot_wider)[1]
-    late = factors(case.engine, "ttft", waiting, system=first, wider=ttft_wider)[1]
+    # The load is not known yet: own runs count as at their load.
+    point = OperatingPoint(layout=layout, context=mean_context(case.workload))
+    slow = factors(case.engine, "tpot", regime, system=case.system, wider=tpot_wider, point=point)[1]
+    late = factors(case.engine, "ttft", waiting, system=first, wider=ttft_wider, point=point)[1]
     share = deviations(case.sure)
     return case.slo.tpot * case.aim[0] / slow**share, case.slo.ttft * case.aim[1] / late**share

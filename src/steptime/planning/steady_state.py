@@ -37,6 +37,7 @@ import numpy as np
 from steptime.hardware.system import System, slower_link
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.chip_memory import Memory
 from steptime.physics.engine import Engine, ttft_factor
 from steptime.physics.layout import Layout
@@ -371,6 +372,7 @@ def aggregated(
                 layout,
                 engine,
                 speculation,
+                batch,
             )
         ),
         rate=np.asarray(batch / (steps * step)),
@@ -496,7 +498,13 @@ def in_flight(batch: Number, replicas: Number) -> Array:
 
 
 def ttft_seen(
-    workload: Workload, prefill_seconds: Number, tpot: Number, layout: Layout, engine: Engine, speculation: Speculation = NONE
+    workload: Workload,
+    prefill_seconds: Number,
+    tpot: Number,
+    layout: Layout,
+    engine: Engine,
+    speculation: Speculation = NONE,
+    batch: Number | None = None,
 ) -> Number:
     """Return the TTFT that a user sees.
 
@@ -510,12 +518,13 @@ def ttft_seen(
         layout: Layout of the replica that decodes.
         engine: Engine.
         speculation: Speculative tokens.
+        batch: Sequences per replica, for the correction by own runs; by default the usual load of the runs.
 
     Returns:
         Seconds.
     """
     latency = before_queue(workload, engine) + prefill_seconds + answer_tokens(workload, layout, engine, speculation) * tpot
-    return latency * ttft_factor(engine)
+    return latency * ttft_factor(engine, OperatingPoint(layout=layout, load=batch, context=mean_context(workload)))
 
 
 def before_queue(workload: Workload, engine: Engine) -> Number:

@@ -11,6 +11,7 @@ from steptime.hardware.rental_prices import has_rent, kind_in_words
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Number
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.chip_memory import stage_share
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
@@ -71,7 +72,8 @@ def explain_step(
     order = {term: position for position, term in enumerate(step.terms)}
     lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in totals.items()]
     lines.sort(key=lambda line: (order[line.term], -line.seconds))
-    lines = [replace(line, formula=line.formula + _slower(system, engine)) for line in lines]
+    point = OperatingPoint(layout=layout, load=sizes.get("batch", 0), context=sizes.get("context", 0))
+    lines = [replace(line, formula=line.formula + _slower(system, engine, point)) for line in lines]
     pass_sizes: dict[str, Any] = {"batch": 0, "context": 0, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}
     pass_sizes.pop("query", None)
     return lines + [
@@ -80,11 +82,11 @@ def explain_step(
     ]
 
 
-def _slower(system: System, engine: Engine) -> str:
+def _slower(system: System, engine: Engine, point: OperatingPoint) -> str:
     """Return the factors on all times that are not 1, as the end of a formula."""
     software = float(software_factor(system, engine))
     text = f" x {software:.4g} (software)" if software != 1 else ""
-    return text if engine.anchor is None else f"{text} x {engine.anchor.step:.4g} (your own runs)"
+    return text if engine.anchor is None else f"{text} x {float(engine.anchor.step_factor(point)):.4g} (your own runs)"
 
 
 def _passes(count: float, seconds: float, name: str) -> Line:

@@ -315,7 +315,7 @@ def step_summary(
     """
     model, system = resolve_model(model), resolve_system(system)
     layout = layout or Layout()
-    engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
+    engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model))
     work: dict[str, Any] = {**NO_PASS, **sizes}
     drafts = speculation.drafts
     timed = _without_query(work) if drafts else work

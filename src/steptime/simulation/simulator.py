@@ -15,11 +15,11 @@ from steptime.errors import Impossible, RangeError
 from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System, slower_link
 from steptime.hardware.what_if import is_single
-from steptime.models.model import Model, cached_token_bytes
+from steptime.models.model import Model, cached_token_bytes, stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
-from steptime.physics.engine import IDEAL, Engine, anchored, engine_for
+from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
@@ -192,7 +192,7 @@ def simulate(
     """
     model, system = resolve_model(model), resolve_system(system)
     layout, policy, slo, percentile = layout or Layout(), policy or Policy(), slo or Slo(), check_percentile(percentile)
-    runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
+    runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model))
     traffic = checked(traffic)
     model = as_served(model, system, runs_on)
     fast_replicas = _check_counts(
@@ -286,6 +286,9 @@ def pool_server(
     Returns:
         The pool.
     """
+    # Corrections by own runs take the clients of a closed loop and the mean context of the traffic.
+    clients = traffic.clients / replicas if traffic.clients else None
+    engine = at_workload(engine, clients, _mean_context(traffic, model))
     fitted = _fitted(model, system, layout, engine, policy, traffic)
     sampled = _pace(model, system, layout, engine, fitted, traffic, check=check, has_mixed_steps=has_mixed_steps)
     pace = slowed(sampled, slowness)
@@ -457,14 +460,18 @@ def _pace(
     )
 
 
+def _mean_context(traffic: Traffic, model: Model) -> float:
+    """Return the mean context of a decoding sequence [tokens]; longer requests than the model's limit are rejected."""
+    short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)
+    return float(np.mean(short[0]) + np.mean(short[1]) / 2)
+
+
 def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic) -> Policy:
     """Return the policy with the KV room of the chips and the model's context limit."""
     policy = replace(policy, max_context=min(policy.max_context, float(model.max_context)))
     if math.isfinite(policy.kv_tokens):
         return policy
-    # Longer requests are rejected.
-    short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)
-    context = float(np.mean(short[0]) + np.mean(short[1]) / 2)
+    context = _mean_context(traffic, model)
     room = kv_room(
         model,
         system,

@@ -26,6 +26,7 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.hardware.system import SCALED, System
 from steptime.models.model import Model
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.engine import Engine, engine_for, ttft_factor
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
@@ -341,10 +342,11 @@ def sample_pace(
     if has_mixed_steps:
         joint, slack = _joint_factors(pace, mixed, times, overlaps=overlaps)
         pace = replace(pace, joint=joint, slack=slack if overlaps else None)
+    factor = float(ttft_factor(runs_on, OperatingPoint(layout=layout)))
     if not check:
-        return with_first_tokens(pace, ttft_factor(runs_on))
+        return with_first_tokens(pace, factor)
     errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, budget)
-    return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), ttft_factor(runs_on))
+    return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), factor)
 
 
 def _knots(last: int, dense: int = 64) -> Any:

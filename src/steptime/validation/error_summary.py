@@ -15,6 +15,7 @@ from steptime.atomic_files import temporary_file
 from steptime.errors import safe_cell
 from steptime.hardware.system import System
 from steptime.number_checks import Array
+from steptime.physics.bias_correction import USUAL, OperatingPoint
 from steptime.physics.engine import Engine
 from steptime.physics.uncertainty import Distance, factors, widening
 from steptime.result_base import Tabular, in_words, unit
@@ -80,6 +81,7 @@ def with_ranges(
     system: System,
     flags: Iterable[tuple[Distance, Array]] = (),
     variances: Mapping[str, Array] | None = None,
+    point: OperatingPoint = USUAL,
 ) -> dict[str, Any]:
     """Add the ends of the 90 % ranges of times and throughput, and the regime.
 
@@ -92,12 +94,15 @@ def with_ranges(
         system: System.
         flags: Differences of the runs from those of the fit, which widen the ranges.
         variances: Variances of the logarithms of times from the engine's constants; None for those of the fitted runs.
+        point: Layout, load and context, for the correction by own runs.
 
     Returns:
         Figures, and lower and upper ends by name.
     """
     (low, high), (ttft_low, ttft_high) = (
-        factors(engine, name, regime, variance=(variances or {}).get(name), system=system, wider=widening(flags, name))
+        factors(
+            engine, name, regime, variance=(variances or {}).get(name), system=system, wider=widening(flags, name), point=point
+        )
         for name in ("tpot", "ttft")
     )
     tpot, ttft, speed = (figures[name] for name in ("tpot", "ttft", "output_tok_s"))

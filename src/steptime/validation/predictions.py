@@ -23,13 +23,14 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
 from steptime.hardware.number_formats import as_measured, software_day
 from steptime.hardware.system import System
-from steptime.models.model import Model
+from steptime.models.model import Model, stored_formats
 from steptime.number_checks import Array
-from steptime.physics.engine import IDEAL, TYPICAL, Engine, load_engine, with_constants
+from steptime.physics.bias_correction import Anchors, OperatingPoint
+from steptime.physics.engine import IDEAL, TYPICAL, Engine, anchored, bare, load_engine, with_constants
 from steptime.physics.engine_releases import GREEDY, release_bound
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import distances, has_range, latency_regime, with_variances
-from steptime.validation.closed_loop import ClosedLoop, Runs, round_time, solve_closed_loops
+from steptime.validation.closed_loop import Runs, round_time, solve_closed_loops
 from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import POOL_COLUMNS, predict_pools
 from steptime.validation.error_summary import FIGURES, Predictions, with_ranges
@@ -40,9 +41,9 @@ from steptime.validation.run_table import (
     DRAFTED,
     LOOPS,
     MEANS,
+    MEDIAN_INTERVAL,
     NUMBERS,
     POOLS,
-    MEDIAN_INTERVAL,
     REQUESTS,
     SAMPLING,
     STATISTIC,
@@ -242,13 +243,19 @@ def resolve_engine(name: str, *, engine: Engine | None = None, catalog: str | No
 
 
 def predict(
-    rows: list[dict[str, str]], *, engine: Engine | None = None, catalog: str | None = None, by_simulation: bool | None = None
+    rows: list[dict[str, str]],
+    *,
+    engine: Engine | None = None,
+    anchor: Anchors | None = None,
+    catalog: str | None = None,
+    by_simulation: bool | None = None,
 ) -> Predictions:
     """Predict every row.
 
     Args:
         rows: Runs.
         engine: Engine for all runs; by default the engine of each run.
+        anchor: Own runs that correct the predictions of their engine.
         catalog: Folder of additional catalogue entries.
         by_simulation: Whether to simulate TTFT; by default if numba is installed and there are at most `MOST_SIMULATED` rows.
 
@@ -276,6 +283,7 @@ def predict(
             row = rows[index[0]]
             chosen_engine, system = engines[row["engine"]], as_measured(systems[row["system"]], row)
             model = served_model(row, system, chosen_engine, catalog)
+            chosen_engine = _corrected(chosen_engine, anchor, model, system)
             for key, values in predictor([rows[i] for i in index], model, system, chosen_engine).items():
                 out[key][index] = values
 
@@ -288,7 +296,8 @@ def predict(
     loops = np.flatnonzero(np.isin(kinds, LOOPS))
     for runs in grouped([rows[i] for i in loops], engines, catalog=catalog) if len(loops) else ():
         index = loops[runs.index]
-        for key, values in _predicted(runs, engines[runs.engine], simulated).items():
+        own_engine = _corrected(engines[runs.engine], anchor, runs.model, runs.system)
+        for key, values in _predicted(runs, own_engine, simulated).items():
             out[key][index] = values
         doubts.look(runs, index, out["tpot"][index], engines[runs.engine])
 
@@ -312,31 +321,63 @@ def _unknown_drafts(row: Mapping[str, str]) -> str:
     )
 
 
-def _typical_interval(loop: ClosedLoop, runs: Runs) -> Array:
-    """Return the median of the intervals between tokens: that of a decode step, since most steps have no prefill."""
-    return np.asarray(loop.tpot * loop.decode_share)
+def _corrected(engine: Engine, anchor: Anchors | None, model: Model, system: System) -> Engine:
+    """Return the engine with the own runs of its name, if there are any."""
+    if anchor is None or engine.name not in {group.engine for group in anchor.anchors}:
+        return engine
+    return anchored(engine, anchor, model=model.name, system=system.name, formats=stored_formats(model))
 
 
-def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
+def operating_point(runs: Runs, running: Array) -> OperatingPoint:
+    """Return where the times of runs are corrected by own runs.
+
+    Args:
+        runs: Group of runs.
+        running: Sequences that have a slot.
+
+    Returns:
+        Layouts, loads and mean contexts, of shape (runs,).
+    """
+    load = np.where(np.isfinite(running), np.minimum(running, runs.concurrency), runs.concurrency)
+    return OperatingPoint(layout=runs.layout, load=load, context=runs.input_tokens + runs.output_tokens / 2)
+
+
+def _predicted(runs: Runs, corrected: Engine, simulated: bool) -> dict[str, Array]:
     """Return the predictions of a group of closed loops, by field of `Predictions`."""
+    # Each step takes the factor of the load, so that times per token are the times without own runs times the factor.
+    engine = bare(corrected)
     loop, unknown = solve_closed_loops(runs, engine), np.isnan(runs.acceptance)
     regime = latency_regime(1 - loop.decode_share)
     ttft, median = loop.ttft, loop.ttft_median
     if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
         ttft, median = (np.where(unknown, np.nan, times) for times in first_tokens(runs, engine))
+    point, tpot = operating_point(runs, loop.running), loop.tpot
+    if corrected.anchor is not None:
+        slower = corrected.anchor.step_factor(point)
+        tpot, wait = tpot * slower, slower * corrected.anchor.wait_factor(point)
+        ttft, median = ttft * wait, median * wait
     rounds = np.maximum(runs.requests / runs.concurrency, 1.0)
-    decoding = (runs.output_tokens - 1) * loop.tpot
+    decoding = (runs.output_tokens - 1) * tpot
     lasting = round_time(ttft, decoding, spread=runs.spread, clients=runs.concurrency, rounds=rounds)
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
-    tpot = _typical_interval(loop, runs) if runs.is_median else loop.tpot
-    figures = {"tpot": tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
-    flags = distances(engine, runs.system, runs.layout, drafts=bool(runs.drafts))
+    # The median of the intervals between tokens is that of a decode step, since most steps have no prefill.
+    token_time = tpot * loop.decode_share if runs.is_median else tpot
+    figures = {"tpot": token_time, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
+    flags = distances(corrected, runs.system, runs.layout, drafts=bool(runs.drafts))
     variances = time_variances(runs, engine) if has_range(engine) else None
-    return with_ranges(figures, engine, regime, runs.system, flags, variances) | {"bound": loop.decode.bound}
+    return with_ranges(figures, corrected, regime, runs.system, flags, variances, point) | {"bound": loop.decode.bound}
 
 
 def time_variances(runs: Runs, engine: Engine) -> dict[str, Array]:
-    """Return the variances of log(TPOT) and log(TTFT) of runs from the constants of an engine."""
+    """Return the variances of log(TPOT) and log(TTFT) of runs from the constants of an engine.
+
+    Args:
+        runs: Group of runs.
+        engine: Engine.
+
+    Returns:
+        Variances by quantity, of shape (runs,).
+    """
 
     def times(varied: Engine) -> tuple[Array, ...]:
         loop = solve_closed_loops(runs, varied)

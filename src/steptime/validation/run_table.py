@@ -109,6 +109,24 @@ def run_kind(row: Mapping[str, str]) -> str:
     return DRAFTED if is_drafted(row) else PLAIN
 
 
+def release_label(row: Mapping[str, str]) -> str:
+    """Return the release of a run's engine: its version, or the month of an unknown version.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Version or month; "" where the run states neither.
+
+    >>> release_label({"engine_version": "0.9.1", "measured": "2026-01-02"})
+    '0.9.1'
+    >>> release_label({"engine_version": "sglang nan", "measured": "2026-01-02"})
+    '2026-01'
+    """
+    version = (row.get("engine_version") or "").strip()
+    return version if any(mark.isdigit() for mark in version) else (row.get("measured") or version)[:7]
+
+
 def kind_label(row: Mapping[str, str]) -> str:
     """Return the label of a run's kind in error tables.
 

@@ -24,18 +24,21 @@ from steptime.catalog.data_files import files, is_dir, is_file, own_folder
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName, replace_controls, short_repr
 from steptime.hardware.system import System
-from steptime.models.model import Model
+from steptime.models.model import Model, stored_formats
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
-from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor
+from steptime.physics.bias_correction import MAX_RUNS, Anchor, Anchors, MeasuredRun, select_anchor
 from steptime.physics.engine import Engine
 from steptime.validation.bench_results import OPTIONS, NotTold, Place, Runs, file_names, read_rows
+from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.error_summary import Predictions, measured_figures
-from steptime.validation.predictions import predict, resolve_engine
-from steptime.validation.run_table import COLUMNS, LOOPS, POOLS, read_runs, run_kind
+from steptime.validation.predictions import grouped, operating_point, predict, resolve_engine
+from steptime.validation.run_table import AXES, COLUMNS, LOOPS, POOLS, read_runs, release_label, run_kind
 
 # Folder of stored runs in the catalogue.
 ANCHOR_FOLDER = "anchors"
+# Runs outside their range for which possible causes are named.
+MAX_EXPLAINED = 3
 SKIP = re.compile("; --skip-bad leaves such (runs|rows) out")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Row = Mapping[str, str]
@@ -116,7 +119,8 @@ def make_anchors(
     for group, members in _groups(_distinct(rows), catalog).items():
         # Each group has its own engine; a given engine predicts the runs of its name only.
         name, own_engine = members[0]["engine"], engine if engine is not None and engine.name == group[2] else None
-        predictions = predict(members, engine=resolve_engine(name, engine=own_engine, catalog=catalog), catalog=catalog)
+        resolved = resolve_engine(name, engine=own_engine, catalog=catalog)
+        predictions = predict(members, engine=resolved, catalog=catalog)
         tpot, ttft = ratios(members, predictions)
         has_ratio = np.isfinite(tpot) | np.isfinite(ttft)
         useless = [
@@ -126,13 +130,13 @@ def make_anchors(
         ]
         reasons += useless
         if has_ratio.any():
+            outside = [row for row, is_out in zip(members, outside_range(members, predictions), strict=True) if is_out]
             anchor = Anchor(
                 source=source, is_stored=is_stored, model=group[0], system=group[1], engine=group[2], version=group[3],
-                runs=tuple(row["id"] for row, tells in zip(members, has_ratio, strict=True) if tells),
-                tpot=compute_factor(tpot, "tpot"), ttft=compute_factor(ttft, "ttft"), left_out=tuple(useless),
-                outside_range=tuple(
-                    row["id"] for row, outside in zip(members, outside_range(members, predictions), strict=True) if outside
-                ),
+                measured=measured_runs(members, np.flatnonzero(has_ratio), tpot, ttft, group, resolved, catalog),
+                outside_range=tuple(row["id"] for row in outside),
+                explanations=tuple(explain_outside(row, resolved, catalog) for row in outside[:MAX_EXPLAINED]),
+                left_out=tuple(useless),
             )  # fmt: skip
             anchors.append(anchor)
     if not anchors:
@@ -192,23 +196,99 @@ def outside_range(rows: Sequence[Row], predictions: Predictions) -> Array:
     return outside
 
 
-def compute_factor(measured_over_predicted: Array, quantity: str) -> Factor | None:
-    """Return the correction factor of runs.
+def measured_runs(
+    rows: Sequence[dict[str, str]],
+    positions: Array,
+    tpot: Array,
+    ttft: Array,
+    group: Group,
+    engine: Engine,
+    catalog: str | None = None,
+) -> tuple[MeasuredRun, ...]:
+    """Return runs with their ratios, and what they share with other runs.
 
     Args:
-        measured_over_predicted: Ratios, of shape (runs,); NaN if not usable.
-        quantity: "tpot" or "ttft".
+        rows: Runs of one group.
+        positions: Positions of the runs with a ratio.
+        tpot: Measured over predicted times per token, of shape (rows,); NaN if not measured.
+        ttft: The same for times to first token.
+        group: Names of model, system and engine, and version.
+        engine: Engine that predicted the runs.
+        catalog: Folder of additional catalogue entries.
 
     Returns:
-        Factor with its spread; None without a usable run.
-
-    >>> compute_factor(np.array([2.0, np.nan, 8.0]), "tpot").ratio, compute_factor(np.array([np.nan]), "ttft")
-    (4.0, None)
+        Runs in the order of the positions.
     """
-    logs = np.log(measured_over_predicted[np.isfinite(measured_over_predicted)])
-    if not len(logs):
-        return None
-    return Factor(runs=len(logs), ratio=math.exp(float(np.median(logs))), spread=SPREAD[quantity], within=WITHIN[quantity])
+    usable_rows = [rows[i] | {"engine": engine.name} for i in positions]
+    measured: list[MeasuredRun | None] = [None] * len(usable_rows)
+    for runs in grouped(usable_rows, {engine.name: engine}, catalog=catalog):
+        point, formats = operating_point(runs, solve_closed_loops(runs, engine).running), stored_formats(runs.model)
+        load, context = np.asarray(point.load), np.asarray(point.context)
+        for place, index in enumerate(runs.index):
+            row = positions[index]
+            degrees = {name: int(getattr(runs.layout, name)[place]) for name in AXES}
+            measured[index] = MeasuredRun(
+                name=rows[row]["id"], model=group[0], system=group[1], version=group[3], formats=formats, **degrees,
+                load=float(load[place]), context=float(context[place]), tpot=_number(tpot[row]), ttft=_number(ttft[row]),
+            )  # fmt: skip
+    return tuple(run for run in measured if run is not None)
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def explain_outside(row: dict[str, str], engine: Engine, catalog: str | None = None) -> str:
+    """Say what may explain a run outside the 90 % range of its prediction.
+
+    Other tensor-parallel degrees and formats are predicted; those that contain the measured time are named.
+
+    Args:
+        row: Run.
+        engine: Engine that predicted it.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Id of the run, measured over predicted times, and possible causes.
+    """
+    changes = {f"tp={tp}": {"tp": str(tp)} for tp in (1, 2, 4, 8) if str(tp) != f"{float(row['tp']):g}"}
+    for weights in ("bf16", "fp8", "nvfp4"):
+        if weights not in (row["weight_dtype"], row.get("expert_dtype")):
+            changes[f"weights in {weights}"] = {
+                "weight_dtype": weights, "expert_dtype": weights if row.get("expert_dtype") else "",
+            }  # fmt: skip
+    fitting = [words for words, change in changes.items() if _fits(row | change, engine, catalog)]
+    predictions = predict([row], engine=engine, catalog=catalog)
+    (tpot,), (ttft,) = ratios([row], predictions)
+    tpot_below, tpot_above, ttft_below, ttft_above = (
+        bool(getattr(predictions, name)[0] * ratio < getattr(predictions, f"{name}_low")[0])
+        if side == "low"
+        else bool(getattr(predictions, name)[0] * ratio > getattr(predictions, f"{name}_high")[0])
+        for name, ratio in (("tpot", tpot), ("ttft", ttft))
+        for side in ("low", "high")
+    )
+    causes = [f"{' or '.join(fitting)}, not what the file states"] if fitting and (tpot_below or tpot_above) else []
+    if ttft_below:
+        causes.append("a prefix cache (prompts that are repeated)")
+    if ttft_above:
+        causes.append("a limit on sequences, or a first run that compiles kernels")
+    if tpot_above:
+        causes.append("sampling with top-p or penalties")
+    if tpot_below:
+        causes.append("speculative tokens that the file does not state")
+    causes.append("another version of the engine")
+    measured = [f"{name} x {ratio:.2f}" for name, ratio in (("time per token", tpot), ("first token", ttft)) if ratio > 0]
+    return f"{row['id']} ({', '.join(measured)}): {'; '.join(causes)}"
+
+
+def _fits(row: dict[str, str], engine: Engine, catalog: str | None) -> bool:
+    """Return whether a run with changed settings is inside its range; an illegal layout or format is not."""
+    try:
+        predictions = predict([row], engine=engine, catalog=catalog, by_simulation=False)
+        measured = np.isfinite(ratios([row], predictions)[0]).any()
+        return bool(measured and not outside_range([row | {"ttft_s": "", "ttft_median_s": ""}], predictions)[0])
+    except InputError:
+        return False
 
 
 def _groups(rows: Iterable[dict[str, str]], catalog: str | None) -> dict[Group, list[dict[str, str]]]:
@@ -218,7 +298,7 @@ def _groups(rows: Iterable[dict[str, str]], catalog: str | None) -> dict[Group, 
     engine = lru_cache(maxsize=None)(lambda name: resolve_engine(name, catalog=catalog).name)
     groups: dict[Group, list[dict[str, str]]] = {}
     for row in rows:
-        group = model(row["model"]), system(row["system"]), engine(row["engine"]), row.get("engine_version") or ""
+        group = model(row["model"]), system(row["system"]), engine(row["engine"]), release_label(row)
         groups.setdefault(group, []).append(row)
     newest = {group: max(row.get("measured") or "" for row in members) for group, members in groups.items()}
     return dict(sorted(groups.items(), key=lambda item: (newest[item[0]], _numbers(item[0][3]))))
@@ -241,9 +321,11 @@ def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | Non
         catalog: Folder of additional catalogue entries.
 
     Returns:
-        Anchor of the newest engine version; None without stored runs.
+        Anchor with all runs of the engine; None without stored runs.
     """
-    group_key, origin, rows = (model.name, system.name, engine.name), dict[int, str](), []
+    group_key, origin = (model.name, system.name, engine.name), dict[int, str]()
+    rows: list[dict[str, str]] = []
+    rows_of_other_groups: list[dict[str, str]] = []
     run_files = files(ANCHOR_FOLDER, catalog)
     for name, path in run_files.items():
         try:
@@ -252,18 +334,21 @@ def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | Non
             _note_skipped(path, problem)
             continue
         for group, members in groups.items():
-            rows += members if group[:3] == group_key else []
+            if group[2] == engine.name:
+                (rows if group[:3] == group_key else rows_of_other_groups).extend(members)
             origin |= {id(row): name for row in members}
+    rows = (rows_of_other_groups + rows)[-MAX_RUNS:]
     if not rows:
         return None
-    newest = list(_groups(rows, catalog).values())[-1]
-    names = ", ".join(dict.fromkeys(origin[id(row)] for row in newest))
+    names = list(dict.fromkeys(origin[id(row)] for row in rows))
     try:
-        return make_anchors(newest, names, engine=engine, is_stored=True, catalog=catalog).anchors[0]
+        anchors = make_anchors(rows, ", ".join(names), engine=engine, is_stored=True, catalog=catalog)
     except InputError as problem:
-        for name in dict.fromkeys(origin[id(row)] for row in newest):
+        for name in names:
             _note_skipped(run_files[name], problem)
         return None
+    formats = stored_formats(model)
+    return select_anchor(anchors, model=model.name, system=system.name, engine=engine.name, formats=formats)
 
 
 def kept_anchors(catalog: str | None = None) -> Anchors:

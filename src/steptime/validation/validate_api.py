@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 
 from steptime.errors import InputError
 from steptime.models.model_loading import release_notes
+from steptime.physics.bias_correction import Anchors
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.result_base import Tabular, unit
+from steptime.units import counted
 from steptime.validation.bench_results import Runs, file_names, read_rows
 from steptime.validation.engine_fit import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.validation.error_summary import MEASURED, Predictions, report
@@ -181,6 +183,7 @@ def validate(
     runs: Runs,
     *,
     engine: Engine | str | None = None,
+    anchor: Anchors | None = None,
     skip_bad: bool = False,
     catalog: str | None = None,
     **settings: str | int,
@@ -190,6 +193,8 @@ def validate(
     Args:
         runs: File, folder, several of them, or rows as dicts by column (`steptime validate --columns` lists the columns).
         engine: Engine for every run, instead of the engine of each run.
+        anchor: Own runs (`st.load_anchor`) that correct the predictions of their engine. Runs that are also predicted
+            correct themselves.
         skip_bad: Whether to leave out bad runs instead of raising.
         catalog: Folder of additional catalogue entries.
         **settings: Values that JSON results of load generators lack: `system="hgx-h200", tp=4, weights="fp8"`
@@ -202,7 +207,8 @@ def validate(
         InputError: A run is bad and `skip_bad` is False (with file and line).
     """
     rows, problems = read_rows(runs, settings, skip_bad, catalog)
-    predictions = predict(rows, engine=None if engine is None else load_engine(engine, catalog), catalog=catalog)
+    loaded = None if engine is None else load_engine(engine, catalog)
+    predictions = predict(rows, engine=loaded, anchor=anchor, catalog=catalog)
     tables = report(rows, predictions)
     return Validation(
         rows=tuple(rows),
@@ -213,8 +219,16 @@ def validate(
         scripted=sum(is_scripted(row) for row, reason in zip(rows, predictions.reason, strict=True) if not reason),
         unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
-        notes=(*release_notes((row["model"] for row in rows), catalog), *submission_notes(rows)),
+        notes=(*release_notes((row["model"] for row in rows), catalog), *submission_notes(rows), *_corrections(anchor)),
     )
+
+
+def _corrections(anchor: Anchors | None) -> list[str]:
+    """Say which own runs correct the predictions."""
+    if anchor is None:
+        return []
+    count = sum(len(group.measured) for group in anchor.anchors)
+    return [f"predictions are corrected by {counted(count, 'run')} of {anchor.source}, each by what it shares with them"]
 
 
 def _list_reasons(rows: Sequence[Mapping[str, str]], reasons: Iterable[str]) -> list[str]:

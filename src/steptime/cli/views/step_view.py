@@ -134,8 +134,9 @@ def own_runs(anchor: Anchor | None) -> list[Text]:
     if anchor.outside_range:
         outside, runs = len(anchor.outside_range), len(anchor.runs)
         subject = "Your run lies" if runs == 1 else f"{outside:,} of your {runs:,} runs {'lies' if outside == 1 else 'lie'}"
-        cure = "check tp, weight format, prefix cache, version"
-        lines.append(Text(f"WARNING: {subject} outside the 90 % range of the prediction: {cure}.", style="bold red"))
+        causes = ". ".join(anchor.explanations) or "check tp, weight format, prefix cache, sampling, version"
+        words = f"WARNING: {subject} outside the 90 % range of the prediction. What may explain it: {causes}."
+        lines.append(Text(words, style="bold red"))
     return lines
 
 

@@ -94,8 +94,8 @@ MEANINGS = {
 
 
 FACTORS = (
-    "Time per token, first token: median of measured / predicted, and the correction. The correction is closer to 1, because "
-    "single runs scatter; more runs bring it closer to the ratio."
+    "Time per token, first token: median of measured / predicted, and the correction at the load of the runs. Other loads, "
+    "layouts and models are corrected less, by what they share with the runs."
 )
 
 
