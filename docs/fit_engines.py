@@ -173,12 +173,8 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
     for quantity, name in (("tpot", "TPOT"), ("ttft", "TTFT")):
         for regime in REGIMES if quantity == "ttft" else REGIMES[:1]:
             low, high = factors(found.engines[TYPICAL], quantity, regime)
-            where = (
-                {"decode": ", little prefill beside it", "mixed": ", much prefill beside it"}[regime]
-                if quantity == "ttft"
-                else ""
-            )
-            lines.append(f"| {name}{where} | {float(low):.2f} to {float(high):.2f} |")
+            beside = {"decode": ", little prefill beside it", "mixed": ", much prefill beside it"}[regime]
+            lines.append(f"| {name}{beside if quantity == 'ttft' else ''} | {float(low):.2f} to {float(high):.2f} |")
     lines += [
         "",
         "## The ten largest errors, with the reason",

@@ -1,8 +1,9 @@
 """Fits the host work of top-p sampling to runs of ML.ENERGY: `python docs/fit_sampling.py mlenergy.csv`, in some seconds.
 
-The runs are vLLM 0.11.1 with real prompts, real ends and tokens drawn with top-p 0.95 at temperature 0.8. Before 0.12 vLLM sorts
-the logits in PyTorch; the time of that is published (`engine_cross_validation.TOP_P_SECONDS`). The rest, per step and per
-sequence, is fitted to the time per token of the rows, each with its model left out. The values go to [[releases]] of vllm.toml.
+The runs are vLLM 0.11.1 with real prompts, real ends and tokens drawn with top-p 0.95 at temperature 0.8. Before 0.12 vLLM
+sorts the logits in PyTorch; the time of that is published (`engine_cross_validation.TOP_P_SECONDS`). The rest, per step and per
+sequence, is fitted to the time per token of the rows, each with its model left out; so is a factor on the kernels of 8-bit
+experts. The values go to [[releases]] of vllm.toml.
 """
 
 from __future__ import annotations
@@ -55,9 +56,8 @@ def fit_sampling(path: str) -> Fit:
         return predict(rows, engine=with_release(engine, (step, sequence), experts), by_simulation=False).tpot
 
     base = times(0.0, 0.0, 1.0)
-    slopes = np.array(
-        [(times(UNIT, 0.0, 1.0) - base) / UNIT, (times(0.0, UNIT, 1.0) - base) / UNIT, times(0.0, 0.0, 2.0) - base]
-    )
+    by_second = [(times(*seconds, 1.0) - base) / UNIT for seconds in ((UNIT, 0.0), (0.0, UNIT))]
+    slopes = np.array([*by_second, times(0.0, 0.0, 2.0) - base])
 
     def log_errors(logs: Array) -> Array:
         return np.log(base + (np.exp(logs) - [0, 0, 1]) @ slopes) - np.log(measured)
@@ -96,9 +96,8 @@ def score(label: str, errors: Array) -> None:
     """Print the errors."""
     sizes = np.abs(np.expm1(errors))
     text = f"{label}: {len(errors)} rows, median {np.median(sizes):.1%}, p90 {np.percentile(sizes, 90):.1%}, "
-    print(
-        f"{text}bias {np.expm1(np.median(errors)):+.1%}; nine in ten within {np.exp(np.quantile(np.abs(errors), 0.9)):.2f} times"
-    )
+    text += f"bias {np.expm1(np.median(errors)):+.1%}"
+    print(f"{text}; nine in ten within {np.exp(np.quantile(np.abs(errors), 0.9)):.2f} times")
 
 
 if __name__ == "__main__":

@@ -40,13 +40,8 @@ from steptime.validation.ttft_fit import fit as fit_waits
 # Step of a constant's logarithm for derivatives, and passes of the reweighted linear fit.
 STEP, PASSES = 1e-3, 25
 # What is left out with a group: positions of the labels of `labels_of`.
-LEAVING_OUT = {
-    "groups": (0,),
-    "models": (1,),
-    "systems": (2,),
-    "releases": (3,),
-    "models, systems and releases at once": (1, 2, 3),
-}
+ALL_AT_ONCE = "models, systems and releases at once"
+LEAVING_OUT = {"groups": (0,), "models": (1,), "systems": (2,), "releases": (3,), ALL_AT_ONCE: (1, 2, 3)}
 
 
 def solve(errors: Array, slopes: Array, start: Array, prior: tuple[Array, Array]) -> Array:
@@ -87,7 +82,7 @@ def simulated(groups: list[Runs], target: Array, of: Constants, typical: Array, 
 
 
 def first_token_errors(groups: list[Runs], loops: list[Loops], first: FirstTokens, kind: int, count: int) -> Array:
-    """Return log(predicted / measured) of TTFT by index of a run, without the runs of the same group, model or system (0 to 2)."""
+    """Return log(predicted / measured) of TTFT by index, without runs of the same group, model or system (kinds 0 to 2)."""
     errors, prompted = np.full(count, np.nan), reading(groups)
     labels = [group_labels(runs)[kind] for runs in prompted]
     for name in sorted(set(labels)):
@@ -113,10 +108,10 @@ def first_token_errors(groups: list[Runs], loops: list[Loops], first: FirstToken
 class LeftOut:
     """Errors of runs that were left out of a fit.
 
-    rows: the runs; labels: their group, model, system and release, of shape (4, runs); errors: log(predicted / measured) by what
-    was left out; inside: whether the 90 % range that follows from the groups of other models holds the run; widths: ratio of its
-    ends, by what was left out; first_tokens: errors of TTFT with groups, models or systems left out, where waits are fitted
-    without them and steps are those of all runs.
+    rows: the runs; labels: their group, model, system and release, of shape (4, runs); errors: log(predicted / measured) by
+    what was left out; inside: whether the 90 % range that follows from the groups of other models holds the run; widths: ratio
+    of its ends, by what was left out; first_tokens: errors of TTFT with groups, models or systems left out, where waits are
+    fitted without them and steps are those of all runs.
     """
 
     rows: list[dict[str, str]]
@@ -198,10 +193,9 @@ def main() -> None:
         off = np.mean([abs(np.median(errors[left.labels[0] == group])) for group in groups])
         share = np.mean([inside[left.labels[0] == group].mean() for group in large_groups(left.labels)])
         size = np.abs(np.expm1(errors))
-        print(
-            f"{name} left out: {np.median(size):.1%} / {np.quantile(size, 0.9):.1%}, median of a group {off:.1%}; range of other "
-            f"models holds {inside.mean():.0%} of runs and {share:.0%} of a group, width {left.widths[name]:.2f}"
-        )
+        text = f"{name} left out: {np.median(size):.1%} / {np.quantile(size, 0.9):.1%}, median of a group {off:.1%}; range of "
+        held_words = f"holds {inside.mean():.0%} of runs and {share:.0%} of a group"
+        print(f"{text}other models {held_words}, width {left.widths[name]:.2f}")
     for name, errors in left.first_tokens.items():
         size = np.abs(np.expm1(errors[np.isfinite(errors)]))
         print(f"first tokens, {name} left out: {np.median(size):.1%} / {np.quantile(size, 0.9):.1%}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from fit_sampling import fit_sampling
-from group_cross_validation import LEAVING_OUT, LeftOut, large_groups, leave_out
+from group_cross_validation import ALL_AT_ONCE, LeftOut, large_groups, leave_out
 
 from steptime.number_checks import Array
 from steptime.validation.predictions import predict
@@ -20,7 +20,8 @@ from steptime.validation.run_table import DRAFTED, POOLS, read_runs, run_kind
 FILES = ("serving.csv", "serving_more.csv", "serving_models.csv", "serving_groups.csv")
 ENERGY = "mlenergy.csv"
 PAGE = Path(__file__).parent / "scoreboard.md"
-HARDEST = list(LEAVING_OUT)[-1]
+HARDEST = ALL_AT_ONCE
+UNKNOWN = "(not recorded)"
 # Fewest loads of a curve whose shape is scored, and fewest runs of a row of the table.
 LEAST_OF_CURVE, LEAST_OF_ROW = 3, 5
 CURVE = ("model", "system", "engine", "engine_version", "tp", "pp", "dp", "ep", "weight_dtype", "expert_dtype")
@@ -28,17 +29,18 @@ LENGTHS = ("input_tokens", "output_tokens")
 HEAD = "| {first} | runs | median | p90 | bias | shape | inside 90 % |\n|---|---:|---:|---:|---:|---:|---:|"
 INTRO = """# Scoreboard
 
-Time per output token of {runs:,} public runs that no fit has seen: the runs of a group (model, system, engine) are predicted by constants
-fitted without its model, its system and its release, all at once. The 90 % range is that of the groups of other models.
-Written by `docs/scoreboard.py` in some minutes.
+Time per output token of {runs:,} public runs that no fit has seen: the runs of a group (model, system, engine) are predicted
+by constants fitted without its model, its system and its release, all at once. The 90 % range is that of the groups of other
+models. Written by `docs/scoreboard.py` in some minutes.
 
-**What is not known.** These rows were looked at while the structure of the model was chosen, so that a new kind of model can be worse.
-Before the expert kernels were read from timings, five groups that nobody had looked at were 13.9 % off at the median (28.8 % for one run in
-ten), and a range of 90 % held 74 % of them. State-space models, RWKV, BitNet and contexts above 10,000 tokens have few runs or none: their
-ranges are wider, by the prior deviations of the constants that they need. Runs with prefix caches are not known.
+**What is not known.** These rows were looked at while the structure of the model was chosen, so that a new kind of model can
+be worse. Before the expert kernels were read from timings, five groups that nobody had looked at were 13.9 % off at the median
+(28.8 % for one run in ten), and a range of 90 % held 74 % of them. State-space models, RWKV, BitNet and contexts above 10,000
+tokens have few runs or none: their ranges are wider, by the prior deviations of the constants that they need. Runs with prefix
+caches are not known.
 
-Median and p90: of |predicted / measured - 1|. Bias: median of predicted / measured - 1, with its sign. Shape: median distance of an error
-from the median error of its curve (one layout and length, {least} loads or more).
+Median and p90: of |predicted / measured - 1|. Bias: median of predicted / measured - 1, with its sign. Shape: median distance
+of an error from the median error of its curve (one layout and length, {least} loads or more).
 """
 
 
@@ -100,6 +102,11 @@ def main() -> None:
         inside = left.inside[name]
         share = np.mean([inside[left.labels[0] == group].mean() for group in large_groups(left.labels)])
         lines.append(f"{line(name, errors, inside, left.rows)} {share:.0%} | {left.widths[name]:.2f} |")
+    lines += ["", "## First tokens", "", "| left out | runs | median | p90 | bias |", "|---|---:|---:|---:|---:|"]
+    for name, errors in left.first_tokens.items():
+        off = np.expm1(errors[np.isfinite(errors)])
+        figures = f"{np.median(np.abs(off)):.1%} | {np.quantile(np.abs(off), 0.9):.1%} | {np.median(off):+.1%}"
+        lines.append(f"| {name} | {len(off):,} | {figures} |")
     lines += ["", "## Load generators and kinds", "", HEAD.format(first="runs")]
     lines.append(line("greedy closed loops, left out as above", left.errors[HARDEST], left.inside[HARDEST], left.rows))
     energy = fit_sampling(str(folder / ENERGY))

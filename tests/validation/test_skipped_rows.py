@@ -97,8 +97,9 @@ def test_validate_a_task_of_ml_energy_has_prompts_sampling_and_median_intervals(
     drawn = {"output_tokens": "400", "engine_version": "0.11.1", "tpot_s": "0.01"}
     told = {"input_tokens": "150", "sampling": "top-p", "tpot_statistic": "median interval"}
     path = written(
-        tmp_path / "runs.csv", plain(id="task", input_tokens="", task="lm-arena-chat", **drawn), plain(id="told", **drawn | told),
-        plain(id="greedy", **drawn | told | {"sampling": "greedy"}), plain(id="mean", **drawn | told | {"tpot_statistic": "mean"}),
+        tmp_path / "runs.csv", plain(id="task", input_tokens="", task="lm-arena-chat", **drawn),
+        plain(id="told", **drawn | told), plain(id="greedy", **drawn | told | {"sampling": "greedy"}),
+        plain(id="mean", **drawn | told | {"tpot_statistic": "mean"}),
         plain(id="later", **drawn | told | {"engine_version": "0.19.0"}),
     )  # fmt: skip
     task, stated, greedy, mean, later = validate(path).predictions.tpot

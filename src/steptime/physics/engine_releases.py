@@ -99,10 +99,9 @@ def at_release(engine: Engine, version: str) -> Engine:
     release = select_release(engine.releases, version)
     if release is None:
         return engine
-    factors = tuple(
-        replace(entry, factor=entry.factor * release.experts.get(entry.stored, 1.0)) for entry in engine.expert_factors
-    )
-    return with_constants(replace(engine, expert_factors=factors), release.constants)
+    entries = engine.expert_factors
+    slower = tuple(replace(entry, factor=entry.factor * release.experts.get(entry.stored, 1.0)) for entry in entries)
+    return with_constants(replace(engine, expert_factors=slower), release.constants)
 
 
 def with_sampling(engine: Engine, sampling: str) -> Engine:
@@ -139,9 +138,8 @@ def read_releases(entries: object) -> tuple[Release, ...]:
         place = f"releases, table {number + 1}"
         if not isinstance(entry, dict):
             raise ValueError(f"{place}: must be a table")
-        constants: dict[str, Any] = {
-            name: value for name, value in entry.items() if name not in ("before", "experts", "source")
-        }
+        keys = ("before", "experts", "source")
+        constants: dict[str, Any] = {name: value for name, value in entry.items() if name not in keys}
         before, source = entry.get("before"), entry.get("source", "")
         if not isinstance(before, str) or not version_numbers(before) or not isinstance(source, str):
             raise ValueError(f'{place}: needs before, a version such as "0.12", and may have a source, a text')

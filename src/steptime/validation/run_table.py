@@ -70,8 +70,8 @@ CHOICES: Final = {SAMPLING: SAMPLINGS, STATISTIC: (MEAN, MEDIAN_INTERVAL)}
 # Mean prompts [tokens] of the tasks of ML.ENERGY, which does not publish them: short chats, and questions with four answers.
 TASK_PROMPTS: Final = {"lm-arena-chat": 150.0, "gpqa": 250.0}
 OPTIONAL = (
-    "measured", "engine_version", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS, *CHOICES,
-    "task",
+    "measured", "engine_version", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS,
+    *CHOICES, "task",
 )  # fmt: skip
 # Columns with the origin of a run. Only predictions of MLPerf use them: boards of two chips (note).
 UNREAD = ("note", "acceptance_assumed")
