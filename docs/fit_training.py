@@ -1,4 +1,4 @@
-"""Fits the constants of training stacks to measured runs: `python docs/fit_training.py RUNS.csv`.
+"""Fits the constants of training stacks to measured runs: `python docs/fit_training.py RUNS.csv MORE.csv`.
 
 Writes src/steptime/data/stacks/*.toml and the tables of docs/training.md. Runs that dropped tokens, or that cannot be as
 recorded, are left out.
@@ -41,7 +41,7 @@ ARCHITECTURES = {
     "l4": "ada", "rtx-5090": "blackwell-rtx", "rtx-pro-6000": "blackwell-rtx", "rubin": "rubin",
 }  # fmt: skip
 TRAITS = {
-    "megatron": {"title": "Megatron-Bridge, NVIDIA's recipes of 2025 and 2026", "gradient_bytes": 4.0, "logit_bytes": 6.0,
+    "megatron": {"title": "Megatron-Bridge, NVIDIA's recipes of 2025 and 2026", "gradient_bytes": 2.0, "logit_bytes": 6.0,
                  "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
     "megatron-lm": {"title": "Megatron-LM as papers and others ran it", "gradient_bytes": 4.0, "logit_bytes": 6.0,
                     "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
@@ -54,6 +54,7 @@ TRAITS = {
                     "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
     "torchtitan": {"title": "torchtitan of December 2024", "gradient_bytes": 4.0, "logit_bytes": 10.0, "reserved_bytes": 1e9,
                    "cached": 0.15, "schedules": ["1f1b", "interleaved", "zbv", "gpipe", "dualpipev"], "shardings": ["zero3"],
+                   "gathered_inputs": True,
                    "recomputes": ["none", "alternate", "full"]},
     "maxtext": {"title": "MaxText on TPUs", "gradient_bytes": 2.0, "logit_bytes": 6.0, "reserved_bytes": 2e8, "cached": 0.0,
                 "prefetched": 0.0, "schedules": ["1f1b", "interleaved"], "shardings": ["zero3"],
@@ -151,10 +152,9 @@ def tail_for(off: Array, kinds: list[str], groups: list[str], share: float = 0.9
     return float(tails[int(np.argmin([abs(held(off, kinds, groups, tail) - share) for tail in tails]))])
 
 
-def main(path: str) -> None:
+def main(paths: Sequence[str]) -> None:
     """Fit, leave out, write."""
-    read, _ = read_training_runs(path)
-    runs = [run for run in read if usable(run)]
+    runs = [run for path in paths for run in read_training_runs(path)[0] if usable(run)]
     layouts = [resolve_layout(run, traits(run.stack)) for run in runs]
     data = Runs(runs, layouts, ARCHITECTURES)
     found = fit(data)
@@ -182,19 +182,21 @@ def main(path: str) -> None:
     STACKS.mkdir(exist_ok=True)
     for name in TRAITS:
         (STACKS / f"{name}.toml").write_text(toml(name, found, runs, intervals, elsewhere), encoding="utf-8")
-    memory = memory_of(path)
+    memory = memory_of(paths)
     print(memory)
     (HERE / "training_fit.json").write_text(
         json.dumps({"tables": tables, "memory": memory, "by": cells(runs, off, outs)}, indent=1) + "\n", encoding="utf-8"
     )
 
 
-def memory_of(path: str) -> dict[str, object]:
-    """Return how far off peaks of memory are, by source, and the share of runs that are called fitting."""
-    held = validate_training(path)
-    found: dict[str, object] = {"fitting": held.fitting}
-    for name, source in (("simumax", "SimuMax"), ("torchtitan", "torchtitan"), ("bloom", "BLOOM")):
-        off = np.array([p.peak / p.run.peak - 1 for p in held.predictions if p.run and p.run.peak and source in p.run.source])
+def memory_of(paths: Sequence[str]) -> dict[str, object]:
+    """Return how far off peaks of memory are, by source, and the runs that are said not to fit."""
+    predictions = [p for path in paths for p in validate_training(path).predictions if p.run and not p.run.out_of_memory]
+    fits = [p for p in predictions if p.fits is not None and p.run.layout is not None and p.run.step]
+    found: dict[str, object] = {"fitting": float(np.mean([p.fits for p in fits])), "ran": len(fits),
+                                "refused": [p.id for p in fits if not p.fits]}  # fmt: skip
+    for name, source in (("all", ""), ("simumax", "SimuMax"), ("torchtitan", "torchtitan"), ("bloom", "BLOOM")):
+        off = np.array([p.peak / p.run.peak - 1 for p in predictions if p.run.peak and source in p.run.source])
         away = np.abs(off)
         found[name] = {
             "runs": len(off),
@@ -232,7 +234,10 @@ def toml(name: str, found: Fitted, runs: list[TrainingRun], intervals: dict[str,
         if key != "title":
             lines.append(f"{key} = {json.dumps(value)}")
     lines.append(f"speed = {np.exp(-found.differs.get(('stack', '', name), 0.0)):.4g}")
-    lines.append(f"elsewhere = {elsewhere:.4g}")
+    # The speed of a stack that ran on several chips held on chips that were left out; that of others is not known.
+    chips = sorted({run.system.chip.name for run in own})
+    carries = name != "typical" and len(chips) > 1
+    lines.append(f"elsewhere = {1.0 if carries else elsewhere:.4g}")
     lines += ["", "[source]", f'url = "{URL}"', 'date = "2026-11-22"', 'grade = "measured"',
               f'note = "{len(own):,} of {len(runs):,} public runs of 2021 to 2026; fitted by docs/fit_training.py"', "",
               "[constants]"]  # fmt: skip
@@ -244,8 +249,11 @@ def toml(name: str, found: Fitted, runs: list[TrainingRun], intervals: dict[str,
             lines += ["", f"[chips.{chip}]", f"speed = {np.exp(-slower):.4g}", f"attention = {np.exp(attention):.4g}"]
     many = len(NAMES)
     width = np.sqrt(np.diag(found.covariance)[:many])
+    fitted_chips = sorted({run.system.chip.name for run in runs})
     lines += ["", "[fit]", f"runs = {len(own)}", f"until = {max(decimal_year(run.date) for run in runs if run.date):.3f}",
-              f"systems = {json.dumps(sorted({run.system.chip.name for run in runs}))}", "", "[fit.interval]"]  # fmt: skip
+              f"systems = {json.dumps(chips)}", f"chips = {json.dumps(fitted_chips)}",
+              f"typical_speed = {np.exp(-found.differs.get(('stack', '', 'typical'), 0.0)):.4g}", "",
+              "[fit.interval]"]  # fmt: skip
     lines += [f'"{kind}" = [{low:.4f}, {high:.4f}]' for kind, (low, high) in intervals.items()]
     lines += ["", "[fit.width]"] + [f"{constant} = {value:.3g}" for constant, value in zip(NAMES, width, strict=True)]
     lines += ["", "[fit.covariance]", "names = " + json.dumps(list(NAMES)), "rows = ["]
@@ -254,4 +262,4 @@ def toml(name: str, found: Fitted, runs: list[TrainingRun], intervals: dict[str,
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

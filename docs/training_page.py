@@ -17,15 +17,16 @@ from steptime.training.training_stack import CONSTANTS, training_engine
 HERE = Path(__file__).parent
 INTRO = """# Training
 
-`steptime train MODEL SYSTEM --chips N --seq L --batch B` finds the fastest layout that fits. It prints the step time and its parts,
-the memory, and the timeline of the pipeline. With `--tokens` it adds the time and cost of the run and its failures.
-`st.train`, `st.training_step` and `st.TrainingLayout` do the same in Python. This page is written by `docs/generate.py`.
+`steptime train MODEL SYSTEM --chips N --seq L --batch B` finds a layout that fits and is about the fastest. It prints the step time
+and its parts, the memory, and the timeline of the pipeline. With `--tokens` it adds the time and cost of the run and its failures.
+Without `--chips`, `--deadline 60d` takes the fewest chips (a power of two) that end the run in time, and `--budget 5M` the fastest run
+within the rent. `st.train`, `st.training_step` and `st.TrainingLayout` do the same in Python. This page is written by `docs/generate.py`.
 
 ## Parts of a step
 
 | part | formula | source |
 |---|---|---|
-| products | forward FLOP, twice as many backward (once with a frozen base, LoRA); the larger time of arithmetic and memory traffic | |
+| products | forward FLOP, twice as many backward (once with a frozen base, LoRA); the larger time of arithmetic and memory traffic, plus writes that arithmetic does not hide; no product in 16 bits exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
 | attention | causal pairs, 2.5 times backward with flash attention; without fusion, all pairs, with scores in memory | arXiv 2307.08691 |
 | element-wise | norms, residuals, rotary positions, activations, permutation of expert rows; each value is read or written once | |
 | sustained rate | min(1, chip power per TFLOP/s in bf16 / 1 W) to a fitted exponent: below about 1 W per TFLOP/s a chip lowers its clock | |
@@ -35,6 +36,8 @@ the memory, and the timeline of the pipeline. With `--tokens` it adds the time a
 | pipeline | m (f + b) of the slowest stage, plus idle time and hops of the schedule; the head is on the last stage | arXiv 2104.04473 |
 | data parallel | reduce-scatter of gradients, all-gather of weights, minus the part that passes hide; ZeRO-3 per micro-batch | arXiv 1910.02054 |
 | optimizer | states, gradients and weights are read and written once, at the data sheet bandwidth | |
+| gathered inputs | saved by stacks on DTensor (torchtitan), which then do not gather them again; others save their part | [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py) |
+| experts of the busiest rank | `--expert-imbalance`: its rows over the mean multiply the time and the buffers of experts | |
 | memory | states by sharding, activations by operator and recomputation, micro-batches in flight by schedule, logits, gathered weights of one layer | arXiv 2205.05198 |
 | run | steps, failures at a rate per chip, checkpoints at Daly's interval, restarts | FGCS 22(3), 2006 |
 
@@ -74,12 +77,49 @@ def page() -> str:
     m = data["memory"]
     lines += [
         "",
-        f"Errors of peak memory: SimuMax's {m['simumax']['runs']} runs on eight B200 {m['simumax']['mean']:.1%} on average, "
+        f"Errors of peak memory: {m['all']['mean']:.1%} on average over {m['all']['runs']} runs. "
+        f" SimuMax's {m['simumax']['runs']} runs on eight B200 {m['simumax']['mean']:.1%} on average, "
         f"{m['simumax']['worst']:.1%} at most; torchtitan (reserved) {m['torchtitan']['median']:.1%} and BLOOM (driver) "
-        f"{m['bloom']['median']:.1%} at the median. Of the measured runs, {m['fitting']:.1%} are predicted to fit.",
+        f"{m['bloom']['median']:.1%} at the median. Of {m['ran']:,} layouts that ran, {len(m['refused'])} are said not to fit: "
+        f"{', '.join(f'`{name}`' for name in m['refused'])}. A recomputation that is not recorded is the least that fits.",
         "",
     ]
-    return "\n".join([*lines, *_published(), *_stacks(), *_schedules(), *_optimizers()])
+    return "\n".join([*lines, *_searches(), *_published(), *_stacks(), *_schedules(), *_optimizers()])
+
+
+def _searches() -> list[str]:
+    data: dict[str, Any] = json.loads((HERE / "search_fit.json").read_text(encoding="utf-8"))
+    lines = [
+        "## Searches", "",
+        "A search takes the most conventional of the layouts within 3.5 % of the fastest: fewest of tensor, context and pipeline",
+        "parallelism, virtual stages and recomputation. 3.5 % is the median deviation between predicted and measured times of",
+        "layouts of one job. `--evidence measured` (default) takes kinds of layouts that measured runs cover, if any of them fits:",
+        "tensor parallelism up to 8, at most 16 stages with a micro-batch each, context parallelism of 2 from 4,096 tokens a rank and",
+        "of more from sequences of 16,384 tokens, at least 512 rows of a micro-batch on a chip, 1F1B or interleaved. With experts:",
+        "at most 2 tensor-parallel ranks, expert parallelism up to 64, whole sequences. `--evidence any` takes all layouts. The answer says",
+        "what an unmeasured layout would save. Rules: [`training_evidence.py`](../src/steptime/training/training_evidence.py).", "",
+        "The times of a searched layout are corrected: `docs/fit_search.py` searches every measured job without its layout, with",
+        "constants fitted without its model, and compares with the best measured layout. The correction has a value for dense models",
+        "and experts, and deviations by stack and chip architecture; it never makes a search faster. The upper end of the 90 % range",
+        "is that of these jobs. A layout with given tp and pp (and ep) is not corrected.", "",
+        "Predicted over measured tokens/s. `corrected`: measured kinds, with a correction fitted without the model of the job.", "",
+        "| jobs | number | layout as measured | fastest of all layouts | measured kinds | corrected: median | 10 to 90 % | worst |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, row in data["tables"].items():
+        medians = " | ".join(f"{row[key]['median']:.2f}" for key in ("layout as measured", "fastest of all", "measured kinds"))
+        last = row["corrected"]
+        lines.append(
+            f"| {name} | {last['jobs']} | {medians} | {last['median']:.2f} | {last['p10']:.2f} to {last['p90']:.2f} | {last['worst']:.2f} |"
+        )
+    regret = data["regret"]
+    lines += [
+        "", "| part of the correction | value |", "|---|---|",
+        *(f"| {part[:-1]} {name} | {value:+.1%} |" for part, values in data["corrections"].items() for name, value in values.items() if name),
+        "", f"Of the layouts that were measured for one job, the one with the best prediction reaches {regret['median']:.0%} of the best measured "
+        f"throughput at the median and {regret['p10']:.0%} at the 10th percentile ({regret['jobs']} jobs with several layouts).", "",
+    ]  # fmt: skip
+    return lines
 
 
 def _row(figures: dict[str, float]) -> str:
@@ -103,12 +143,20 @@ PUBLISHED = (
     ("Llama 3.1 8B, 15T tokens, H100 (1,024 assumed)", "meta-llama/Llama-3.1-8B", "hgx-h100", 1.46e6,
      "https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md",
      {"chips": 1024, "seq": 8192, "batch": 1024, "tokens": 15e12}),
+    ("Llama 3.1 405B, layout searched", "meta-llama/Llama-3.1-405B", "hgx-h100", 30.84e6,
+     "https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md",
+     {"chips": 16384, "seq": 8192, "batch": 2048, "tokens": 15.6e12}),
+    ("DeepSeek-V3, layout searched", "deepseek-v3", "hgx-h800", 2.664e6, "https://arxiv.org/abs/2412.19437",
+     {"chips": 2048, "seq": 4096, "batch": 15360, "dtype": "fp8", "optimizer": "adamw-bf16", "mtp": True, "tokens": 14.8e12}),
+    *((f"Llama 2 {size}, 2T tokens, A100 ({chips:,} assumed)", f"meta-llama/Llama-2-{size.lower()}-hf", "hgx-a100", hours,
+       "https://arxiv.org/abs/2307.09288", {"chips": chips, "seq": 4096, "batch": 1024, "tokens": 2e12})
+      for size, chips, hours in (("7B", 1024, 184_320), ("13B", 1024, 368_640), ("70B", 2048, 1_720_320))),
 )  # fmt: skip
 
 
 def _published() -> list[str]:
     lines = ["## Published runs", "",
-             "Published chip-hours, and predicted chip-hours at the published layout (else the fastest), with failures. For the smaller",
+             "Published chip-hours, and predicted chip-hours at the published layout (else a searched one), with failures. For the smaller",
              "Llama models the model card states two to three times the chip-hours of the steps; the rest is not explained.", "",
              "| run | published | predicted | 90 % range |", "|---|---|---|---|"]  # fmt: skip
     for words, model, system, hours, url, given in PUBLISHED:
@@ -123,6 +171,11 @@ def _stacks() -> list[str]:
     system = load_system("hgx-h100")
     stacks = [training_engine(name, system) for name in files("stacks")]
     lines = ["## Stacks", "", "`--engine NAME`. All stacks share the constants below; a stack has a factor on its speed and on element-wise passes.",
+             "Without it, NVIDIA chips have `megatron-lm` for dense models and `typical` for experts, AMD `rocm-mlperf`, and TPUs `maxtext`.",
+             "`megatron` are recipes tuned by NVIDIA; where they ran, the answer says how much faster they are. A stack has its speed on",
+             "chips where it ran. On other chips with runs it is at most as fast as all stacks together. On a chip without any run its",
+             "speed holds if it ran on several chips (recipes on B200, GB200, GB300 and H200 were within 3 % of predictions without these",
+             "chips); else `elsewhere` applies. Both factors are never multiplied.",
              "", "| stack | description | runs | speed |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| `{s.name}` | {s.title} | {s.fit.get('runs', 0):,} | {float(s.speed):.2f} |" for s in stacks]
     typical = next(s for s in stacks if s.name == "typical")

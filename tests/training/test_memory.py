@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from steptime.models.model_loading import read_model
 from steptime.training.layer_profile import layer_profiles
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.training_job import TrainingLayout
 from steptime.training.training_memory import PARTS, activation_bytes, training_memory
 from steptime.training.training_stack import IDEAL, training_engine
 from steptime.training.training_step import fullest_stage_parameters, parameters_per_layer
-from tests.training.cases import CHIP, SMALL, SPARSE, golden, job, llama, model, system, toy
+from tests.training.cases import CHIP, SMALL, SPARSE, golden, gpt, job, llama, model, system, toy
 
 LAYERS, WEIGHTS = 8, 1e9
 ALL = LAYERS * WEIGHTS
@@ -40,6 +41,7 @@ def states(**given):
         ({"sharding": "zero3", "dp": 8}, (4 + 12) / 8),  # FSDP's weights are the fp32 master copy: what it gathers is apart
         ({"sharding": "zero3", "dp": 32, "sharding_group": 8}, (4 + 12) / 8),
         ({"sharding": "none", "asked": job(optimizer="adamw-bf16")}, 14),  # DeepSeek-V3: 2 + 4 + 4 + 2 + 2
+        ({"sharding": "none", "asked": job(optimizer="adam-bf16", gradient_bytes=2.0)}, 8),  # no master copy
         ({"sharding": "none", "asked": job(optimizer="muon")}, 14),  # one fp32 moment
         ({"sharding": "none", "asked": job(optimizer="sgd")}, 14),
         ({"sharding": "none", "asked": job(optimizer="adafactor")}, 10),
@@ -153,10 +155,45 @@ def test_scores_take_five_bytes_where_attention_is_not_fused_and_selective_drops
     ((sheet, _),) = layer_profiles(model("llama-3-70b"))
     asked = job(seq=2048, attention="unfused")
     kept, _ = activation_bytes(sheet, asked, TrainingLayout(tp=8))
-    assert float(kept) == 2048 * 274_688 / 8 + 5 * 64 * 2048**2 / 8
+    masks = 2 * 8192
+    assert float(kept) == 2048 * (274_688 + masks) / 8 + 5 * 64 * 2048**2 / 8
     dropped, whole = activation_bytes(sheet, asked, TrainingLayout(tp=8, recompute="selective"))
     assert float(whole) == float(kept)
-    assert float(dropped) == 2048 * (274_688 - 16_640) / 8
+    assert float(dropped) == 2048 * (274_688 + masks) / 8
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "recompute", "per_value"),
+    [
+        (False, "none", 10 + 24 / 8 + 5 * 64 * 2048 / 6144 / 8), (True, "none", (34 + 5 * 64 * 2048 / 6144) / 8),
+        (False, "selective", 10 + 24 / 8), (True, "selective", 34 / 8), (False, "full", 2), (True, "full", 2 / 8),
+    ],
+)  # fmt: skip
+def test_activations_of_a_gpt_layer_are_those_of_korthikanti_s_table_2(sequence_parallel, recompute, per_value):
+    """Table 2 of arXiv 2205.05198, in bytes per value of s b h: 22B, 64 heads of 96, tensor parallel 8."""
+    config = gpt(heads=64, width=6144, layers=1)
+    ((sheet, _),) = layer_profiles(read_model(config, name="gpt-22b"))
+    asked = job(seq=2048, attention="unfused", sequence_parallel=sequence_parallel)
+    kept, _ = activation_bytes(sheet, asked, TrainingLayout(tp=8, recompute=recompute))
+    assert float(kept) == pytest.approx(2048 * 6144 * per_value, rel=2e-3)
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [("none", True), ("norms", False), ("full", False), ("alternate", False)])
+def test_gathered_inputs_stay_where_the_backward_pass_does_not_gather_them(recompute, kept):
+    """The input of attention and of the feed-forward block, whole on each of eight ranks: 2 x 2 h bytes a row."""
+    ((sheet, _),) = layer_profiles(model("llama-3-70b"))
+    layout = TrainingLayout(tp=8, recompute=recompute)
+    again, saved = (activation_bytes(sheet, job(gathered_inputs=g), layout) for g in (False, True))
+    gathered = 4096 * 7 / 8 * 2 * 2 * 8192
+    assert float(saved[0] - again[0]) == (gathered if kept else 0)
+    assert float(saved[1] - again[1]) == gathered
+
+
+def test_the_busiest_rank_has_more_rows_of_experts():
+    ((sheet, _),) = layer_profiles(model(SPARSE))
+    even, busy = (activation_bytes(sheet, job(expert_imbalance=r), TrainingLayout(ep=8, dp=8))[0] for r in (1.0, 1.5))
+    routed = sum(sheet.module_bytes[name] for name in ("moe", "moe_input", "moe_act"))
+    assert float(busy - even) == pytest.approx(4096 * routed / 2)
 
 
 def test_without_sequence_parallelism_norms_and_residuals_are_whole_on_each_rank():
@@ -195,6 +232,9 @@ def test_divided_weights_are_gathered_for_use():
     assert float(memory(sharding="zero3", dp=8).gathered) == (2 + 2 + 4) * WEIGHTS
     assert float(memory(sharding="zero3", dp=8, pp=4).gathered) == (2 + 4) * ALL / 4
     assert float(memory(sharding="zero2", dp=8).gathered) == 0
+    # One copy: nothing to gather, but the master copy is cast; without a master copy not even that.
+    assert float(memory(sharding="zero3").gathered) == (2 + 2) * WEIGHTS
+    assert float(memory(sharding="zero3", asked=job(optimizer="adam-bf16")).gathered) == 0
     alone = replace(IDEAL, prefetched=0.0)
     assert float(memory(sharding="zero3", dp=8, engine=alone).gathered) == (2 + 4) * WEIGHTS
 

@@ -86,7 +86,7 @@ def vars_of_a_layout():
         (
             {"pp": 4, "schedule": "zbv", "virtual_stages": 2},
             LayoutError,
-            "stack megatron has no schedule zbv; it has 1f1b, interleaved",
+            "stack megatron-lm has no schedule zbv; it has 1f1b, interleaved",
         ),
         ({"pp": 4, "schedule": "2f2b"}, UnknownName, "unknown schedule '2f2b'"),
         ({"sharding": "zero4"}, UnknownName, "unknown sharding 'zero4'; did you mean zero3"),
@@ -121,7 +121,7 @@ def test_layouts_that_cannot_run_are_refused_by_name(given, kind, says):
         ({"chips": 8, "batch": 7, "layout": {"dp": 8}}, "batch=7 does not divide over dp=8"),
         ({"chips": 8, "layout": {"virtual_stages": 2, "schedule": "1f1b"}}, "schedule 1f1b has no virtual stages"),
         ({"chips": 8, "layout": {"virtual_stages": 2, "pp": 1}}, "pp=1 has none"),
-        ({"chips": 8, "layout": {"pp": 4, "schedule": "zb-h1"}}, "stack megatron has no schedule zb-h1"),
+        ({"chips": 8, "layout": {"pp": 4, "schedule": "zb-h1"}}, "stack megatron-lm has no schedule zb-h1"),
         ({"chips": 0}, "chips must be at least 1"),
     ],
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from functools import partial
 from typing import Any, Final
 
-from steptime.errors import RangeError
+from steptime.errors import RangeError, UnitError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model, resolve_model
@@ -25,11 +26,14 @@ from steptime.questions.declaration import (
     texts,
 )
 from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, catalog_folder, read_machine
+from steptime.questions.train_sizing import size_run
+from steptime.training.training_evidence import MEASURED
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_planner import Training, train
 from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND, Phase, Reliability
-from steptime.training.training_stack import training_engine
+from steptime.training.training_stack import TrainingEngine, training_engine
 from steptime.units import count as read_count
+from steptime.units import parse
 
 JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "Training job", "Layout (searched if not given)", "Training run"
 # Seconds of a year.
@@ -42,17 +46,29 @@ SUFFIXES: Final = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3}
 class TrainInputs(ModelOnSystem):
     """Inputs of `train`: model, machine, training job, layout and run."""
 
-    chips: Any = count(MISSING, "number of chips, such as 512", maximum=MOST_CHIPS, group=JOB_GROUP)
+    chips: Any = count(
+        None, "number of chips, such as 512", maximum=MOST_CHIPS, group=JOB_GROUP,
+        default_words="the power of two that meets --deadline or --budget",
+    )  # fmt: skip
     batch: Any = count(MISSING, "sequences per step over all chips, such as 1024", unit="sequences", group=JOB_GROUP)
     seq: Any = count(4096, "sequence length in tokens; 8k is 8,000", unit="tokens", group=JOB_GROUP)
     dtype: str = text("bf16", "number format of GEMMs: bf16, fp16, fp8, mxfp8, nvfp4, int8", group=JOB_GROUP)
     task: str = text("pretrain", "training task: pretrain, sft (all weights) or lora (frozen base model)", group=JOB_GROUP)
-    optimizer: str = text("adamw", "optimizer: adamw, adamw-bf16, adamw-fp8, muon, adafactor or sgd", group=JOB_GROUP)
+    optimizer: str = text(
+        "adamw", "optimizer: adamw, adamw-bf16, adamw-fp8, adam-bf16, muon, adafactor or sgd", group=JOB_GROUP
+    )
     mtp: bool = switch("also train the multi-token-prediction layers", group=JOB_GROUP)
     engine: Any = text(
-        None, "training stack: megatron, torchtitan, maxtext, llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
-        default_words="the system's",
+        None, "training stack: megatron-lm, megatron (recipes tuned by NVIDIA), torchtitan, maxtext, llm-foundry, typical, "
+        "a file, or ideal", group=JOB_GROUP, default_words="megatron-lm; typical for experts; those of other vendors",
     )  # fmt: skip
+    expert_imbalance: Any = number(
+        1.0, "token rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced", minimum=1.0,
+        maximum=64.0, group=JOB_GROUP,
+    )  # fmt: skip
+    evidence: str = text(
+        MEASURED, "kinds of layouts that a search may take: measured (in the fitted runs) or any", group=LAYOUT_GROUP
+    )
     tp: Any = count(None, "tensor-parallel size, with sequence parallelism", group=LAYOUT_GROUP)
     pp: Any = count(None, "pipeline-parallel size: number of stages", group=LAYOUT_GROUP)
     vpp: Any = count(None, "virtual stages per pipeline stage", group=LAYOUT_GROUP)
@@ -81,6 +97,10 @@ class TrainInputs(ModelOnSystem):
         default_words="evenly divided",
     )  # fmt: skip
     tokens: Any = text(None, "training tokens of the run, such as 15T: adds its duration, rent and goodput", group=RUN_GROUP)
+    deadline: str | None = text(
+        None, "longest duration, such as 60d: without --chips, the fewest chips that end in time", group=RUN_GROUP
+    )
+    budget: Any = text(None, "largest rent in USD, such as 5M: without --chips, the fastest run within it", group=RUN_GROUP)
     stage: Any = texts(
         "further training stage as TOKENS:SEQ:BATCH, such as 800B:128k:64 for long context; repeatable", group=RUN_GROUP
     )
@@ -109,7 +129,8 @@ class TrainInputs(ModelOnSystem):
         Returns:
             Values by the field names of a training layout.
         """
-        names = [name for name, declared in inputs_from(TrainInputs).items() if declared.group == LAYOUT_GROUP]
+        declared_inputs = inputs_from(TrainInputs).items()
+        names = [name for name, declared in declared_inputs if declared.group == LAYOUT_GROUP and name != "evidence"]
         axes = {name: value for name in names if (value := getattr(self, name)) is not None}
         # The option is short as in Megatron; the layout spells the name out.
         return {"virtual_stages" if name == "vpp" else name: value for name, value in axes.items()}
@@ -141,6 +162,35 @@ class TrainInputs(ModelOnSystem):
         if tokens:
             phases.append(Phase(tokens=tokens, seq=self.seq, batch=self.batch))
         return [*phases, *(_stage(stage) for stage in self.stage)]
+
+    def limits(self) -> tuple[float, float]:
+        """Return the deadline [s] and the budget [USD] of the run; infinite where they are not given.
+
+        Returns:
+            Two limits.
+
+        Raises:
+            RangeError: If there are neither chips nor limits, or both, or limits without tokens.
+        """
+        has_limits = self.deadline is not None or self.budget is not None
+        if self.chips is None and not has_limits:
+            raise RangeError("chips: is missing; give the number of chips, or the deadline or the budget of a run with tokens")
+        if not has_limits:
+            return math.inf, math.inf
+        if self.chips is not None:
+            name = "deadline" if self.deadline is not None else "budget"
+            raise RangeError(f"{name}: it chooses the number of chips, got chips={self.chips:,}; leave one of them out")
+        if self.tokens is None:
+            raise RangeError("tokens: a deadline or a budget needs the tokens of the run, such as 15T")
+        try:
+            deadline = math.inf if self.deadline is None else parse(self.deadline, "s")
+        except UnitError:
+            raise RangeError(f"deadline: must be a duration, such as 60d or 36h, got {self.deadline!r}") from None
+        budget = math.inf if self.budget is None else float(read_count(self.budget, "budget"))
+        for name, value in (("deadline", deadline), ("budget", budget)):
+            if value <= 0:
+                raise RangeError(f"{name}: must be above 0, got {getattr(self, name)}")
+        return deadline, budget
 
     def reliability(self) -> Reliability:
         """Return how often chips fail, and the cost of a failure.
@@ -201,7 +251,7 @@ def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, A
     inputs = bind(TrainInputs, values, "train")
     system = read_machine(values)
     model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else resolve_model(inputs.model)
-    return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog)
+    return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog, experts=model.routed)
 
 
 def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
@@ -215,10 +265,22 @@ def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
         The layout, its step, and the run.
     """
     inputs, model, system, stack = bind_train(values)
+    deadline, budget = inputs.limits()
+
+    def train_on(chips: int, *, with_changes: bool = False) -> Training:
+        return _train(inputs, model, system, stack, chips, changes=with_changes)
+
+    if inputs.chips is not None:
+        return train_on(inputs.chips, with_changes=changes)
+    sized = size_run(train_on, system, deadline=deadline, budget=budget)
+    return train_on(sized.chips, with_changes=True) if changes else sized
+
+
+def _train(inputs: TrainInputs, model: Model, system: System, stack: TrainingEngine, chips: int, *, changes: bool) -> Training:
     return train(
-        model, system, chips=inputs.chips, engine=stack, layout=inputs.axes(), changes=changes, phases=inputs.phases(),
+        model, system, chips=chips, engine=stack, layout=inputs.axes(), changes=changes, phases=inputs.phases(),
         reliability=inputs.reliability(), seq=inputs.seq, batch=inputs.batch, dtype=inputs.dtype, task=inputs.task,
-        optimizer=inputs.optimizer, mtp=inputs.mtp,
+        optimizer=inputs.optimizer, mtp=inputs.mtp, expert_imbalance=inputs.expert_imbalance, evidence=inputs.evidence,
     )  # fmt: skip
 
 
@@ -249,6 +311,10 @@ TRAIN = question_of_result(
         "usd_low": Answer(meaning="lower end of its 90 % range", unit="USD", source="run.usd_low"),
         "usd_high": Answer(meaning="upper end of its 90 % range", unit="USD", source="run.usd_high"),
         "layout_text": Answer(meaning="layout in words", source=_layout_text, text=True),
+        "search_factor": Answer(meaning="factor on the step time for the optimism of the search", source="search_factor"),
+        "unmeasured_saving": Answer(
+            meaning="share of the step time that a layout of an unmeasured kind would save", source="unmeasured_saving"
+        ),
     },
     shows=("step_time", "mfu", "tokens_per_second_per_chip", "days", "usd", "layout_text"),
     bands={"step_time": ("step_time_low", "step_time_high"), "usd": ("usd_low", "usd_high")},

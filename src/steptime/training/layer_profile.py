@@ -44,15 +44,18 @@ MODULES = ("attention", "norms", "activation", "mlp", "moe_act", "mla_up_proj", 
 class Product:
     """Matrix products of a layer that tensor parallelism divides alike.
 
-    flops [FLOP per row], weights [parameters] and inputs, outputs [values per row] are sums over the products. limit:
-    largest tensor parallel degree that divides them. For routed experts, `weights` counts all experts and `flops` those of
-    one token.
+    flops [FLOP per row], weights [parameters] and inputs, outputs [values per row] are sums over the products. whole_inputs,
+    whole_outputs: the part of them that each rank has undivided: inputs of products whose columns are divided, and outputs of
+    those whose rows are divided, before they are summed. limit: largest tensor parallel degree that divides them. For routed
+    experts, `weights` counts all experts and `flops` those of one token.
     """
 
     flops: float
     weights: float
     inputs: float
     outputs: float
+    whole_inputs: float = 0.0
+    whole_outputs: float = 0.0
     limit: float = math.inf
     replicated: bool = False
     routed: bool = False
@@ -321,6 +324,8 @@ def _products(matrices: list[Op]) -> tuple[Product, ...]:
             weights=float(sum(op.total_weights for op in same)),
             inputs=float(sum(op.inputs * (op.active if routed else 1) for op in same)),
             outputs=float(sum(op.outputs * (op.active if routed else 1) for op in same)),
+            whole_inputs=float(sum(op.inputs for op in same if op.name not in CLOSING and not routed)),
+            whole_outputs=float(sum(op.outputs for op in same if op.name in CLOSING and not routed)),
             limit=limit,
             replicated=replicated,
             routed=routed,

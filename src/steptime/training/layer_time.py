@@ -115,8 +115,10 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
     """
     c, peak = engine.constants, system.chip.peak
     reached = system.chip.reached.get("compute", REACHED["compute"])
-    # A chip may reach more or less of its data sheet than usual; the fit gives how much of this shows.
+    # A chip may reach more or less of its data sheet than usual; the fit gives how much of this shows. All times are divided
+    # by the speed of the stack later, so that no product is faster than timed ones.
     share = c.compute_efficiency * (reached / REACHED["compute"]) ** c.chip_departure * power_limit_factor(system, engine)
+    share = np.minimum(share, engine.largest_share / engine.speed)
     wide = peak_rate(peak, ("fp16", "bf16", "fp32") if job.dtype == "fp16" else ("bf16", "fp16", "fp32")) * share
     lanes = {"fp8": c.eight_bit_efficiency, "int8": c.eight_bit_efficiency, "mxfp8": c.block_efficiency}
     lanes["nvfp4"] = c.four_bit_efficiency
@@ -166,18 +168,24 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
     backward: Terms = {}
     weight_gradients: Number = 0.0
 
-    # Products: the longer of arithmetic and memory traffic.
+    # Products: the longer of arithmetic and memory traffic, plus the writes that arithmetic does not hide. Products with
+    # short sums write more per FLOP.
     for product in sheet.products:
         rate = narrow_rate if product.narrow else wide_rate
         if product.routed:
             rate, name = rate * c.expert_efficiency, "experts"
-            share, weights = chip_rows, product.weights / (x.ep * x.etp)
+            share, weights = chip_rows * job.expert_imbalance, product.weights / (x.ep * x.etp)
         else:
             name = "matrices"
             shards = x.tp if product.replicated else shard_count(product.limit, x.tp)
             share, weights = rows / shards, product.weights / (1 if product.replicated else shards)
-        moved_bytes = weights * job.format.bytes + share * (product.inputs + product.outputs) * ACTIVATION_BYTES
+        # Tensor parallelism divides the inputs or the outputs of a product, not both.
+        whole_rows = share if product.replicated or product.routed else rows
+        read_bytes = share * (product.inputs - product.whole_inputs) + whole_rows * product.whole_inputs
+        written_bytes = share * (product.outputs - product.whole_outputs) + whole_rows * product.whole_outputs
+        moved_bytes = weights * job.format.bytes + (read_bytes + written_bytes) * ACTIVATION_BYTES
         seconds = np.maximum(share * product.flops / rate, moved_bytes / bandwidth)
+        seconds = seconds + c.exposed_writes * written_bytes * ACTIVATION_BYTES / bandwidth
         forward[name] = forward.get(name, 0.0) + seconds
         backward[name] = backward.get(name, 0.0) + seconds * (1 + job.trained)
         weight_gradients = weight_gradients + seconds * job.trained
@@ -286,12 +294,13 @@ def _add_exchanges(
     rows = x.micro_batch * job.seq / x.cp
     if np.any(np.asarray(x.tp) > 1):
         # Sharded inputs are gathered again for the gradients of the weights, hence 2 + trained in the backward
-        # pass.
+        # pass, unless the gathered inputs were saved.
+        gather_share = 0.0 if job.gathered_inputs else job.trained
         phase = collective_seconds(network_time.all_gather(system, x.tp, rows * sheet.boundary * ACTIVATION_BYTES), engine) * (
             1 - c.tensor_overlap
         )
         forward["tensor parallel"] = 2 * sheet.blocks * phase
-        backward["tensor parallel"] = (2 + job.trained) * sheet.blocks * phase
+        backward["tensor parallel"] = (2 + gather_share) * sheet.blocks * phase
     if np.any(np.asarray(x.cp) > 1) and sheet.exchanged:
         # Keys and values hide behind attention.
         gathered_bytes = rows * x.cp * sheet.exchanged * ACTIVATION_BYTES / x.tp

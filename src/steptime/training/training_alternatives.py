@@ -13,9 +13,11 @@ from steptime.errors import Impossible, InputError, LayoutError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.training.search_optimism import search_optimism, searched_axes
+from steptime.training.training_evidence import MEASURED
 from steptime.training.training_job import TrainingJob, TrainingLayout, show_training_layout
-from steptime.training.training_search import MEMORY_MARGIN, SearchResult, legal_degrees, search
-from steptime.training.training_stack import TrainingEngine, on_chip
+from steptime.training.training_search import MEMORY_MARGIN, Recommendation, SearchResult, legal_degrees, search
+from steptime.training.training_stack import DEFAULT, TUNED, TYPICAL, TrainingEngine, load_stack, on_chip
 from steptime.training.training_step import step_seconds
 from steptime.units import counted
 
@@ -130,7 +132,7 @@ class Change:
 
 def training_alternatives(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, best: tuple[TrainingLayout, float],
-    fixed_axes: Mapping[str, Any], chips: int,
+    fixed_axes: Mapping[str, Any], chips: int, evidence: str = MEASURED,
 ) -> tuple[Change, ...]:  # fmt: skip
     """Return the speed-ups by changes of machine, format and optimizer.
 
@@ -142,6 +144,7 @@ def training_alternatives(
         best: Fastest layout and its seconds per step.
         fixed_axes: Axes of the layout that are given, by the field names of `TrainingLayout`.
         chips: Chips in total.
+        evidence: Evidence of the layouts, as for `train`.
 
     Returns:
         Changes, largest speed-up first.
@@ -160,11 +163,38 @@ def training_alternatives(
     if job.optimizer == "adamw" and job.task != "lora":
         candidates.append(("--optimizer adamw-bf16", replace(job, optimizer="adamw-bf16"), system))
     for description, changed_job, machine in candidates:
-        changed_best = search(model, machine, changed_job, tuned, chips=chips, fixed=fixed_axes).fastest()
+        changed_best = search(model, machine, changed_job, tuned, chips=chips, fixed=fixed_axes).recommended(evidence)
         if changed_best is not None:
-            changed = show_training_layout(changed_best[0]) if changed_best[0] != best[0] else ""
-            changes.append(Change(description=description, faster=best[1] / changed_best[1], layout=changed))
+            changed = show_training_layout(changed_best.layout) if changed_best.layout != best[0] else ""
+            changes.append(Change(description=description, faster=best[1] / changed_best.seconds, layout=changed))
+
+    # NVIDIA's tuned recipes are a stack of their own, where it ran on the chip.
+    recipes = load_stack(TUNED)
+    if engine.name in (TYPICAL, DEFAULT["NVIDIA"]) and recipes.has_run_on(system.chip.name):
+        recipe_engine = on_chip(recipes, system, experts=model.routed)
+        recipe_job = replace(job, gradient_bytes=recipes.gradient_bytes, logit_bytes=recipes.logit_bytes)
+        recipe_best = _best_or_none(model, system, recipe_job, recipe_engine, chips, fixed_axes, evidence)
+        if recipe_best is not None:
+            # Each stack has its own optimism of searches.
+            ratio = 1.0
+            if not set(searched_axes(model)) <= set(fixed_axes):
+                factors = [search_optimism(stack, system, experts=model.routed).factor for stack in (engine, recipes)]
+                ratio = factors[0] / factors[1]
+            changed = show_training_layout(recipe_best.layout) if recipe_best.layout != best[0] else ""
+            faster = ratio * best[1] / recipe_best.seconds
+            changes.append(Change(description=f"recipes tuned by NVIDIA (--engine {TUNED})", faster=faster, layout=changed))
     return tuple(sorted((c for c in changes if c.faster >= MIN_SPEEDUP), key=lambda c: -c.faster))
+
+
+def _best_or_none(
+    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any],
+    evidence: str,
+) -> Recommendation | None:  # fmt: skip
+    """Return the recommended layout of another stack; None if it does not have the given words."""
+    words = {"sharding": engine.shardings, "schedule": engine.schedules, "recompute": engine.recomputes}
+    if any(name in fixed_axes and choices and fixed_axes[name] not in choices for name, choices in words.items()):
+        return None
+    return search(model, system, job, engine, chips=chips, fixed=fixed_axes).recommended(evidence)
 
 
 def _narrower_formats(job: TrainingJob, system: System) -> list[str]:
@@ -257,6 +287,8 @@ def strong_and_weak_scaling(
     tuned = on_chip(engine, system, experts=model.routed)
     # Data parallelism follows from the number of chips and cannot stay fixed.
     fixed = {k: v for k, v in (layout or {}).items() if k != "dp"}
+    is_searched = not set(searched_axes(model)) <= set(fixed)
+    factor = search_optimism(engine, system, experts=model.routed).factor if is_searched else 1.0
     points = []
     for kind in ("strong", "weak"):
         for times in CHIP_FACTORS:
@@ -272,12 +304,13 @@ def strong_and_weak_scaling(
                 continue
             scaled_job = replace(job, batch=batch)
             search_result = search(model, system, scaled_job, tuned, chips=chip_count, fixed=fixed)
-            best = search_result.fastest()
+            best = search_result.recommended()
             nothing = "nothing fits" if search_result.count else "the batch does not divide"
-            words = show_training_layout(best[0]) if best else nothing
-            rate = batch * float(job.seq) / chip_count / best[1] if best else float("nan")
+            words = show_training_layout(best.layout) if best else nothing
+            seconds = factor * best.seconds if best else float("nan")
+            rate = batch * float(job.seq) / chip_count / seconds
             points.append(
-                ScalingPoint(kind=kind, chips=chip_count, batch=batch, seconds=best[1] if best else float("nan"),
+                ScalingPoint(kind=kind, chips=chip_count, batch=batch, seconds=seconds,
                              tokens_per_second_per_chip=rate, layout=words)
             )  # fmt: skip
     return Scaling(points=tuple(points))

@@ -40,6 +40,7 @@ OPTIMIZERS: Final = {
         Optimizer("adamw", 4, 8, "fp32 master and two fp32 moments: Megatron-LM, training/theoretical_memory_usage.py"),
         Optimizer("adamw-bf16", 4, 4, "two bf16 moments: DeepSeek-V3, arXiv 2412.19437, section 3.3"),
         Optimizer("adamw-fp8", 2, 2, "fp8 moments, fp16 master: precision-aware optimizer of Megatron-LM"),
+        Optimizer("adam-bf16", 0, 4, "bf16 weights, two bf16 moments: torch.optim.Adam of bf16 parameters"),
         Optimizer("muon", 4, 4, "one fp32 moment: Kimi Team, arXiv 2502.16982"),
         Optimizer("adafactor", 4, 0, "row and column sums only: Shazeer and Stern, arXiv 1804.04235"),
         Optimizer("sgd", 4, 4, "momentum"),
@@ -64,7 +65,8 @@ class TrainingJob:
     fp32 gradients), 12 without.
 
     whole_hops: whether each tensor-parallel rank sends all activations of a micro-batch to the next stage, instead of its
-    part.
+    part. gathered_inputs: whether tensor-parallel ranks save the gathered inputs of blocks, instead of gathering them again.
+    expert_imbalance: rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced.
     """
 
     seq: Number
@@ -79,6 +81,8 @@ class TrainingJob:
     sequence_parallel: bool = True
     logit_bytes: float = 6.0
     whole_hops: bool = False
+    gathered_inputs: bool = False
+    expert_imbalance: Number = 1.0
 
     @property
     def format(self) -> Format:

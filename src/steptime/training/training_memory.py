@@ -5,7 +5,11 @@ among copies of the experts, not of the model. Activations are the saved activat
 the recomputed ones, times the micro-batches in flight on a stage.
 
 The last stage has the logits. Full recomputation saves the input of each layer and, for a moment, all activations of one
-layer.
+layer. Selective recomputation of attention drops its scores; its output is the input of the next product and stays.
+
+Gradients have the format in which the stack accumulates them: `grad_reduce_in_fp32` of Megatron
+(https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/distributed/param_and_grad_buffer.py) is off in the recipes of
+https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/main/scripts/performance/configs, so that they have 2 bytes there.
 
 Constants: 0.2 GB of work space, and the weight gradients of one layer before they are added up (Transformer Engine).
 Measured allocator peaks of SimuMax's runs on eight B200 show both.
@@ -44,6 +48,11 @@ from steptime.units import show
 WORK_SPACE = 0.2e9
 # Modules whose output a product reads; it is saved in the format of the product, such as 8 bits.
 NARROW_MODULES = ("norms", "activation", "moe_act", "moe_input")
+# Modules with a row for each token and expert.
+ROUTED_MODULES = ("moe", "moe_input", "moe_act")
+# Bytes of a dropout mask per value: 2 s b h of the 34 s b h of arXiv 2205.05198, section 4.1, are the masks after
+# attention and after the feed-forward block.
+MASK_BYTES = 1.0
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "buffers", "reserved")
 
 
@@ -201,20 +210,29 @@ def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -
     module_bytes: dict[str, Number] = {
         name: value * (dtype_ratio if name in NARROW_MODULES else 1.0) for name, value in sheet.module_bytes.items()
     }
-    # Each rank that shares an expert has all rows of this expert.
+    # Each rank that shares an expert has all rows of this expert; the busiest rank has more rows than the mean.
     module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp
+    for name in ROUTED_MODULES:
+        module_bytes[name] = module_bytes[name] * job.expert_imbalance
 
     # Without sequence parallelism, each tensor-parallel rank has all rows between blocks.
     replicated_rows: Number = 0.0 * chip_rows
     if not job.sequence_parallel:
         replicated_rows = x.micro_batch * job.seq / x.cp * (1 - 1 / x.tp)
 
-    # Unfused attention saves scores and probabilities in 16 bits, and the dropout mask: 5 bytes per pair.
+    # Unfused attention saves scores and probabilities in 16 bits, and the dropout mask: 5 bytes per pair. Such layers have
+    # dropout after each block too, with masks of a byte per value.
     scores: Number = 0.0
+    masks = 0.0
     if job.attention == UNFUSED:
         scores = 5.0 * x.micro_batch * job.seq * job.seq * sheet.scores / (x.tp * x.cp)
-    replicated_bytes = sheet.residual + module_bytes["norms"]
-    peak_bytes = chip_rows * sum(module_bytes.values()) + scores + replicated_rows * replicated_bytes
+        masks = MASK_BYTES * sheet.blocks * sheet.boundary
+    replicated_bytes = sheet.residual + module_bytes["norms"] + masks
+    # Where the backward pass does not gather the inputs of blocks again, all rows of them stay.
+    gathered_bytes: Number = 0.0
+    if job.gathered_inputs:
+        gathered_bytes = (x.tp - 1) * chip_rows * sheet.blocks * sheet.boundary * ACTIVATION_BYTES
+    peak_bytes = chip_rows * (sum(module_bytes.values()) + masks) + scores + gathered_bytes + replicated_rows * replicated_bytes
 
     # The recomputation decides which of these bytes stay until the backward pass.
     if x.recompute == "full":
@@ -228,18 +246,21 @@ def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -
             + sheet.product_bytes / 2
             + (module_bytes["moe"] + module_bytes["moe_input"]) / 2
         )
-        return chip_rows * alternate_bytes + replicated_rows * sheet.boundary * ACTIVATION_BYTES, peak_bytes
+        kept_bytes = chip_rows * alternate_bytes + replicated_rows * sheet.boundary * ACTIVATION_BYTES
+        # The gather follows a norm, which is computed again.
+        return kept_bytes, peak_bytes
     recomputed = recomputed_modules(x.recompute)
     dropped = (
         set(recomputed)
         | ({"activation"} if "mlp" in recomputed else set())
         | ({"moe_act", "moe_input"} if "moe" in recomputed else set())
     )
-    stored_bytes = chip_rows * sum(value for name, value in module_bytes.items() if name not in dropped)
+    stored_bytes = chip_rows * (sum(value for name, value in module_bytes.items() if name not in dropped) + masks)
     # The next product reads the output of attention, which therefore stays.
-    if "attention" in recomputed and job.attention != UNFUSED:
+    if "attention" in recomputed:
         stored_bytes = stored_bytes + chip_rows * module_bytes["attention"]
-    stored_bytes = stored_bytes + replicated_rows * (replicated_bytes if "norms" not in dropped else sheet.residual)
+    kept_replicated_bytes = replicated_bytes if "norms" not in dropped else sheet.residual + masks
+    stored_bytes = stored_bytes + replicated_rows * kept_replicated_bytes + (gathered_bytes if "norms" not in dropped else 0.0)
     return stored_bytes + (0.0 if "attention" in recomputed else scores), peak_bytes
 
 
@@ -310,14 +331,18 @@ def _stage_memory(
         gradients = np.minimum(gradients + np.where(np.asarray(x.pp) > 1, stage_weights / x.virtual_stages, 0.0), stage_weights)
     layer = largest.all
     gathered: Number = 0.0 * layer
-    # Gathered weights: the current and the prefetched layers; in a pipeline the whole stage, for the whole step.
+    # Gathered weights: the current and the prefetched layers; in a pipeline the whole stage, for the whole step. A part with
+    # one copy is not gathered, but cast where the stored weights are a master copy.
     if is_sharded[0]:
-        has_pipeline = np.asarray(x.pp) > 1
-        gathered_bytes = bytes_per_weight + trained * job.gradient_bytes
+        is_cast = stored_weight_bytes == 0.0
+
+        def gathered_bytes(part: ChipParameters, layers: float) -> Number:
+            sizes = ((part.dense, ranks), (part.experts, expert_ranks))
+            weights = sum(np.where((np.asarray(n) > 1) | is_cast, layers * bytes_per_weight * p, 0.0) for p, n in sizes)
+            return weights + sum(np.where(np.asarray(n) > 1, trained * job.gradient_bytes * p, 0.0) for p, n in sizes)
+
         gathered = np.where(
-            has_pipeline,
-            gathered_bytes * (parameters.dense + parameters.experts),
-            (engine.prefetched * bytes_per_weight + gathered_bytes) * layer,
+            np.asarray(x.pp) > 1, gathered_bytes(parameters, 1.0), gathered_bytes(largest, engine.prefetched + 1)
         )
     return {
         "weights": stored_weight_bytes * divided(is_sharded[0]) * copies,

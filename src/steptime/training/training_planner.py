@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import InputError, LayoutError, RangeError
+from steptime.errors import InputError, LayoutError, RangeError, UnknownName
 from steptime.hardware.number_formats import number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Model
@@ -22,7 +22,9 @@ from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
 from steptime.training.schedule_timeline import Timeline, simulate_step, timeline
 from steptime.training.schedules.schedule import schedule_named
+from steptime.training.search_optimism import SearchOptimism, search_optimism, searched_axes
 from steptime.training.training_alternatives import Change, infeasibility_error, training_alternatives
+from steptime.training.training_evidence import ANY, MEASURED, TRAINING_EVIDENCE
 from steptime.training.training_job import (
     AXES,
     DEGREES,
@@ -47,16 +49,18 @@ from steptime.training.training_rules import (
     check_words,
 )
 from steptime.training.training_runs import Phase, Reliability, TrainingRunCost, model_flops, recompute_flops, training_run_cost
-from steptime.training.training_search import SearchResult, search
+from steptime.training.training_search import Recommendation, SearchResult, search
 from steptime.training.training_stack import IDEAL, TrainingEngine, on_chip, step_time_range, training_engine
 from steptime.training.training_step import StepTime, chunk_times, step_seconds
 from steptime.units import DAY, counted, show
 
 # Tokens of a run.
 MAX_RUN_TOKENS: Final = 1e18
-JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention")
+JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention", "expert_imbalance")
 
 
+# Term of the expected shortfall of a searched layout.
+SEARCH_TERM: Final = "search optimism"
 EXPOSED_TERMS = ("tensor parallel", "context parallel", "expert exchange", "data parallel", "pipeline hops")
 """Terms of exposed communication."""
 
@@ -165,6 +169,11 @@ class Training(Tabular):
     run: TrainingRunCost | None = field(metadata=unit("", "cost of the run, where tokens are given", kind="run, or null"))
     chips: int = field(metadata=unit("", "chips"))
     evaluated_layouts: int = field(metadata=unit("", "number of evaluated layouts"))
+    evidence: str = field(metadata=unit("", "measured if runs cover the kind of layout, else any"))
+    close_layouts: int = field(metadata=unit("", "layouts with this evidence within 3.5 % of the fastest of them"))
+    unmeasured: str = field(metadata=unit("", "fastest layout of any kind, if no run covers its kind; else empty"))
+    unmeasured_saving: float = field(metadata=unit("", "share of the step time that the unmeasured layout would save"))
+    search_factor: float = field(metadata=unit("", "factor on the step time for the optimism of the search; 1 if not searched"))
     runner_up: str = field(metadata=unit("", "fastest layout with other tp, pp or ep"))
     runner_up_slower: float = field(metadata=unit("", "factor by which the runner-up is slower"))
     changes: tuple[Change, ...] = field(metadata=unit("", "speed-ups by changes, largest first", kind="list of changes"))
@@ -209,6 +218,7 @@ class Training(Tabular):
 def training_job(
     system: System, engine: TrainingEngine, *, seq: Number, batch: Number, dtype: str = "bf16", task: str = "pretrain",
     optimizer: str = "adamw", lora_rank: int = 16, mtp: bool = False, attention: str = "flash",
+    expert_imbalance: Number = 1.0,
 ) -> TrainingJob:  # fmt: skip
     """Return a checked job with the gradient and logit bytes of the stack.
 
@@ -223,6 +233,7 @@ def training_job(
         lora_rank: Rank of the adapters, with task "lora".
         mtp: Whether multi-token-prediction layers are trained.
         attention: "flash" or "unfused".
+        expert_imbalance: Rows of the busiest expert-parallel rank over the mean.
 
     Returns:
         Job.
@@ -232,7 +243,8 @@ def training_job(
     """
     job = TrainingJob(
         seq=seq, batch=batch, dtype=dtype, task=task, optimizer=optimizer, lora_rank=lora_rank, mtp=mtp, attention=attention,
-        gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes,
+        gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes, gathered_inputs=engine.gathered_inputs,
+        expert_imbalance=expert_imbalance,
     )  # fmt: skip
     return check_job(job, system)
 
@@ -257,8 +269,8 @@ def training_step(
         seq: Tokens per sequence.
         batch: Sequences per step, over all chips.
         layout: Training layout; one chip if None.
-        engine: Training stack, or its name; the one of the chip vendor if None.
-        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`.
+        engine: Training stack, or its name; the usual one of chip and model if None.
+        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, as for `TrainingJob`.
 
     Returns:
         Time, memory and efficiency of the step.
@@ -268,7 +280,7 @@ def training_step(
         InputError: If the chip does not compute in the format.
     """
     model, system = resolve_model(model), resolve_system(system)
-    engine = training_engine(engine, system)
+    engine = training_engine(engine, system, experts=model.routed)
     _check_job_options(job_options)
     layout = TrainingLayout() if layout is None else layout
     check_counts({name: getattr(layout, name) for name in AXES})
@@ -357,9 +369,13 @@ def train(
     phases: Sequence[Phase] = (),
     reliability: Reliability | None = None,
     changes: bool = True,
+    evidence: str = MEASURED,
     **job_options: Any,
 ) -> Training:
-    """Return the fastest layout that fits the chips, and the cost of a run.
+    """Return a layout that fits the chips and is about the fastest, and the cost of a run.
+
+    Of the layouts of measured kinds within the error of the fastest, it is the most conventional one. The seconds of a
+    searched layout are corrected for the optimism of searches (`search_optimism`).
 
     Args:
         model: Model, or its name.
@@ -367,13 +383,14 @@ def train(
         chips: Chips in total.
         seq: Tokens per sequence.
         batch: Sequences per step, over all chips.
-        engine: Training stack, or its name; the one of the chip vendor if None.
+        engine: Training stack, or its name; the usual one of chip and model if None.
         layout: Axes that are fixed, by the field names of `TrainingLayout`; all others are searched.
         tokens: Training tokens of the run; no run if None.
         phases: Parts of the run with their own sequence length and batch, instead of `tokens`.
         reliability: Failure rate, checkpoint and restart times; the defaults if None.
         changes: Whether speed-ups by changes of machine and format are computed.
-        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`.
+        evidence: "measured" for layouts of kinds that measured runs cover if any of them fits, or "any".
+        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, as for `TrainingJob`.
 
     Returns:
         Layout, step and run.
@@ -384,9 +401,11 @@ def train(
         RangeError: If the run has fewer tokens than one step.
     """
     model, system = resolve_model(model), resolve_system(system)
-    engine = training_engine(engine, system)
+    engine = training_engine(engine, system, experts=model.routed)
     chips = int(whole_number("chips", chips, maximum=MOST_CHIPS, unit="chip"))
     _check_job_options(job_options)
+    if evidence not in TRAINING_EVIDENCE:
+        raise UnknownName("evidence", evidence, TRAINING_EVIDENCE, f"Known: {', '.join(TRAINING_EVIDENCE)}.")
     if tokens is not None:
         positive("tokens", tokens, maximum=MAX_RUN_TOKENS)
     job = training_job(system, engine, seq=seq, batch=batch, **job_options)
@@ -398,15 +417,19 @@ def train(
     fixed_axes = _check_axes(dict(layout or {}), model, system, job, engine, chips)
     tuned = on_chip(engine, system, experts=model.routed)
     search_result = search(model, system, job, tuned, chips=chips, fixed=fixed_axes)
-    best = search_result.fastest()
-    if best is None:
+    recommendation = search_result.recommended(evidence)
+    if recommendation is None:
         raise infeasibility_error(model, system, job, tuned, chips, fixed_axes, search_result)
+    best = recommendation.layout, recommendation.seconds
     best_seconds = step_seconds(model, job, system, tuned, best[0])
     # The search assumes stages of mean length; a layout with given layers is simulated exactly.
     if best[0].layers:
         best = best[0], float(best_seconds.total)
-    step = evaluate_layout(model, system, job, engine, best[0])
-    runner_up, runner_up_slower = _runner_up(search_result, best[0])
+    is_searched = any(axis not in fixed_axes for axis in searched_axes(model))
+    optimism = search_optimism(engine, system, experts=model.routed) if is_searched else SearchOptimism()
+    step = corrected_step(evaluate_layout(model, system, job, engine, best[0]), optimism)
+    runner_up, runner_up_slower = _runner_up(search_result, best[0], is_measured=recommendation.measured)
+    unmeasured_text, unmeasured_saving = _unmeasured(recommendation)
 
     # Cost of the run: each phase may have its own length and batch.
     for phase in phases:
@@ -416,9 +439,10 @@ def train(
     if parts:
 
         def phase_seconds(phase_job: TrainingJob) -> float:
-            return _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
+            return optimism.factor * _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
 
-        step_range = step_time_range(engine, system, experts=model.routed)
+        low, high = step_time_range(engine, system, experts=model.routed)
+        step_range = low, max(high, optimism.high)
         # A batch ramp grows in multiples that all replicas and the schedule accept.
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = training_run_cost(
@@ -430,13 +454,49 @@ def train(
         run=cost,
         chips=chips,
         evaluated_layouts=search_result.count,
+        evidence=MEASURED if recommendation.measured else ANY,
+        close_layouts=recommendation.close,
+        unmeasured=unmeasured_text,
+        unmeasured_saving=unmeasured_saving,
+        search_factor=optimism.factor,
         runner_up=runner_up,
         runner_up_slower=runner_up_slower,
-        changes=training_alternatives(model, system, job, engine, best, fixed_axes, chips) if changes else (),
+        changes=training_alternatives(model, system, job, engine, best, fixed_axes, chips, evidence) if changes else (),
         why=_bottleneck_text(step, best_seconds),
         job=job,
         searched=search_result,
     )
+
+
+def corrected_step(step: TrainingStep, optimism: SearchOptimism) -> TrainingStep:
+    """Return a step of a searched layout with the expected shortfall as a term, and with the range of searches.
+
+    Args:
+        step: Predicted step.
+        optimism: Correction of searches.
+
+    Returns:
+        Step.
+    """
+    factor = optimism.factor
+    terms = dict(step.terms)
+    if factor > 1:
+        terms[SEARCH_TERM] = step.total * (factor - 1)
+    return replace(
+        step, total=step.total * factor, low=step.low * factor,
+        high=np.maximum(step.high, step.total * optimism.high) * factor, upper=step.upper * factor, terms=terms,
+        tokens_per_second_per_chip=step.tokens_per_second_per_chip / factor, mfu_causal=step.mfu_causal / factor,
+        mfu_full=step.mfu_full / factor, hfu=step.hfu / factor,
+    )  # fmt: skip
+
+
+def _unmeasured(recommendation: Recommendation) -> tuple[str, float]:
+    """Return the fastest layout as text and its saving, if the recommended layout has better evidence."""
+    layout, seconds = recommendation.fastest
+    saving = 1 - seconds / recommendation.seconds
+    if not recommendation.measured or recommendation.fastest_measured or saving <= 0:
+        return "", 0.0
+    return show_training_layout(layout), saving
 
 
 def _phase_step_seconds(
@@ -454,13 +514,13 @@ def _phase_step_seconds(
             best.pp == 1 or bool(schedule_named(best.schedule).legal(best.pp, microbatches, best.virtual_stages))
         ):
             return float(step_seconds(model, job, system, engine, best).total)
-    fastest = search(model, system, job, engine, chips=chips, fixed=fixed_axes).fastest()
-    if fastest is None:
+    recommendation = search(model, system, job, engine, chips=chips, fixed=fixed_axes).recommended()
+    if recommendation is None:
         raise LayoutError(
             f"no layout of {counted(chips, 'chip')} runs {counted(int(job.batch), 'sequence')} "
             f"of {counted(int(job.seq), 'token')}"
         )
-    return fastest[1]
+    return recommendation.seconds
 
 
 def _check_axes(
@@ -539,13 +599,13 @@ def add_layer_axes(axes: dict[str, Any], model: Model) -> dict[str, Any]:
     return axes | {"layers": show_layers(read_layers(layers)), "pp": pp, "virtual_stages": virtual}
 
 
-def _runner_up(search_result: SearchResult, best: TrainingLayout) -> tuple[str, float]:
-    """Return the fastest layout with other degrees, and its slow-down."""
+def _runner_up(search_result: SearchResult, best: TrainingLayout, *, is_measured: bool) -> tuple[str, float]:
+    """Return the fastest layout with other degrees and the same evidence, and its slow-down."""
     # Layouts with the same tp, pp and ep are variants of the best one, not alternatives.
     best_degrees = (best.tp, best.pp, best.ep)
     best_time, second = np.inf, (np.inf, "")
     for group in search_result.groups:
-        times = np.where(group.fits, group.seconds, np.inf)
+        times = np.where(group.fits & (group.measured | (not is_measured)), group.seconds, np.inf)
         x = group.layout
         degree_columns = [np.broadcast_to(getattr(x, name), times.shape) for name in ("tp", "pp", "ep")]
         has_same_degrees = np.logical_and.reduce(
@@ -560,7 +620,9 @@ def _runner_up(search_result: SearchResult, best: TrainingLayout) -> tuple[str, 
     return (second[1], second[0] / best_time) if np.isfinite(second[0]) else ("", float("nan"))
 
 
-TERM_WORDS = {"step": "fixed overhead", "matrices": "matrix multiplies"}
+TERM_WORDS = {
+    "step": "fixed overhead", "matrices": "matrix multiplies", SEARCH_TERM: "what searched layouts fall short of predictions",
+}  # fmt: skip
 
 
 def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:

@@ -7,6 +7,7 @@ are reused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ from steptime.number_checks import Array, divisors
 from steptime.training.layer_profile import STEM_LAYERS, layer_profiles, max_chunks
 from steptime.training.layer_time import Passes, Terms, layer_passes
 from steptime.training.schedules.schedule import known_schedules, schedule_named
+from steptime.training.training_evidence import LAYOUT_ERROR, MEASURED, is_measured_kind, unconventional_choices
 from steptime.training.training_job import DEGREES, TrainingJob, TrainingLayout
 from steptime.training.training_memory import training_memory
 from steptime.training.training_rules import feed_forward_widths, kv_head_count
@@ -53,16 +55,23 @@ SCHEDULES: Final = ("1f1b", "interleaved", "zb-h1")
 class Candidates:
     """Layouts with the same words for recomputation, sharding and schedule.
 
-    seconds: per step. used: bytes on the fullest chip. fits: whether they fit.
+    seconds: per step. used: bytes on the fullest chip. fits: whether they fit. measured: whether measured runs cover layouts
+    of their kind.
     """
 
     layout: TrainingLayout
     seconds: Array
     used: Array
     fits: Array
+    measured: Array
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+    @property
+    def choices(self) -> Array:
+        """Choices of each layout beyond data parallelism."""
+        return np.broadcast_to(unconventional_choices(self.layout), self.seconds.shape)
 
     def layout_at(self, index: int) -> TrainingLayout:
         """Return one of the layouts.
@@ -78,6 +87,22 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The recommended layout of a search.
+
+    seconds: per step. measured: whether measured runs cover its kind. fastest: the fastest of all layouts, with its time.
+    fastest_measured: whether runs cover the kind of the fastest. close: layouts with the same evidence that are about as fast.
+    """
+
+    layout: TrainingLayout
+    seconds: float
+    measured: bool
+    fastest: tuple[TrainingLayout, float]
+    fastest_measured: bool
+    close: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """All layouts of a search, grouped by their words."""
 
@@ -88,23 +113,58 @@ class SearchResult:
         """Number of evaluated layouts."""
         return sum(len(group) for group in self.groups)
 
-    def fastest(self, *, fitting: bool = True) -> tuple[TrainingLayout, float] | None:
+    def fastest(self, *, fitting: bool = True, measured: bool = False) -> tuple[TrainingLayout, float] | None:
         """Return the fastest layout with its time.
 
         Args:
             fitting: Whether only layouts that fit the memory count.
+            measured: Whether only layouts of measured kinds count.
 
         Returns:
             Layout and seconds per step; None if nothing fits.
         """
         best: tuple[TrainingLayout, float] | None = None
         for group in self.groups:
-            times = np.where(group.fits, group.seconds, np.inf) if fitting else group.seconds
+            times = np.where((group.fits | (not fitting)) & (group.measured | (not measured)), group.seconds, np.inf)
             index = int(np.argmin(times))
             # A tie keeps the earlier, simpler words.
             if np.isfinite(times[index]) and (best is None or times[index] < best[1] * (1 - 1e-9)):
                 best = group.layout_at(index), float(times[index])
         return best
+
+    def recommended(self, evidence: str = MEASURED) -> Recommendation | None:
+        """Return the most conventional of the layouts that are about as fast as the fastest.
+
+        Args:
+            evidence: "measured" for layouts of measured kinds if any of them fits, or "any".
+
+        Returns:
+            Layout with its time, the fastest of all layouts, and the number of layouts that are about as fast; None if
+            nothing fits.
+        """
+        fastest = self.fastest()
+        if fastest is None:
+            return None
+        is_measured = evidence == MEASURED and self.fastest(measured=True) is not None
+        fastest_of_kind = self.fastest(measured=is_measured) or fastest
+        limit = fastest_of_kind[1] * math.exp(LAYOUT_ERROR)
+
+        # Of the layouts within the error of the fastest, take the one with the fewest choices; of these the fastest.
+        best: tuple[float, float, Candidates, int] | None = None
+        close = 0
+        for group in self.groups:
+            is_close = group.fits & (group.measured | (not is_measured)) & (group.seconds <= limit)
+            close += int(is_close.sum())
+            choices = group.choices
+            for index in np.flatnonzero(is_close):
+                choice = float(choices[index]), float(group.seconds[index])
+                if best is None or choice < best[:2]:
+                    best = (*choice, group, int(index))
+        assert best is not None
+        return Recommendation(
+            layout=best[2].layout_at(best[3]), seconds=best[1], measured=bool(best[2].measured[best[3]]), fastest=fastest,
+            fastest_measured=is_measured and fastest_of_kind[1] <= fastest[1] * (1 + 1e-9), close=close,
+        )  # fmt: skip
 
     def smallest(self) -> tuple[TrainingLayout, float]:
         """Return the layout with the smallest memory.
@@ -315,7 +375,10 @@ def _candidates(
     memory = training_memory(model, job, system, engine, x, microbatches=m)
     used_bytes = np.broadcast_to(memory.used, seconds.shape)
     legal_rows = np.flatnonzero(is_legal)
+    layouts = _layout(layout_rows[legal_rows], options)
+    measured = is_measured_kind(layouts, job, engine, experts=model.routed)
     return [
-        Candidates(layout=_layout(layout_rows[legal_rows], options), seconds=seconds[legal_rows], used=used_bytes[legal_rows],
-                   fits=(used_bytes <= MEMORY_MARGIN * memory.capacity)[legal_rows])
+        Candidates(layout=layouts, seconds=seconds[legal_rows], used=used_bytes[legal_rows],
+                   fits=(used_bytes <= MEMORY_MARGIN * memory.capacity)[legal_rows],
+                   measured=np.broadcast_to(measured, len(legal_rows)))
     ]  # fmt: skip

@@ -43,6 +43,7 @@ class Constants:
     memory_efficiency: Number = _constant(1.0, "of the memory bandwidth, for element-wise passes", largest=20.0)
     scale_up_efficiency: Number = _constant(1.0, "of the bandwidth of the innermost links, for collectives")
     scale_out_efficiency: Number = _constant(1.0, "of the bandwidth of outer links, for collectives")
+    exposed_writes: Number = _constant(0.0, "of the time in which a product writes its outputs, not overlapped with arithmetic")
     tensor_overlap: Number = _constant(1.0, "of tensor-parallel exchanges, overlapped with products", largest=1.0)
     expert_overlap: Number = _constant(1.0, "of expert exchanges, overlapped with products", largest=1.0)
     data_overlap: Number = _constant(1.0, "of the concurrent pass, which can hide data-parallel exchanges", largest=1.0)
@@ -76,13 +77,18 @@ REFERENCE_YEAR: Final = 2024.5
 class TrainingEngine(Result):
     """A training stack: constants, overlap, the fit and its source.
 
-    speed: factor on the speed of all times. elsewhere: additional factor on chips without runs in the fit; the median over
-    the systems that were left out of it. chips: by chip name, factors on the speed of all times ("speed") and on the rate
+    speed: factor on the speed of all times. elsewhere: additional factor on chips without runs of any stack; 1 if the stack
+    ran on several chips, because its speed then held on chips that were left out. largest_share: largest share of the data
+    sheet that products in 16 bits reach. chips: by chip name, factors on the speed of all times ("speed") and on the rate
     of attention kernels ("attention").
 
     gradient_bytes: bytes per gradient, as it is accumulated and reduced. logit_bytes: bytes per logit at one time.
     schedules, shardings, recomputes: the supported ones; all if empty. prefetched: layers whose sharded weights are
     gathered ahead of their use.
+
+    gathered_inputs: whether tensor-parallel ranks save the gathered inputs of blocks, as DTensor does: a linear saves its
+    input, which `PrepareModuleInput` has replicated
+    (https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py).
 
     reserved_bytes: memory of driver, libraries and buffers per chip. cached: share of the allocated bytes that an allocator
     keeps in addition.
@@ -102,11 +108,13 @@ class TrainingEngine(Result):
     reserved_bytes: float = 0.0
     cached: float = 0.0
     prefetched: float = 1.0
+    gathered_inputs: bool = False
+    largest_share: float = 1.0
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def has_run_on(self, chip: str) -> bool:
-        """Return whether the fit has a run on a chip.
+        """Return whether the stack has a run on a chip in its fit.
 
         Args:
             chip: Name of the chip.
@@ -115,6 +123,25 @@ class TrainingEngine(Result):
             True if there is a run.
         """
         return chip in self.fit.get("systems", ())
+
+    def speed_on(self, chip: str) -> Number:
+        """Return the speed of the stack on a chip, without the factor of the chip.
+
+        A stack is as fast as its runs only where it ran. On other chips with runs, it is at most as fast as all stacks
+        together. Factors for a chip without any run are not multiplied with those of the chip.
+
+        Args:
+            chip: Name of the chip.
+
+        Returns:
+            Factor on the speed of all times.
+        """
+        if self.has_run_on(chip):
+            return self.speed
+        if chip in self.fit.get("chips", ()):
+            slower: Number = np.minimum(self.speed, float(self.fit.get("typical_speed", np.inf)))
+            return slower
+        return self.speed * self.elsewhere
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the name of the stack, and the number of runs of its fit.
@@ -127,26 +154,41 @@ class TrainingEngine(Result):
 
 
 IDEAL: Final = TrainingEngine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
-DEFAULT: Final = {"NVIDIA": "megatron", "AMD": "rocm-mlperf", "Google": "maxtext"}
+# Stacks of published runs. Those of NVIDIA's tuned recipes are faster, and only for models and layouts that were tuned.
+DEFAULT: Final = {"NVIDIA": "megatron-lm", "AMD": "rocm-mlperf", "Google": "maxtext"}
 TYPICAL: Final = "typical"
+TUNED: Final = "megatron"
+# Largest share of the data sheet that timed products in bf16 reach: the 99th percentile of products of at least 1,024 rows,
+# in the tables of AIConfigurator 0.12 (https://github.com/ai-dynamo/aiconfigurator). Other chips have the largest of these.
+LARGEST_GEMM_SHARE: Final = {
+    "a100": 0.927, "h100": 0.870, "h200": 0.858, "h800": 0.870, "h20": 0.870, "gh200": 0.858, "b200": 0.769, "gb200": 0.753,
+    "gb300": 0.826, "b300": 0.771,
+}  # fmt: skip
 
 
 def training_engine(
-    name: str | os.PathLike[str] | TrainingEngine | None, system: System, catalog: str | os.PathLike[str] | None = None
-) -> TrainingEngine:
-    """Return a training stack by name, path or chip vendor.
+    name: str | os.PathLike[str] | TrainingEngine | None, system: System, catalog: str | os.PathLike[str] | None = None, *,
+    experts: bool = False,
+) -> TrainingEngine:  # fmt: skip
+    """Return a training stack by name or path, or the usual one.
+
+    Without a name, NVIDIA chips have Megatron-LM as papers ran it for dense models, and all stacks together for experts.
 
     Args:
-        name: "ideal", a file of data/stacks, a path, or a stack, which is returned; None for the stack of the chip vendor.
+        name: "ideal", a file of data/stacks, a path, or a stack, which is returned; None for the usual stack.
         system: Chips and links.
         catalog: Folder of the catalog; the one of the package if None.
+        experts: Whether the model has routed experts.
 
     Returns:
         Training stack.
     """
     if isinstance(name, TrainingEngine):
         return name
-    return load_stack(DEFAULT.get(system.chip.vendor, TYPICAL) if name is None else os.fspath(name), catalog)
+    if name is None:
+        usual = TYPICAL if experts and system.chip.vendor == "NVIDIA" else DEFAULT.get(system.chip.vendor, TYPICAL)
+        return load_stack(usual, catalog)
+    return load_stack(os.fspath(name), catalog)
 
 
 def load_stack(name: str, catalog: str | os.PathLike[str] | None = None) -> TrainingEngine:
@@ -208,10 +250,23 @@ def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str 
     years = (last_year if not date else min(decimal_year(date), last_year)) - REFERENCE_YEAR
     # Software for experts improves faster than the rest, so that it has its own gain.
     constants = age_constants(engine.constants, years if experts else 0.0)
-    speed = engine.speed * chip.get("speed", 1.0) * (1.0 if engine.has_run_on(system.chip.name) else engine.elsewhere)
+    speed = engine.speed_on(system.chip.name) * chip.get("speed", 1.0)
     speed = speed * np.exp(constants.yearly_gain * years)
     constants = replace(constants, attention_efficiency=constants.attention_efficiency * chip.get("attention", 1.0))
-    return replace(engine, constants=cap_rates(constants, 1 / speed), speed=speed)
+    largest_share = 1.0 if engine.name == "ideal" else largest_gemm_share(system.chip.name)
+    return replace(engine, constants=cap_rates(constants, 1 / speed), speed=speed, largest_share=largest_share)
+
+
+def largest_gemm_share(chip: str) -> float:
+    """Return the largest share of the data sheet that products in 16 bits reach on a chip.
+
+    Args:
+        chip: Name of the chip.
+
+    Returns:
+        Share.
+    """
+    return LARGEST_GEMM_SHARE.get(chip, max(LARGEST_GEMM_SHARE.values()))
 
 
 NEW_SYSTEM: Final = "new system"

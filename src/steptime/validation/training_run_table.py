@@ -1,8 +1,8 @@
 """Training run table: columns of measured training runs, and the job, layout and machine of each row.
 
 Missing values have the default of most stacks: parallel sizes of 1, distributed optimizer states, and one sequence per
-micro-batch. If the recomputation of a dense model is not recorded, it is the minimum that fits. Runs of mixture-of-experts
-models record it in other flags, so none is assumed. Without any layout, the layout is the fastest that fits
+micro-batch. If the recomputation is not recorded, it is the minimum that fits, of all layers or of the modules that recipes
+for mixtures of experts name. Without any layout, the layout is the fastest that fits
 (`training_search.search`).
 """
 
@@ -51,6 +51,12 @@ MODULE_WORDS: Final = {
     "moe_act": "moe_act", "mla_up_proj": "mla_up_proj", "shared_experts": "shared_experts",
 }  # fmt: skip
 LEAST_RECOMPUTED: Final = ("none", "norms+activation", "mlp", "full")
+# For models with experts, in the order of their cost: the modules that tuned recipes recompute,
+# https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/main/scripts/performance/configs
+LEAST_RECOMPUTED_WITH_EXPERTS: Final = (
+    "none", "moe_act", "norms+moe_act", "mla_up_proj+norms+moe_act", "mla_up_proj+mlp+shared_experts+norms+moe_act",
+    "mla_up_proj+norms+moe", "full",
+)  # fmt: skip
 OUT_OF_MEMORY: Final = "OUT OF MEMORY"
 # Note of a run that drops tokens beyond an expert's capacity: it does less work.
 DROPPED: Final = "tokendrop"
@@ -59,6 +65,13 @@ NODE: Final = re.compile(r"(\d{1,9}) ?Gbps node-node")
 CAP: Final = re.compile(r"(\d{1,9}) ?W cap")
 MEMORY_RATE: Final = re.compile(r"([\d.]{1,20}) ?TB/s")
 NODE_CHIPS: Final = 8
+# torchtitan compiles the loss together with the cast of the logits.
+LOSS_COMPILED_SINCE: Final = 2025.25
+EAGER_LOGIT_BYTES: Final = 12.0
+COMPILED_LOGIT_BYTES: Final = 4.0
+# Its benchmarks train bf16 parameters with torch.optim.Adam and checkpoint all blocks:
+# https://github.com/NVIDIA-NeMo/Automodel/tree/main/examples/benchmark/configs
+AUTOMODEL: Final = "nemo automodel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,11 +295,15 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float)
     if task == "rl":
         raise InputError("task: an RL step is rollout, training and refit together; only its training part is predicted")
     gradient = engine.gradient_bytes
+    if row.get("framework", "").casefold().startswith(AUTOMODEL):
+        gradient = 2.0
 
     # DeepSpeed keeps 16-bit gradients, and with bf16 also fp32 gradients (BF16_Optimizer).
     if engine.name == "megatron-deepspeed":
         gradient = 6.0 if dtype == "bf16" else 2.0
     return TrainingJob(
+        optimizer="adam-bf16" if row.get("framework", "").casefold().startswith(AUTOMODEL) else "adamw",
+        gathered_inputs=engine.gathered_inputs,
         seq=_read_whole_number(row, "seq_len"),
         batch=_read_whole_number(row, "global_batch"),
         dtype=dtype,
@@ -295,9 +312,25 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float)
         mtp="MTP" in note and "w/o MTP" not in note,
         attention=UNFUSED if year < FUSED_SINCE else FLASH,
         sequence_parallel=year >= SEQUENCE_SINCE or (year >= SEQUENCE_SINCE - 0.1 and row.get("recompute") == "selective"),
-        logit_bytes=engine.logit_bytes if year >= FUSED_SINCE else 10.0,
+        logit_bytes=_logit_bytes(note, engine, year),
         whole_hops=engine.name == "megatron-deepspeed",
     )
+
+
+def _logit_bytes(note: str, engine: TrainingEngine, year: float) -> float:
+    """Return the bytes per logit of a run.
+
+    PyTorch's cross-entropy without compilation saves log-probabilities in fp32, and has gradients of them and of the logits:
+    12 bytes. A compiled one has 16-bit logits and their gradients: 4 bytes.
+
+    References:
+        https://github.com/pytorch/torchtitan/pull/1033 (compiled loss, 2025), https://github.com/Dao-AILab/quack/issues/48
+    """
+    if year < FUSED_SINCE:
+        return 10.0
+    if engine.name == "torchtitan" and "eager" in note:
+        return EAGER_LOGIT_BYTES
+    return COMPILED_LOGIT_BYTES if engine.name == "torchtitan" and year >= LOSS_COMPILED_SINCE else engine.logit_bytes
 
 
 def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) -> tuple[TrainingLayout | None, bool]:
@@ -310,6 +343,8 @@ def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) ->
     if shared * dp != chips:
         raise InputError(f"tp x pp x cp x dp = {shared * dp} is not the {chips} chips of the row")
     recompute = translate_recompute(row.get("recompute", ""), stack)
+    if not recompute and row.get("framework", "").casefold().startswith(AUTOMODEL):
+        recompute = "full"
     schedule = row.get("schedule") or ""
     virtual = sizes["vpp"]
     if schedule in ("", "1f1b", "interleaved"):

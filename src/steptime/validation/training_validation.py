@@ -35,13 +35,19 @@ from steptime.training.training_stack import (
     TrainingEngine,
     age_constants,
     decimal_year,
+    largest_gemm_share,
     on_chip,
     step_time_range,
     training_engine,
 )
 from steptime.training.training_step import step_seconds
 from steptime.units import show
-from steptime.validation.training_run_table import LEAST_RECOMPUTED, TrainingRun, read_training_runs
+from steptime.validation.training_run_table import (
+    LEAST_RECOMPUTED,
+    LEAST_RECOMPUTED_WITH_EXPERTS,
+    TrainingRun,
+    read_training_runs,
+)
 
 COLUMNS: Final = (
     "id", "step_s", "step_low_s", "step_high_s", "tokens_per_s_per_chip", "peak_memory_gib", "fits", "bound", "reason",
@@ -90,7 +96,7 @@ class Predicted:
 def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
     """Complete the layout of a run.
 
-    Adds the recomputation of a dense model, the schedule, or the whole layout if these are not recorded.
+    Adds the recomputation, the schedule, or the whole layout if these are not recorded.
 
     Args:
         run: Run.
@@ -109,8 +115,9 @@ def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
             raise InputError(f"no layout divides {run.job.batch} sequences on {run.chips} chips")
         return best[0]
     layout = run.layout
-    if run.open and not run.experts:
-        trials = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
+    if run.open:
+        least = LEAST_RECOMPUTED_WITH_EXPERTS if run.experts else LEAST_RECOMPUTED
+        trials = [replace(layout, recompute=recompute) for recompute in least]
 
         # Users recompute as little as memory allows.
         layout = next((trial for trial in trials if bool(estimate_run_memory(run, engine, trial).fits)), trials[-1])
@@ -346,6 +353,7 @@ PRIOR: Final[dict[str, tuple[float, float]]] = {
     "memory_efficiency": (0.8, 0.3),
     "scale_up_efficiency": (0.7, 0.5),
     "scale_out_efficiency": (0.6, 0.5),
+    "exposed_writes": (0.65, 0.15),
     "tensor_overlap": (0.3, 0.7),
     "expert_overlap": (0.3, 0.7),
     "data_overlap": (0.6, 0.7),
@@ -545,7 +553,8 @@ def _logs(group: _Group, points: Array, base: TrainingEngine) -> Array:
     older = age_constants(c, years if group.run.experts else 0.0)
     older = replace(older, attention_efficiency=c.attention_efficiency * chip.get("attention", 1.0))
     speed = base.speed * chip.get("speed", 1.0) * np.exp(c.yearly_gain * years)
-    engine = replace(base, constants=older, speed=speed)
+    largest_share = largest_gemm_share(group.run.system.chip.name)
+    engine = replace(base, constants=older, speed=speed, largest_share=largest_share)
     return np.asarray(np.log(step_seconds(group.run.model, job, group.run.system, engine, group.layout).total))
 
 
@@ -648,8 +657,9 @@ def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fi
     """
     numbers = ("elsewhere", "gradient_bytes", "logit_bytes", "reserved_bytes", "cached", "prefetched")
     words = ("schedules", "shardings", "recomputes")
+    switches = [f"gathered_inputs = {json.dumps(base.gathered_inputs)}"] if base.gathered_inputs else []
     lines = [f"name = {json.dumps(fitted_stack.name)}", f"title = {json.dumps(fitted_stack.title)}"]
-    lines += [f"{key} = {getattr(base, key)}" for key in numbers]
+    lines += [f"{key} = {getattr(base, key)}" for key in numbers] + switches
     lines += [f"{key} = {json.dumps(list(getattr(base, key)))}" for key in words if getattr(base, key)]
     lines += [f"speed = {fitted_stack.speed:.4g}", "", "[constants]"]
     lines += [f"{name} = {value:.4g}" for name, value in solution.constants().items()]
@@ -657,7 +667,8 @@ def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fi
         lines += ["", f"[chips.{chip}]", *(f"{key} = {value}" for key, value in factors.items())]
     fitted = fitted_stack.fit
     lines += ["", "[fit]", f"runs = {fitted['runs']}", f"until = {fitted['until']:.3f}"]
-    lines += [f"systems = {json.dumps(fitted['systems'])}", "", "[fit.interval]"]
+    lines += [f"systems = {json.dumps(fitted['systems'])}", f"chips = {json.dumps(sorted(fitted.get('chips', ())))}"]
+    lines += [f"typical_speed = {fitted.get('typical_speed', 1.0)}", "", "[fit.interval]"]
     lines += [f"{json.dumps(kind)} = {json.dumps(list(limits))}" for kind, limits in base.fit.get("interval", {}).items()]
 
     # The fitted deviations are the prior of the next fit.

@@ -37,6 +37,7 @@ from steptime.training.layer_time import layer_passes
 from steptime.training.schedule_timeline import IDLE, KIND_NAMES, Timeline
 from steptime.training.schedules.work_order import BACKWARD, INPUT, KINDS, PAIR
 from steptime.training.training_alternatives import Change, Scaling
+from steptime.training.training_evidence import MEASURED
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_memory import PARTS
 from steptime.training.training_planner import Training
@@ -110,7 +111,7 @@ COLOURS = {
     "matrices": "blue", "attention": "magenta", "experts": "green", "element-wise": "white", "head": "bright_blue",
     "recompute": "cyan", "tensor parallel": "yellow", "context parallel": "bright_yellow", "expert exchange": "yellow",
     "data parallel": "bright_yellow", "pipeline idle": "red", "pipeline hops": "bright_red", "optimizer": "bright_black",
-    "launch": "bright_black", "step": "bright_black", "multi-token prediction": "bright_green",
+    "launch": "bright_black", "step": "bright_black", "search optimism": "bright_red", "multi-token prediction": "bright_green",
 }  # fmt: skip
 MEMORY_COLOURS = {
     "weights": "blue", "gradients": "cyan", "optimizer": "green", "activations": "magenta", "logits": "yellow",
@@ -190,16 +191,30 @@ def _figures(training: Training, system: System, *, full: bool) -> list[tuple[st
         ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
         ("Pipeline bubble", f"{bubble:.1%} of the step" if bubble else ""),
         ("Exposed communication", f"{show(exposed, 's')} per step" if exposed else ""),
-        ("Runner-up", slower if training.runner_up else ""),
+        *_evidence(training, full=full),
     ]
     if full:
         rows += [
+            ("Runner-up", slower if training.runner_up else ""),
             ("Bounds", f"{show(float(step.lower), 's')} without losses, {show(float(step.upper), 's')} without overlap"),
             ("MFU, full attention", f"{float(step.mfu_full):.1%}"),
             ("HFU, with recomputation", f"{float(step.hfu):.1%}"),
             ("Layouts tried", f"{training.evaluated_layouts:,}"),
         ]
     return rows + (_run(run, system, full=full) if run is not None else [])
+
+
+def _evidence(training: Training, *, full: bool) -> list[tuple[str, str | Text]]:
+    """Return which layouts were measured, how many are about as fast, and what the search falls short of."""
+    kind = "measured kind" if training.evidence == MEASURED else "no run has this kind of layout"
+    close = f"; {training.close_layouts:,} layouts within 3.5% of the fastest, this the most conventional"
+    unmeasured = f"{training.unmeasured}: {training.unmeasured_saving:.0%} less time, if its prediction holds (--evidence any)"
+    shortfall = f"times are {training.search_factor - 1:.0%} longer than predicted, as those of measured jobs are"
+    return [
+        ("Evidence", kind + (close if training.close_layouts > 1 else "")),
+        ("Unmeasured layout", unmeasured if training.unmeasured else ""),
+        ("Searched", shortfall if full and training.search_factor > 1 else ""),
+    ]
 
 
 def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:

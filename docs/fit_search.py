@@ -1,0 +1,224 @@
+"""Fits the optimism of layout searches to measured runs: `python docs/fit_search.py RUNS.csv MORE.csv`.
+
+Searches a layout for every measured job without its layout, with constants that were fitted without all runs of its model.
+The recommended layout is faster than the best measured one, because a search exploits errors and because runs are not
+tuned. Writes src/steptime/data/training_search.toml and docs/search_fit.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fit_training import ARCHITECTURES, traits, usable
+
+from steptime.number_checks import Array
+from steptime.training.training_job import show_training_layout
+from steptime.training.training_search import search
+from steptime.training.training_stack import DENSE, SPARSE, TrainingEngine, on_chip, training_engine
+from steptime.training.training_step import step_seconds
+from steptime.validation.training_run_table import TrainingRun, read_training_runs
+from steptime.validation.training_validation import Fitted, Runs, fit, resolve_layout
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "src" / "steptime" / "data" / "training_search.toml"
+# Stacks whose runs are tuned recipes, and the smallest number of chips of the headline.
+TUNED = ("megatron", "nemo-mlperf")
+TUNED_CHIPS = 32
+# Further models without a deviation, as if they were in each stack and each architecture.
+PRIOR_MODELS = 3.0
+
+
+def stack_of(name: str, fitted: Fitted, runs: Sequence[TrainingRun]) -> TrainingEngine:
+    """Return a stack with fitted constants."""
+    constants = fitted.constants()
+    constants["memory_efficiency"] *= float(np.exp(fitted.differs.get(("stack", "memory_efficiency", name), 0.0)))
+    base = traits(name)
+    chips = {}
+    for chip, architecture in ARCHITECTURES.items():
+        slower = fitted.differs.get(("chip", "", chip), 0.0) + fitted.differs.get(("architecture", "", architecture), 0.0)
+        attention = fitted.differs.get(("architecture", "attention_efficiency", architecture), 0.0)
+        chips[chip] = {"speed": float(np.exp(-slower)), "attention": float(np.exp(attention))}
+    own = {run.system.chip.name for run in runs if name in (run.stack, "typical")}
+    speeds = [float(np.exp(-fitted.differs.get(("stack", "", stack), 0.0))) for stack in (name, "typical")]
+    return replace(
+        base, constants=replace(base.constants, **constants), speed=speeds[0], chips=chips,
+        fit={"systems": sorted(own), "chips": sorted({run.system.chip.name for run in runs}), "typical_speed": speeds[1],
+             "until": 2026.458},
+    )  # fmt: skip
+
+
+def jobs_of(runs: Sequence[TrainingRun]) -> list[list[TrainingRun]]:
+    """Return the runs of each job: model, chips, sequences, format, task and stack."""
+    groups: dict[tuple[object, ...], list[TrainingRun]] = defaultdict(list)
+    for run in runs:
+        job = replace(run.job, sequence_parallel=True)
+        groups[run.model.name, run.system.name, str(run.system.chip.power_w), run.chips, job, run.stack].append(run)
+    return list(groups.values())
+
+
+def main(paths: Sequence[str]) -> None:
+    """Search, fit, write."""
+    runs = [run for path in paths for run in read_training_runs(path)[0] if usable(run)]
+    layouts = [resolve_layout(run, traits(run.stack)) for run in runs]
+    whole = fit(Runs(runs, layouts, ARCHITECTURES))
+    jobs = jobs_of(runs)
+    rows = []
+    for model in sorted({run.model.name for run in runs}):
+        kept = [place for place, run in enumerate(runs) if run.model.name != model]
+        without = fit(Runs([runs[i] for i in kept], [layouts[i] for i in kept], ARCHITECTURES), whole, rounds=2)
+        rows += [searched(job, without, runs) for job in jobs if job[0].model.name == model]
+    corrections = correct(rows)
+    figures = summary(rows, corrections) | {"regret": regret_of(jobs)}
+    (HERE / "search_fit.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    DATA.write_text(toml(rows, corrections), encoding="utf-8")
+    for name, table in figures["tables"].items():
+        print(name, {search_name: {key: round(value, 3) for key, value in row.items()} for search_name, row in table.items()})
+
+
+def searched(job: list[TrainingRun], fitted: Fitted, runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return the search of a job: logarithms of measured over predicted seconds, of three searches."""
+    best = min(job, key=lambda run: run.step or np.inf)
+    engine = stack_of(best.stack, fitted, runs)
+    tuned = on_chip(engine, best.system, experts=best.experts, date=best.date)
+    found = search(best.model, best.system, best.job, tuned, chips=best.chips)
+    row: dict[str, Any] = {
+        "id": best.id, "model": best.model.name, "stack": best.stack, "chip": best.system.chip.name, "chips": best.chips,
+        "architecture": ARCHITECTURES.get(best.system.chip.name, ""), "experts": best.experts, "task": best.job.task,
+    }  # fmt: skip
+    own = step_seconds(best.model, best.job, best.system, tuned, resolve_layout(best, engine)).total
+    row["own"] = float(np.log(best.step / float(own)))
+    for name, choice in (("measured", found.recommended("measured")), ("any", found.recommended("any"))):
+        row[name] = None if choice is None else float(np.log(best.step / choice.seconds))
+        row[f"{name} layout"] = None if choice is None else show_training_layout(choice.layout)
+    fastest = found.fastest()
+    row["fastest"] = None if fastest is None else float(np.log(best.step / fastest[1]))
+    return row
+
+
+def cells_of(rows: Sequence[dict[str, Any]]) -> list[tuple[tuple[str, str, str], float]]:
+    """Return the median optimism of each model by kind, stack and architecture, so that many jobs of a model count once."""
+    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        if row["measured"] is not None:
+            groups[kind_of(row), row["stack"], row["architecture"], row["model"]].append(row["measured"])
+    return [(key[:3], float(np.clip(np.median(values), -0.5, 0.5))) for key, values in groups.items()]
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """Return whether the model of a row has experts, as text."""
+    return SPARSE if row["experts"] else DENSE
+
+
+def correct(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the logarithm of the optimism by kind, with deviations of stacks and architectures.
+
+    Deviations are pulled to zero, as if `PRIOR_MODELS` further models had none (ridge regression).
+    """
+    cells = cells_of(rows)
+    names = [(place, name) for place in range(3) for name in sorted({key[place] for key, _ in cells})]
+    x = np.array([[key[place] == name for place, name in names] for key, _ in cells], dtype=float)
+    y = np.array([value for _, value in cells])
+    pull = np.diag([PRIOR_MODELS if place else 1e-6 for place, _ in names])
+    values = np.linalg.solve(x.T @ x + pull, x.T @ y)
+    found: dict[str, dict[str, float]] = {"kinds": {}, "stacks": {}, "architectures": {}}
+    for (place, name), value in zip(names, values, strict=True):
+        found[("kinds", "stacks", "architectures")[place]][name] = float(value)
+    return found
+
+
+def correction_of(row: dict[str, Any], corrections: dict[str, dict[str, float]]) -> float:
+    """Return the logarithm of the correction of a row; a search is never made faster."""
+    parts = ("kinds", kind_of(row)), ("stacks", row["stack"]), ("architectures", row["architecture"])
+    return max(sum(corrections[part].get(name, 0.0) for part, name in parts), 0.0)
+
+
+def left_out_errors(rows: Sequence[dict[str, Any]]) -> Array:
+    """Return the logarithm of measured over corrected seconds, with corrections fitted without the model of each row."""
+    errors = np.full(len(rows), np.nan)
+    for model in {row["model"] for row in rows}:
+        corrections = correct([row for row in rows if row["model"] != model])
+        for place, row in enumerate(rows):
+            if row["model"] == model and row["measured"] is not None:
+                errors[place] = row["measured"] - correction_of(row, corrections)
+    return errors
+
+
+def summary(rows: Sequence[dict[str, Any]], corrections: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Return the tables of docs/training.md."""
+    errors = left_out_errors(rows)
+    is_tuned = np.array([row["stack"] in TUNED and row["chips"] >= TUNED_CHIPS for row in rows])
+    has_experts = np.array([row["experts"] for row in rows])
+    sets = {
+        "all jobs": np.ones(len(rows), dtype=bool), "dense": ~has_experts, "experts": has_experts,
+        "tuned recipes on 32 chips or more": is_tuned, "of these, experts": is_tuned & has_experts,
+    }  # fmt: skip
+    tables = {}
+    searches = {"layout as measured": "own", "fastest of all": "fastest", "measured kinds": "measured"}
+    for name, members in sets.items():
+        tables[name] = {
+            search_name: ratios([row[key] for row, member in zip(rows, members, strict=True) if member])
+            for search_name, key in searches.items()
+        } | {"corrected": ratios(list(errors[members]))}
+    return {"tables": tables, "corrections": corrections, "range": ranges(rows, errors)}
+
+
+def regret_of(jobs: Sequence[list[TrainingRun]]) -> dict[str, float]:
+    """Return how much of the best measured throughput the measured layout with the best prediction reaches.
+
+    Of jobs with several layouts in one year.
+    """
+    shares = []
+    for job in jobs:
+        for year in {run.date[:4] for run in job}:
+            times: dict[str, tuple[float, float]] = {}
+            for run in (run for run in job if run.date[:4] == year and run.step):
+                engine = training_engine(run.stack, run.system)
+                layout = resolve_layout(run, engine)
+                tuned = on_chip(engine, run.system, experts=run.experts, date=run.date)
+                predicted = float(step_seconds(run.model, run.job, run.system, tuned, layout).total)
+                name = show_training_layout(layout)
+                times[name] = predicted, min(run.step or np.inf, times.get(name, (0.0, np.inf))[1])
+            if len(times) > 1:
+                shares.append(min(measured for _, measured in times.values()) / min(times.values())[1])
+    return {"jobs": len(shares), "median": float(np.median(shares)), "p10": float(np.quantile(shares, 0.1))}
+
+
+def ratios(values: Sequence[float | None]) -> dict[str, float]:
+    """Return figures of predicted over measured rates."""
+    ratio = np.exp([value for value in values if value is not None and np.isfinite(value)])
+    low, high = np.quantile(ratio, [0.1, 0.9])
+    return {"jobs": len(ratio), "median": float(np.median(ratio)), "p10": float(low), "p90": float(high),
+            "worst": float(ratio.max())}  # fmt: skip
+
+
+def ranges(rows: Sequence[dict[str, Any]], errors: Array) -> dict[str, float]:
+    """Return the factor on corrected seconds that 95 % of the jobs of a kind are below."""
+    kinds = np.array([kind_of(row) for row in rows])
+    finite = np.isfinite(errors)
+    return {kind: float(np.exp(np.quantile(errors[(kinds == kind) & finite], 0.95))) for kind in (DENSE, SPARSE)}
+
+
+def toml(rows: Sequence[dict[str, Any]], corrections: dict[str, dict[str, float]]) -> str:
+    """Return the file of corrections."""
+    lines = [
+        "# Logarithm of the optimism of layout searches: measured over predicted seconds of the recommended layout, by kind of",
+        "# model, with deviations of stacks and chip architectures. Written by docs/fit_search.py.",
+        f"jobs = {len(rows)}", f"models = {len({row['model'] for row in rows})}", "",
+        "# Factor on corrected seconds that 95 % of the jobs are below, with corrections fitted without their model.", "[high]",
+        *(f"{kind} = {value:.3f}" for kind, value in ranges(rows, left_out_errors(rows)).items()),
+    ]  # fmt: skip
+    for part, values in corrections.items():
+        lines += ["", f"[{part}]", *(f"{name} = {value:.4f}" for name, value in values.items() if name)]
+    lines += ["", "[chips]", *(f"{chip} = {json.dumps(name)}" for chip, name in ARCHITECTURES.items())]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,97 @@
+"""Evidence for a training layout: whether layouts of its kind are in the measured runs, and which layouts are conventional.
+
+The stacks are fitted to 672 measured layouts. A search over thousands of layouts tends to choose one whose unmeasured costs
+are underestimated, such as context parallelism of short sequences, whose exchanges seem to hide behind attention. A search
+therefore prefers the kinds that runs cover. Of layouts whose times differ by less than the error between layouts, it takes
+the most conventional one.
+
+The limits are those of the runs (Megatron-Bridge, MLPerf Training, NeMo, Megatron-LM, torchtitan, MaxText, llm-foundry):
+tensor parallelism up to 8, pipelines up to 16 stages with at least one micro-batch per stage, context parallelism of 2 from
+4,096 tokens a rank and more from sequences of 16,384 tokens, and expert parallelism up to 64, with at most 2 tensor-parallel
+ranks and undivided sequences.
+
+References:
+    https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/performance-summary.md: all recipes of dense models below
+    16,384 tokens have cp of 1 or 2, and all recipes with experts have cp=1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from steptime.number_checks import Array, Number
+from steptime.training.training_job import TrainingJob, TrainingLayout
+from steptime.training.training_stack import TrainingEngine
+
+MEASURED: Final = "measured"
+ANY: Final = "any"
+# The levels, the best evidence first.
+TRAINING_EVIDENCE: Final = (MEASURED, ANY)
+LARGEST_MEASURED_TP: Final = 8
+LARGEST_MEASURED_STAGES: Final = 16
+LARGEST_MEASURED_EP: Final = 64
+LARGEST_MEASURED_TP_WITH_EXPERTS: Final = 2
+# Tokens: of a context-parallel rank, and of sequences with more than two ranks.
+LEAST_TOKENS_PER_CONTEXT_RANK: Final = 4096
+LONG_SEQUENCE: Final = 16_384
+# Rows of a micro-batch on one chip, where the micro-batch has as many.
+LEAST_ROWS: Final = 512
+MEASURED_SCHEDULES: Final = ("1f1b", "interleaved")
+# Layouts whose times differ by less than this are not told apart: the median standard deviation of the logarithm of
+# predicted over measured times among the measured layouts of one job (docs/fit_search.py).
+LAYOUT_ERROR: Final = 0.035
+
+
+def is_measured_kind(x: TrainingLayout, job: TrainingJob, engine: TrainingEngine, *, experts: bool) -> Array:
+    """Return whether layouts are of a kind that measured runs cover.
+
+    Args:
+        x: Training layout; its numbers may be arrays that broadcast.
+        job: Sequences, formats and optimizer of a step.
+        engine: Training stack.
+        experts: Whether the model has routed experts.
+
+    Returns:
+        Booleans.
+    """
+    tp, pp, cp, rows = np.asarray(x.tp), np.asarray(x.pp), np.asarray(x.cp), x.micro_batch * job.seq
+    is_long = job.seq >= LONG_SEQUENCE
+    undivided = cp == 1
+    divided = (job.seq / cp >= LEAST_TOKENS_PER_CONTEXT_RANK) & ((cp <= 2) | is_long)
+    kinds = _is_power_of_two(tp) & (tp <= LARGEST_MEASURED_TP) & (pp <= LARGEST_MEASURED_STAGES)
+    kinds = kinds & (undivided | (divided & (is_long | (not experts))))
+    kinds = kinds & (rows / cp / tp >= np.minimum(LEAST_ROWS, rows / LARGEST_MEASURED_TP))
+    kinds = kinds & ((pp == 1) | (job.batch / (x.dp * x.micro_batch) >= pp))
+    if experts:
+        tp_limit = LARGEST_MEASURED_TP_WITH_EXPERTS
+        kinds = kinds & (tp <= tp_limit) & (np.asarray(x.ep) <= LARGEST_MEASURED_EP) & (np.asarray(x.etp) == 1)
+    # Pipelines of sharded weights ran only in stacks that always shard them.
+    if x.sharding == "zero3" and engine.shardings != ("zero3",):
+        kinds = kinds & (pp == 1)
+    return np.asarray(kinds & ((pp == 1) | (x.schedule in MEASURED_SCHEDULES)))
+
+
+def unconventional_choices(x: TrainingLayout) -> Array:
+    """Return the number of choices of a layout beyond data parallelism.
+
+    Pipelines, virtual stages, tensor and context parallelism, and recomputation count one each.
+
+    Args:
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Choices.
+
+    >>> int(unconventional_choices(TrainingLayout(tp=8, pp=4, virtual_stages=2, dp=8))), int(unconventional_choices(
+    ...     TrainingLayout(dp=8, recompute="full")))
+    (3, 1)
+    """
+    degrees = (x.tp, x.pp, x.cp, x.virtual_stages)
+    return np.asarray(sum((np.asarray(degree) > 1) * 1 for degree in degrees) + (x.recompute != "none"))
+
+
+def _is_power_of_two(number: Number) -> Array:
+    exponent = np.log2(np.asarray(number, dtype=np.float64))
+    return np.asarray(exponent == np.rint(exponent))

@@ -1,0 +1,200 @@
+"""Evidence of layouts, the most conventional of equals, corrections of searches, and stacks where they ran."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.errors import UnknownName
+from steptime.training.search_optimism import search_optimism
+from steptime.training.training_evidence import LAYOUT_ERROR, is_measured_kind
+from steptime.training.training_job import TrainingLayout
+from steptime.training.training_planner import SEARCH_TERM
+from steptime.training.training_stack import (
+    IDEAL,
+    largest_gemm_share,
+    on_chip,
+    step_time_range,
+    training_engine,
+)
+from steptime.training.training_step import step_seconds
+from tests.training.cases import CHIP, SMALL, SPARSE, job, model, system
+
+LARGE = {"chips": 512, "seq": 8192, "batch": 512, "changes": False}
+
+
+def measured(asked, *, experts=False, stack="megatron-lm", **layout):
+    return bool(is_measured_kind(TrainingLayout(**layout), asked, training_engine(stack, system()), experts=experts))
+
+
+@pytest.mark.parametrize(
+    ("seq", "layout", "is_measured"),
+    [
+        (8192, {"tp": 8, "pp": 8, "cp": 2, "virtual_stages": 8, "schedule": "interleaved", "dp": 8}, True),  # 405B of MLPerf
+        (8192, {"tp": 8, "cp": 4, "dp": 8}, False),  # 2,048 tokens a rank
+        (4096, {"cp": 2, "dp": 8}, False),
+        (131_072, {"tp": 8, "cp": 16, "dp": 8}, True),  # Llama 3, table 4
+        (8192, {"tp": 16, "dp": 8}, False),
+        (8192, {"pp": 32, "dp": 2}, False),
+        (8192, {"pp": 16, "dp": 16, "micro_batch": 4}, False),  # one micro-batch for 16 stages
+        (8192, {"pp": 8, "dp": 8, "schedule": "zb-h1"}, False),
+        (8192, {"pp": 8, "dp": 8, "sharding": "zero3"}, False),
+        (8192, {"dp": 64, "sharding": "zero3"}, True),
+    ],
+)
+def test_kinds_are_measured_within_the_limits_of_runs(seq, layout, is_measured):
+    assert measured(job(seq=seq, batch=64), **layout) is is_measured
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_measured"),
+    [({"ep": 64, "pp": 4, "dp": 64}, True), ({"ep": 8, "tp": 4, "dp": 16}, False), ({"ep": 128, "dp": 128}, False),
+     ({"ep": 8, "cp": 2, "dp": 16}, False), ({"ep": 8, "etp": 2, "dp": 16}, False)],
+)  # fmt: skip
+def test_kinds_of_experts_are_measured_within_the_limits_of_their_runs(layout, is_measured):
+    assert measured(job(seq=8192, batch=4096), experts=True, **layout) is is_measured
+
+
+def test_a_stack_that_always_shards_weights_ran_with_pipelines():
+    layout = {"pp": 8, "dp": 8, "sharding": "zero3"}
+    assert measured(job(seq=8192), stack="torchtitan", **layout)
+    assert not measured(job(seq=8192), stack="typical", **layout)
+
+
+def test_a_search_takes_a_measured_kind_and_says_what_another_would_save():
+    found = st.train("llama-3.1-70b", "hgx-h100", **LARGE)
+    every = st.train("llama-3.1-70b", "hgx-h100", **LARGE, evidence="any")
+    assert found.evidence == "measured"
+    assert found.step.layout.cp <= 2
+    assert every.evidence == "any"
+    fastest, seconds = found.searched.fastest()
+    recommended = float(found.step.total) / found.search_factor
+    assert found.unmeasured_saving == pytest.approx(1 - seconds / recommended)
+    assert found.unmeasured == st.training_step.__globals__["show_training_layout"](fastest)
+    assert every.unmeasured == ""
+    with pytest.raises(UnknownName, match="evidence"):
+        st.train(SMALL, "hgx-h100", chips=8, batch=64, evidence="some")
+
+
+def test_of_layouts_within_the_error_the_one_with_fewest_choices_is_taken():
+    found = st.train("llama-3.1-70b", "hgx-h100", **LARGE)
+    best = found.searched.fastest(measured=True)[1]
+    close = 0
+    fewest = math.inf
+    for group in found.searched.groups:
+        within = group.fits & group.measured & (group.seconds <= best * math.exp(LAYOUT_ERROR))
+        close += int(within.sum())
+        fewest = min([fewest, *group.choices[within].tolist()])
+    assert found.close_layouts == close > 1
+    x = found.step.layout
+    assert sum(degree > 1 for degree in (x.tp, x.pp, x.cp, x.virtual_stages)) + (x.recompute != "none") == fewest
+
+
+def test_a_search_without_a_measured_kind_that_fits_takes_any():
+    """Eight H100 hold half a million tokens a sequence of 8B only by context parallelism of a kind without runs."""
+    found = st.train(SMALL, "hgx-h100", chips=8, seq=8192, batch=8, layout={"cp": 8}, changes=False)
+    assert found.evidence == "any"
+    assert found.unmeasured == ""
+
+
+def test_a_searched_layout_is_slower_than_its_prediction_and_a_given_one_is_not():
+    found = st.train("llama-3.1-70b", "hgx-h100", **LARGE)
+    x = found.step.layout
+    axes = {"tp": x.tp, "pp": x.pp, "cp": x.cp, "virtual_stages": x.virtual_stages, "micro_batch": x.micro_batch,
+            "recompute": x.recompute}  # fmt: skip
+    given = st.train("llama-3.1-70b", "hgx-h100", **LARGE, layout=axes)
+    factor = search_optimism(training_engine("megatron-lm", system()), system(), experts=False).factor
+    assert given.search_factor == 1
+    assert found.search_factor == factor > 1
+    assert float(found.step.total) == pytest.approx(factor * float(given.step.total))
+    assert float(found.step.terms[SEARCH_TERM]) == pytest.approx((factor - 1) * float(given.step.total))
+    assert sum(map(float, found.step.terms.values())) == pytest.approx(float(found.step.total))
+    assert float(found.step.mfu_causal) == pytest.approx(float(given.step.mfu_causal) / factor)
+    assert float(found.step.high / found.step.total) >= float(given.step.high / given.step.total)
+    assert float(found.step.low / found.step.total) == pytest.approx(float(given.step.low / given.step.total))
+
+
+def test_a_run_of_a_searched_layout_takes_the_corrected_steps():
+    found = st.train("llama-3.1-70b", "hgx-h100", **LARGE, tokens=1e12)
+    useful = found.run.steps * float(found.step.total)
+    assert found.run.seconds == pytest.approx(useful / found.run.goodput, rel=1e-3)
+
+
+def test_the_bound_has_no_correction():
+    found = st.train(SMALL, "hgx-h100", chips=8, batch=64, engine="ideal", changes=False)
+    assert found.search_factor == 1
+    assert SEARCH_TERM not in found.step.terms
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("name", ["megatron", "megatron-lm", "typical", "maxtext", "llm-foundry"])
+def test_no_search_is_made_faster(name, experts):
+    assert search_optimism(training_engine(name, system()), system(), experts=experts).factor >= 1
+
+
+def test_a_stack_is_as_fast_as_its_runs_only_where_it_ran():
+    recipes, typical = (training_engine(name, system()) for name in ("megatron", "typical"))
+    assert recipes.speed_on("h100") == recipes.speed
+    assert not recipes.has_run_on("a100")
+    assert recipes.speed_on("a100") == typical.speed
+    slow = training_engine("megatron-deepspeed", system())
+    assert slow.speed_on("h100") == slow.speed < typical.speed
+    assert step_time_range(recipes, system("hgx-a100"), experts=False) == step_time_range(recipes, CHIP, experts=False)
+
+
+def test_factors_of_a_stack_and_of_a_new_chip_are_not_multiplied():
+    """The recipes were as fast on chips that a fit left out, so that their speed holds on a chip without runs."""
+    recipes, typical = (training_engine(name, system()) for name in ("megatron", "typical"))
+    assert recipes.speed_on("a chip without runs") == recipes.speed
+    assert typical.speed_on("a chip without runs") == pytest.approx(typical.speed * typical.elsewhere)
+    assert typical.elsewhere < 1
+
+
+@pytest.mark.parametrize("on", ["hgx-a100", "hgx-h100", "hgx-b200", "gb300-nvl72"])
+def test_no_product_in_16_bits_is_faster_than_timed_ones(on):
+    """Even a stack that claims to reach its data sheet; the bound does reach it."""
+    engine = training_engine("megatron", system(on))
+    perfect = replace(engine, speed=2.0, constants=replace(IDEAL.constants, exposed_writes=0.0))
+    asked, x = job(seq=8192, batch=64), TrainingLayout(dp=8)
+    found = step_seconds(model(SMALL), asked, system(on), on_chip(perfect, system(on), experts=False), x)
+    bound = step_seconds(model(SMALL), asked, system(on), IDEAL, x)
+    share = largest_gemm_share(system(on).chip.name)
+    assert float(found.terms["matrices"] / bound.terms["matrices"]) >= (1 - 1e-9) / share
+
+
+def test_the_gain_of_tuned_recipes_is_a_change_where_they_ran():
+    dense = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128)
+    tuned = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128, engine="megatron", changes=False)
+    told = {change.description: change.faster for change in dense.changes}
+    gain = float(dense.step.total / tuned.step.total)
+    assert told["recipes tuned by NVIDIA (--engine megatron)"] == pytest.approx(gain, rel=1e-6)
+    older = st.train(SMALL, "hgx-a100", chips=8, seq=4096, batch=64)
+    assert not any("tuned" in change.description for change in older.changes)
+
+
+def test_experts_of_the_busiest_rank_take_longer():
+    even, busy = (
+        st.training_step(SPARSE, "hgx-h100", seq=4096, batch=64, layout=TrainingLayout(dp=8, ep=8), expert_imbalance=ratio)
+        for ratio in (1.0, 1.5)
+    )
+    assert float(busy.terms["experts"]) == pytest.approx(1.5 * float(even.terms["experts"]), rel=0.05)
+    assert np.all(busy.memory.activations > even.memory.activations)
+
+
+def test_tensor_parallelism_divides_the_inputs_or_the_outputs_of_a_product():
+    """Outputs of products whose rows are divided are whole on each rank, so that more ranks write more in all."""
+    writes = replace(IDEAL, constants=replace(IDEAL.constants, exposed_writes=1.0))
+    asked, on = job(seq=8192, batch=8), system()
+    seconds = [
+        float(step_seconds(model(SMALL), asked, on, stack, TrainingLayout(tp=tp, dp=8 // tp)).terms["matrices"])
+        for stack in (IDEAL, writes)
+        for tp in (1, 8)
+    ]
+    written = [(seconds[place + 2] - seconds[place]) * on.chip.hbm.bandwidth / (3 * 8192 * 32 * 2) for place in (0, 1)]
+    q, kv, ffn, h = 4096, 1024, 14336, 4096
+    assert written[0] == pytest.approx(q + 2 * kv + 2 * ffn + 2 * h)
+    assert written[1] == pytest.approx(q + 2 * kv + 2 * ffn + 8 * 2 * h)
