@@ -18,6 +18,7 @@ from steptime.planning.simulated_rate import (
     Deployment,
     Loop,
     Run,
+    TooLate,
     _mean,
     confirmed,
     draw,
@@ -143,9 +144,14 @@ class Line:
         self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
         self.asked: list[tuple[float, float]] = []
 
+    def quiet_ttft(self, percentile: str) -> float:
+        assert percentile == "p90"
+        return 0.0
+
     def run(
-        self, rate: float, slo: st.Slo, percentile: str, tpot: float, ttft: float = 0.0, always_decode: bool = False
-    ) -> Run:
+        self, rate: float, slo: st.Slo, percentile: str, tpot: float, ttft: float = 0.0, always_decode: bool = False,
+        is_check: bool = False,
+    ) -> Run:  # fmt: skip
         assert percentile == "p90"
         self.asked.append((rate, tpot))
         ttft, token = (rate / self.ttft_at) ** 2 * slo.ttft, rate / self.tpot_at * slo.tpot
@@ -429,3 +435,45 @@ def test_a_few_of_many_prefill_replicas_have_their_share_of_the_requests():
     # 20 requests/s of each decode replica, 200 tokens each.
     assert found.batch == pytest.approx(20 * 200 * found.mean_tpot, rel=0.1)
     assert found.busy[0] == pytest.approx(64 / 48 * 20 * 0.010, rel=0.1)
+
+
+# --- runs that stop early --------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_is_missed_for_certain_once_enough_requests_are_late():
+    """Of 100 counted requests, more than 10 beyond the limit decide at p90, and their sum decides at the mean."""
+    served = np.zeros(110, dtype=[("arrival", float), ("first", float)])
+    served["first"] = np.nan
+    counted = np.ones(100, dtype=bool)
+    at_p90, at_mean = TooLate(counted, 1.0, "p90"), TooLate(counted, 1.0, "mean")
+    # Requests before those that count, and early ones, decide nothing.
+    served["first"][:10] = 50.0
+    assert not at_p90(served)
+    served["first"][10:21] = 2.0
+    assert not at_p90(served)
+    served["first"][21:23] = 2.0
+    assert (at_p90(served), at_p90.is_certain) == (True, True)
+    assert not at_mean(served)
+    served["first"][23] = 80.0
+    assert at_mean(served)
+
+
+@pytest.mark.parametrize("percentile", ["mean", "p90"])
+def test_a_run_that_stops_early_misses_its_limit_as_a_whole_one_does(percentile):
+    loop = Loop(deployment(CHAT), 60.0, 1.2)
+    for rate, ttft in ((40.0, 100.0), (40.0, 0.001), (300.0, 0.3)):
+        slo = st.Slo(tpot=1.0, ttft=ttft)
+        whole, check = (loop.run(rate, slo, percentile, 4e-3, is_check=is_check) for is_check in (False, True))
+        assert (check.worst > 1) == (whole.worst > 1)
+        assert check == whole or math.isinf(check.worst)
+
+
+def test_requests_that_are_alone_wait_for_nobody():
+    """A prompt of 1,000 tokens; no rate has a shorter TTFT, and none is sought where the limit is below it."""
+    loop = Loop(deployment(equal_requests(input_tokens=1000, output_tokens=201)), 40.0, 1.2)
+    alone = loop.quiet_ttft("p90")
+    assert alone == pytest.approx(loop.quiet_ttft("mean"))
+    assert 0.9 * alone <= loop.run(0.02, st.Slo(tpot=1.0, ttft=100.0), "mean", 2.5e-3).mean_ttft <= 1.5 * alone
+    with mock.patch.object(loop, "run", wraps=loop.run) as runs:
+        assert highest_rate(loop, st.Slo(tpot=1.0, ttft=0.9 * alone), "p90", 40.0, 4e-3) is None
+        assert runs.call_count == 1

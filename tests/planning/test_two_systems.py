@@ -14,7 +14,7 @@ from steptime.planning.finalists import simulate_candidate
 from steptime.planning.pd_matching import replica_counts
 from steptime.planning.plan_problem import DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state, moving
 from steptime.planning.refinement import matched_rate
-from steptime.planning.two_systems import chips_to_try, likely_prefill_chips
+from steptime.planning.two_systems import chips_to_try, likely_pair, likely_prefill_chips
 from steptime.units import HOUR
 
 MODEL = st.load_model("llama-3.1-8b")
@@ -224,3 +224,14 @@ def test_replay_of_a_plan_on_one_system_refuses_a_second_system():
     one = st.plan(MODEL, "hgx-h100", WORK, LIMITS, chips=2, **BRIEF)
     with pytest.raises(RangeError, match="the plan is on one system"):
         st.replay(one, prefill_system="hgx-h200")
+
+
+def test_closed_forms_rank_a_pair_by_its_likely_number_of_prefill_chips():
+    case = problem(chips=2, levels=(LIMITS,), prefill_system=SECOND, prefill_chips=8, system=FIRST)
+    pair = likely_pair(case, "any")
+    assert list(pair.prefill_chips) == likely_prefill_chips(case, "any")
+    assert not pair.is_unpriced
+    dearer = replace(case, prefill_system=vary(SECOND, {"rent": 100 / HOUR}))
+    assert likely_pair(dearer, "any").cost > 2 * pair.cost
+    impossible = replace(case, slo=st.Slo(tpot=1e-9), levels=(st.Slo(tpot=1e-9),))
+    assert likely_pair(impossible, "any").cost == float("inf")

@@ -12,6 +12,7 @@ import pytest
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.hardware.rental_prices import usd
+from steptime.planning.two_systems import LikelyPair
 from steptime.sweeps import ranking
 from steptime.sweeps.ranking import Ranking, Standing, _placed, compare
 
@@ -239,3 +240,24 @@ def test_what_is_wrong_with_the_question_is_told(given, error, says):
     with pytest.raises(error, match=says):
         compare(**asked)
     assert issubclass(error, InputError)
+
+
+def test_pairs_with_the_lowest_cost_by_closed_forms_are_planned(monkeypatch):
+    systems = [st.load_system(name) for name in ("hgx-h100", "hgx-h200", "hgx-b200")]
+    model = st.load_model("llama-3.1-8b")
+    jobs = ranking.system_pairs([model], systems, None, ranking.MODES)
+    names = [(decoding.name, prefilling.name) for (_, decoding, _), prefilling in jobs]
+    costs = dict(zip(names, (5, 4, 1, 3, 6, 2), strict=True))
+
+    def likely(_, decoding, prefilling, *_rest, **_settings):
+        if costs[decoding.name, prefilling.name] == 6:
+            raise RangeError("none")
+        return LikelyPair(is_unpriced=False, cost=costs[decoding.name, prefilling.name], prefill_chips=(8, 16))
+
+    monkeypatch.setattr(ranking, "likely_prefill", likely)
+    options = {"engine": None, "percentile": "p90", "evidence": "any"}
+    planned, others = ranking._likely_pairs(jobs, st.Workload(input_tokens=10, output_tokens=10), st.Slo(), None, options)
+    assert [costs[decoding.name, prefilling.name] for (_, decoding, _), prefilling, _ in planned] == [1, 2, 3]
+    assert {chips for _, _, chips in planned} == {(8, 16)}
+    assert [costs[row.system, row.prefill_system] for row in others] == [4, 5, 6]
+    assert not any(row.feasible for row in others)

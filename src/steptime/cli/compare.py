@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ALL, ANY = "all", "any"
 # Time of a quick plan on two systems, on one core.
-SECONDS_PER_SYSTEM_PAIR = 6
+SECONDS_PER_SYSTEM_PAIR = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ from steptime.planning.steady_state import (
 UNKNOWN = 0.03
 # Tokens of one prefill pass of a data-parallel rank, unless one prompt is longer.
 LARGEST_PASS = 16384
+# Prefill replicas of each size that are evaluated before others of that size.
+FIRST_CHALLENGERS = 4
 # Pairs of pools that are matched in one step: about what the cache of a CPU core holds.
 AT_ONCE = 1 << 16
 
@@ -216,16 +218,24 @@ def _most_usable(
     rate so far are evaluated. The rows of the pool repeat for each level.
     """
     tops = _best_of_each(sizes, highest)
+    group = np.searchsorted(sizes[tops], sizes)
     usable_rates = np.zeros(len(highest))
     usable_rates[tops] = np.where(highest[tops] > 0, usable(tops, replicas[tops]), 0.0)
-    least = usable_rates[tops][np.searchsorted(sizes[tops], sizes)]
-    challengers = np.nonzero(highest > least)[0]
-    if len(challengers):
-        part = _select_rows(pool, challengers % math.prod(np.shape(pool.rate)))
-        challengers = challengers[
-            first_token(part, least[challengers] / part.rate, replicas[challengers]) <= limit[challengers]
-        ]
-    usable_rates[challengers] = usable(challengers, replicas[challengers])
+    least = usable_rates[tops]
+
+    # The most promising challengers of each size are evaluated first: their rates rule out most of the others.
+    challengers = np.nonzero(highest > least[group])[0]
+    order = challengers[np.lexsort((-highest[challengers], group[challengers]))]
+    first_of_group = np.searchsorted(group[order], group[order])
+    is_early = np.arange(len(order)) - first_of_group < FIRST_CHALLENGERS
+    for part in (np.sort(order[is_early]), np.sort(order[~is_early])):
+        challengers = part[highest[part] > least[group[part]]]
+        if len(challengers):
+            rows = _select_rows(pool, challengers % math.prod(np.shape(pool.rate)))
+            seconds = first_token(rows, least[group[challengers]] / rows.rate, replicas[challengers])
+            challengers = challengers[seconds <= limit[challengers]]
+        usable_rates[challengers] = usable(challengers, replicas[challengers])
+        np.maximum.at(least, group[challengers], usable_rates[challengers])
     best = _best_of_each(sizes, usable_rates)
     return best[usable_rates[best] > 0]
 

@@ -70,8 +70,10 @@ from steptime.planning.session_result import SessionCase
 from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
 from steptime.planning.steady_state import State, decode_pool, mean_context
 from steptime.planning.two_systems import (
+    LikelyPair,
     as_single_system,
     check_two_systems,
+    likely_pair,
     likely_prefill_chips,
     pair_warning,
     rent_or_chips,
@@ -142,7 +144,7 @@ def plan(
     spare: int = 0,
     power_cap: float | str | None = None,
     prefill_system: SystemLike | None = None,
-    prefill_chips: int | None = None,
+    prefill_chips: int | tuple[int, ...] | None = None,
     turns: SessionCase | None = None,
 ) -> Plan:
     """Return the cheapest deployment of a workload within limits.
@@ -184,7 +186,8 @@ def plan(
         spare: Further replicas of that fleet.
         power_cap: Power [W, or a text such as "1MW"] of all hosts. Without a rate, the fleet is the largest within it.
         prefill_system: System of the prefill pool, if it is another one; `system` then only decodes.
-        prefill_chips: Number of chips of that system; by default the whole hosts with the lowest cost per token.
+        prefill_chips: Number of chips of that system, or the numbers to try, the likeliest first (`likely_prefill`); by default
+            the whole hosts with the lowest cost per token.
         turns: Sessions with which finalists are confirmed, as `plan_sessions` gives them.
 
     Returns:
@@ -253,13 +256,51 @@ def plan(
         _check_prefill_fits(case)
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
     if prefill_system is not None:
-        best_plan = _plan_on_two_systems(case, evidence, price, sure, is_sized=prefill_chips is not None)
+        best_plan = _plan_on_two_systems(case, evidence, price, sure, prefill_chips)
     else:
         effects = {"alternatives": alternatives, "elasticities": elasticities}
         best_plan = _plan_on_one_system(case, evidence, modes, price, sure, **effects)
     best_plan = replace(best_plan, energy=plan_energy(case, best_plan, price=price, carbon=grid_carbon))
     best_plan = _with_fleet(case, best_plan, rate, spare, cap)
     return replace(best_plan, search_seconds=time.perf_counter() - started)
+
+
+def likely_prefill(
+    model: ModelLike,
+    system: SystemLike,
+    prefill_system: SystemLike,
+    workload: Workload,
+    slo: Slo,
+    *,
+    chips: int | None = None,
+    engine: Engine | str | None = None,
+    percentile: str = "p90",
+    evidence: str = MEASURED,
+) -> LikelyPair:
+    """Return the lowest cost per request of pools on two systems by closed forms, which rank pairs before they are planned.
+
+    Args:
+        model: Model.
+        system: System that decodes.
+        prefill_system: System of the prefill pool.
+        workload: Requests.
+        slo: Limits at the percentile.
+        chips: Chips that decode.
+        engine: Engine.
+        percentile: Percentile of the limits.
+        evidence: Evidence that layouts must have.
+
+    Returns:
+        The cost, and the likely numbers of prefill chips.
+
+    Raises:
+        InputError: The two systems cannot exchange KV caches.
+    """
+    levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
+    problem = _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, None)
+    problem = with_prefill_system(problem, resolve_model(model), resolve_system(prefill_system), None)
+    case = replace(problem, limits=slo, slo=levels[0], levels=tuple(levels), percentile=percentile, front=False)
+    return likely_pair(case, evidence)
 
 
 def _plan_on_one_system(
@@ -286,11 +327,15 @@ def _check_prefill_fits(case: PlanProblem) -> None:
     raise type(problem)(f"prefill pool: {str(problem).replace('--chips', '--prefill-chips')}")
 
 
-def _plan_on_two_systems(case: PlanProblem, evidence: str, price: float, sure: float | None, *, is_sized: bool) -> Plan:
+def _plan_on_two_systems(
+    case: PlanProblem, evidence: str, price: float, sure: float | None, prefill_chips: int | tuple[int, ...] | None
+) -> Plan:
     """Return the cheapest plan whose pools are on two systems, with what each system costs alone."""
     effects = {"alternatives": False, "elasticities": False}
     modes = (DISAGGREGATED,)
-    counts = [case.prefill_chips] if is_sized else likely_prefill_chips(case, evidence)
+    counts = prefill_chips if isinstance(prefill_chips, tuple) else (case.prefill_chips,)
+    if prefill_chips is None:
+        counts = tuple(likely_prefill_chips(case, evidence))
     case = replace(case, prefill_chips=counts[0])
     best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
     for count in counts[1:]:

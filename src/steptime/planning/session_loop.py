@@ -96,6 +96,7 @@ class SessionLoop(Loop):
         ttft: float = 0.0,
         *,
         always_decode: bool = False,  # noqa: ARG002
+        is_check: bool = False,  # noqa: ARG002
     ) -> Run:
         """Serve turns at a rate.
 
@@ -106,6 +107,7 @@ class SessionLoop(Loop):
             tpot: Expected time per output token [s], which gives the sequences at the start.
             ttft: Expected time to first token [s].
             always_decode: Has no effect: the next turn needs the answer.
+            is_check: Has no effect either.
 
         Returns:
             The figures, with what the turns found in the prefix cache.

@@ -61,6 +61,8 @@ FEW_PIPELINE_TOKENS, FEW_REQUESTS = 2_000_000, 500
 LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
 # Mean times from arrival to last token that a run must last at least.
 LEAST_SOJOURNS = 1.0
+# Seconds between requests that never meet.
+QUIET_GAP = 1e4
 # Share of the arrivals that does not count at the start, and lifetimes at the end.
 START_SHARE, END_LIFETIMES = 0.1, 1.0
 # Share of the slots, or of the cache, in use on average from which requests wait for them.
@@ -305,7 +307,15 @@ class Loop:
             )  # fmt: skip
 
     def run(
-        self, rate: float, slo: Slo, percentile: str, tpot: float, ttft: float = 0.0, *, always_decode: bool = False
+        self,
+        rate: float,
+        slo: Slo,
+        percentile: str,
+        tpot: float,
+        ttft: float = 0.0,
+        *,
+        always_decode: bool = False,
+        is_check: bool = False,
     ) -> Run:
         """Serve the requests at a rate.
 
@@ -316,6 +326,7 @@ class Loop:
             tpot: Expected time per output token [s], which gives the sequences at the start.
             ttft: Expected time to first token [s], which gives the prompts that wait at the start.
             always_decode: Decode even where prompts are already too late, for figures that enter a mean.
+            is_check: Stop as soon as the limit on TTFT is certainly missed; the figures then are infinite.
 
         Returns:
             The figures.
@@ -333,15 +344,21 @@ class Loop:
         longest = min(float(self.longest), float(self.server.policy.kv_tokens))
         started = steady_requests(self.deployment.workload, at_start, longest, self.seed + 1)
         skipped = skipped_tokens(self.prompts, traffic.inputs)
+        is_missed = TooLate(self._counted(traffic.arrival), slo.ttft, percentile)
+        settings: dict[str, Any] = {"stop": is_missed} if is_check and math.isfinite(slo.ttft) else {}
         if self.reader is None:
             served, rules, pool = serve(
                 joined_traffic(started, traffic), self.server.policy, self.server.pace, replicas=self.server.replicas,
-                cached=np.concatenate([started.inputs, skipped]),
+                cached=np.concatenate([started.inputs, skipped]), **settings,
             )  # fmt: skip
+            if is_missed.is_certain:
+                return _missed_run(rate, tpot)
             requests, ends = served[len(started) :], served["finish"][: len(started)]
             queue = ("serve", requests["arrival"], requests["scheduled"], rules.seats * self.server.replicas)
             return self._figures(requests, ends, [queue], (busy_share(pool),), rate, slo, percentile)
-        requests, prefill_queue, busy = self._prefill(traffic, skipped)
+        requests, prefill_queue, busy = self._prefill(traffic, skipped, **settings)
+        if is_missed.is_certain:
+            return _missed_run(rate, tpot)
         # Prompts that are already too late need no decode.
         late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests["arrival"])]) / slo.ttft
         if late > 1 and not always_decode:
@@ -352,6 +369,26 @@ class Loop:
             )  # fmt: skip
         requests, ends, decoded, decode_busy = self._decode(requests, started)
         return self._figures(requests, ends, [prefill_queue, decoded], (busy, decode_busy), rate, slo, percentile)
+
+    def quiet_ttft(self, percentile: str) -> float:
+        """Return the TTFT of requests that are alone, which no rate can shorten.
+
+        Args:
+            percentile: Percentile of the limits.
+
+        Returns:
+            Seconds at the percentile.
+        """
+        pool = self.reader or self.server
+        traffic = Traffic(
+            arrival=QUIET_GAP * np.arange(self.count, dtype=np.float64),
+            inputs=self.inputs,
+            outputs=np.minimum(self.outputs, 1),
+        )
+        requests, _, _ = serve(traffic, pool.policy, pool.pace, cached=skipped_tokens(self.prompts, self.inputs))
+        done = requests["status"] == DONE
+        begins = requests["first"] + pipeline_delay_seconds(requests, pool)
+        return _percentile(percentile, (begins - requests["arrival"])[done]) if np.any(done) else math.inf
 
     def _few_sequences(self, lifetimes: float) -> float:
         """Return the sequences in flight below which more replicas than usual are simulated."""
@@ -459,6 +496,47 @@ class Loop:
                 served["arrival"], np.append(served["finish"], ends), START_SHARE * float(served["arrival"].max())
             ),
         )  # fmt: skip
+
+
+class TooLate:
+    """Whether so many counted requests are late that a run certainly misses its limit on TTFT.
+
+    Args:
+        counted: Which requests count.
+        limit: Limit on TTFT [s].
+        percentile: Percentile of the limit.
+    """
+
+    def __init__(self, counted: Any, limit: float, percentile: str) -> None:
+        self.counted, self.limit, self.is_certain = counted, limit, False
+        self.share = None if percentile == "mean" else PERCENTILES[percentile]
+
+    def __call__(self, served: Any) -> bool:
+        """Return whether the limit is missed, whatever the requests without a first token will do.
+
+        Args:
+            served: Requests of the run, those that count last.
+
+        Returns:
+            True or false.
+        """
+        requests = served[len(served) - len(self.counted) :]
+        ttft = (requests["first"] - requests["arrival"])[self.counted]
+        count = len(ttft)
+        if self.share is None:
+            self.is_certain = bool(np.nansum(ttft) > self.limit * count)
+        else:
+            # A quantile lies between two values: two more are enough in any case.
+            self.is_certain = bool(np.count_nonzero(ttft > self.limit) > (1 - self.share) * count + 2)
+        return self.is_certain
+
+
+def _missed_run(rate: float, tpot: float) -> Run:
+    """Return a run that was stopped because its limit on TTFT is missed."""
+    return Run(
+        rate=rate, ttft=math.inf, tpot=tpot, mean_ttft=math.inf, mean_tpot=tpot, batch=0.0, busy=(), worst=math.inf,
+        binding="first token",
+    )  # fmt: skip
 
 
 def part_of_server(server: Server, parts: int) -> Server:
@@ -588,7 +666,7 @@ def highest_rate(
         return runs[rate].worst
 
     if least:
-        runs[least] = loop.run(least, slo, percentile, tpot, ttft)
+        runs[least] = loop.run(least, slo, percentile, tpot, ttft, is_check=True)
         if runs[least].worst > 1:
             return None
         first = max(first, least * STRIDE)
@@ -596,6 +674,8 @@ def highest_rate(
         runs[rate] = loop.run(rate, slo, percentile, tpot, ttft)
         if runs[rate].worst <= 1:
             tpot, ttft = runs[rate].mean_tpot, runs[rate].mean_ttft
+        elif len(runs) == 1 and loop.quiet_ttft(percentile) > slo.ttft:
+            return None
     good = [run for run in runs.values() if run.worst <= 1]
     if not good:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -61,14 +61,14 @@ def check_two_systems(modes: tuple[str, ...], rate: float | None) -> tuple[str, 
     return (DISAGGREGATED,)
 
 
-def with_prefill_system(case: PlanProblem, model: Model, system: System, chips: int | None) -> PlanProblem:
+def with_prefill_system(case: PlanProblem, model: Model, system: System, chips: int | tuple[int, ...] | None) -> PlanProblem:
     """Return a problem whose prefill pool is on another system.
 
     Args:
         case: Problem of the pool that decodes.
         model: Model as loaded.
         system: System of the prefill pool.
-        chips: Its chips; None for the most that are tried, until they are chosen.
+        chips: Its chips; None or several numbers for the most that are tried, until they are chosen.
 
     Returns:
         The problem.
@@ -98,7 +98,8 @@ def with_prefill_system(case: PlanProblem, model: Model, system: System, chips: 
             f"kv: both pools need one format of the KV cache, got {formats[0]} on {decoding.name} and {formats[1]} on "
             f"{system.name}; set it with --kv {formats[0]}"
         )
-    number = whole_number("prefill_chips", chips_to_try(case.chips, system) if chips is None else chips, maximum=MOST_CHIPS)
+    count = chips_to_try(case.chips, system) if chips is None or isinstance(chips, tuple) else chips
+    number = whole_number("prefill_chips", count, maximum=MOST_CHIPS)
     if number > system.scale_out.size:
         raise RangeError(
             f"prefill_chips: must be at most {system.scale_out.size:,}, the chips in a network of {system.name}, got {number:,}"
@@ -144,6 +145,37 @@ def likely_prefill_chips(case: PlanProblem, evidence: str) -> list[int]:
     Returns:
         Chips of whole hosts, the best number first.
     """
+    return _likely_sizes(case, evidence)[0]
+
+
+class LikelyPair(NamedTuple):
+    """What closed forms say of pools on two systems; pairs sort by it.
+
+    `is_unpriced` says that a rent is missing, so that `cost` is in chip-seconds per request instead of USD. The cost is
+    infinite where nothing meets the limits. `prefill_chips` are likely numbers, the one with that cost first.
+    """
+
+    is_unpriced: bool
+    cost: float
+    prefill_chips: tuple[int, ...]
+
+
+def likely_pair(case: PlanProblem, evidence: str) -> LikelyPair:
+    """Return the lowest cost per request by closed forms, over numbers of prefill chips.
+
+    Args:
+        case: Plan problem with two systems.
+        evidence: Evidence that layouts must have.
+
+    Returns:
+        The cost and the numbers.
+    """
+    counts, cost = _likely_sizes(case, evidence)
+    return LikelyPair(not (math.isfinite(float(case.rent)) and float(case.rent) > 0), cost, tuple(counts))
+
+
+def _likely_sizes(case: PlanProblem, evidence: str) -> tuple[list[int], float]:
+    """Return the likely numbers of prefill chips, and the cost per request of the best one."""
     assert case.prefill_system is not None
     host = host_chips(case.prefill_system)
     most_hosts = chips_to_try(case.chips, case.prefill_system) // host
@@ -155,9 +187,9 @@ def likely_prefill_chips(case: PlanProblem, evidence: str) -> list[int]:
             break
     else:
         # No number of hosts meets the limits: the plan of the largest number says why.
-        return [most_hosts * host]
+        return [most_hosts * host], math.inf
     counts = [hosts * host for hosts in (best, best - 1, best + 1) if 1 <= hosts <= most_hosts]
-    return [chips for chips in counts if fitting(replace(case, prefill_chips=chips).prefill)]
+    return [chips for chips in counts if fitting(replace(case, prefill_chips=chips).prefill)], costs[best]
 
 
 def _costs_by_hosts(case: PlanProblem, host: int, most_hosts: int) -> dict[int, float]:

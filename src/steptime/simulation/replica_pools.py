@@ -19,6 +19,8 @@ from steptime.workload.traffic import Traffic
 
 # Requests between two reports of progress.
 PORTION = 50_000
+# Calls of a function that may stop a run.
+CHECKS = 10
 # Memory for the state of all replicas [B].
 MAX_BYTES = 4 << 30
 
@@ -54,6 +56,7 @@ def serve(
     load: Any = 0.0,
     route: Any = None,
     progress: Callable[[int], None] | None = None,
+    stop: Callable[[Any], bool] | None = None,
 ) -> tuple[Any, Rules, Replicas]:
     """Serve traffic on one pool of replicas.
 
@@ -68,6 +71,7 @@ def serve(
         load: Time to load them [s], by request.
         route: Replica of each request; by default that of the policy.
         progress: Function called with the number of requests served.
+        stop: Function of the requests, called several times. Where it returns true, the others are not served.
 
     Returns:
         The requests, the rules and the replicas.
@@ -100,11 +104,13 @@ def serve(
 
     # Portions allow reports of progress; a closed loop has no portions, because clients continue across them.
     rates, run = pace.rates, event_loop.serve_pipeline if rules.stages > 1 else event_loop.serve
-    portion = n + 1 if traffic.clients else PORTION
+    portion = n + 1 if traffic.clients else PORTION if stop is None else n // CHECKS + 1
     for begin in range(0, n + 1, portion):
         run(requests, pool, rules, rates, route, following, begin, begin + portion)
         if progress is not None:
             progress(min(n, begin + portion))
+        if stop is not None and stop(requests):
+            break
     return requests, rules, pool
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -24,7 +24,8 @@ from steptime.planning.evidence import ANY as NO_EVIDENCE
 from steptime.planning.evidence import EVIDENCE, MEASURED, PUBLISHED
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Plan
-from steptime.planning.planner import MODES, check_limits, plan
+from steptime.planning.planner import MODES, check_limits, likely_prefill, plan
+from steptime.planning.two_systems import LikelyPair
 from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, columns_by_key, range_columns, unit
 from steptime.units import counted, show
@@ -38,6 +39,12 @@ EVIDENCE_WORDS: Final = {
 MANY_PAIRS, WHOLE_SEARCHES = 9, 3
 # Pairs of systems that are tried, at most: those of four systems of one vendor. Each takes some seconds.
 MOST_SYSTEM_PAIRS: Final = 12
+# Pairs of systems of a model that are planned: those with the lowest cost per request by closed forms.
+PLANNED_PAIRS: Final = 3
+# Model, system of the decode pool and label; and the system of the prefill pool. A planned job has likely numbers of its chips
+# too.
+PairJob = tuple[tuple[Model, System, str], System]
+PlannedJob = tuple[tuple[Model, System, str], System | None, tuple[int, ...] | None]
 # Names in a note, at most.
 MAX_NAMES: Final = 3
 
@@ -272,7 +279,8 @@ def compare(
         evidence: Kinds of layouts to prefer, as for `plan`.
         catalog: Folder that is searched before the packaged catalogue.
         pairs: Whether to try a prefill pool on one system and a decode pool on another of the same vendor too, by quick
-            searches. `chips` then decode.
+            searches. `chips` then decode. Closed forms rank these pairs, and the first `PLANNED_PAIRS` of a model are
+            planned.
 
     Returns:
         One standing per pair of model and system, and per pair of systems; one without a plan has a `reason`.
@@ -310,8 +318,9 @@ def compare(
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
     is_quick = len(subjects) >= MANY_PAIRS
     # All plans are found in one call, so that processes share the work.
-    rows = map_in_processes(partial(_stand_any, stand, is_quick), [*jobs, *((subject, None) for subject in subjects)])
-    standings = tuple(_placed(rows))
+    likely, unplanned = _likely_pairs(jobs, workload, slo, chips, plan_options)
+    rows = map_in_processes(partial(_stand_any, stand, is_quick), [*likely, *((subject, None, None) for subject in subjects)])
+    standings = tuple(_placed([*rows, *unplanned]))
     if is_quick:
         standings = tuple(_placed(_with_whole_searches(stand, standings, subjects)))
     chips_text = "" if chips is None else str(chips)
@@ -361,12 +370,45 @@ def system_pairs(
     ]
 
 
-def _stand_any(
-    stand: Callable[..., Standing], is_quick: bool, job: tuple[tuple[Model, System, str], System | None]
-) -> Standing:
-    """Return the standing of a model on a system, or on two; two are searched quickly, since each search has several sizes."""
-    subject, prefill_system = job
-    return stand(subject, quick=is_quick or prefill_system is not None, prefill_system=prefill_system)
+def _likely_pairs(
+    jobs: Sequence[PairJob], workload: Workload, slo: Slo, chips: int | str | None, plan_options: Mapping[str, Any]
+) -> tuple[list[PlannedJob], list[Standing]]:
+    """Return the pairs of systems that are likely to be the cheapest of their model, and why the others are not planned.
+
+    Each pair comes with its likely numbers of prefill chips.
+    """
+    settings = {name: plan_options[name] for name in ("engine", "percentile", "evidence")}
+    find_pair = partial(_likely_pair, workload=workload, slo=slo, chips=chips, settings=settings)
+    ranked_pairs = sorted(zip(map_in_processes(find_pair, jobs), range(len(jobs)), strict=True))
+    likely: list[PlannedJob] = []
+    unplanned: list[Standing] = []
+    for pair, index in ranked_pairs:
+        (model, _, _), _ = job = jobs[index]
+        if sum(subject[0].name == model.name for subject, _, _ in likely) < PLANNED_PAIRS:
+            likely.append((*job, pair.prefill_chips or None))
+        else:
+            reason = f"closed forms rank {PLANNED_PAIRS} other pairs of systems first, and only these are planned"
+            unplanned.append(Standing(feasible=False, reason=reason, **_identity(*job)))
+    return likely, unplanned
+
+
+def _likely_pair(
+    job: PairJob, *, workload: Workload, slo: Slo, chips: int | str | None, settings: Mapping[str, Any]
+) -> LikelyPair:
+    """Return what closed forms say of a pair of systems; those that cannot be planned come last, without prefill chips."""
+    (model, decoding, _), prefilling = job
+    try:
+        count = chips if isinstance(chips, int) else None
+        return likely_prefill(model, decoding, prefilling, workload, slo, chips=count, **settings)
+    except InputError:
+        return LikelyPair(is_unpriced=True, cost=math.inf, prefill_chips=())
+
+
+def _stand_any(stand: Callable[..., Standing], is_quick: bool, job: PlannedJob) -> Standing:
+    """Return the standing of a model on a system, or on two; two are searched quickly."""
+    subject, prefill_system, prefill_chips = job
+    is_quick = is_quick or prefill_system is not None
+    return stand(subject, quick=is_quick, prefill_system=prefill_system, prefill_chips=prefill_chips)
 
 
 def _several(subjects: Any) -> list[Any]:
@@ -417,14 +459,12 @@ def _standing(
     plan_options: dict[str, Any],
     quick: bool = False,
     prefill_system: System | None = None,
+    prefill_chips: tuple[int, ...] | None = None,
 ) -> Standing:
     """Return the best plan of a model on a system, or on two, over the numbers of chips to try."""
-    model, system, label = pair
-    identity: dict[str, Any] = {
-        "model": model.name, "system": system.name, "vendor": system.chip.vendor, "year": system.chip.year, "rent": system.rent,
-        "label": label, "prefill_system": "" if prefill_system is None else prefill_system.name,
-    }  # fmt: skip
-    plan_options = plan_options | {"prefill_system": prefill_system}
+    model, system, _ = pair
+    identity = _identity(pair, prefill_system)
+    plan_options = plan_options | {"prefill_system": prefill_system, "prefill_chips": prefill_chips}
 
     # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
@@ -456,6 +496,15 @@ def _standing(
         **identity,
         **{name: getattr(best, name) for name in FROM_PLAN} | {"chips": best.total_chips},
     )
+
+
+def _identity(pair: tuple[Model, System, str], prefill_system: System | None) -> dict[str, Any]:
+    """Return the fields of a standing that do not depend on its plan."""
+    model, system, label = pair
+    return {
+        "model": model.name, "system": system.name, "vendor": system.chip.vendor, "year": system.chip.year, "rent": system.rent,
+        "label": label, "prefill_system": "" if prefill_system is None else prefill_system.name,
+    }  # fmt: skip
 
 
 def _with_whole_searches(

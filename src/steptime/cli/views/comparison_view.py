@@ -73,7 +73,7 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
         full_adds=[
             *(["rent and layout of each", "chart of costs"] if placed else []),
             f"{counted(len(unpriced), 'pair')} without a known rent" if unpriced else "",
-            f"{counted(len(unable), 'pair')} that cannot hold the model or meet the limits" if unable and not is_brief else "",
+            f"{counted(len(unable), 'pair')} without a plan" if unable and not is_brief else "",
         ],
     )  # fmt: skip
 
