@@ -22,6 +22,7 @@ from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import Chip, Domain, Link, MemoryTier, Rent, System
 from steptime.models.model import Attention, Layer, Model, Op
 from steptime.physics.engine import IDEAL, Engine, with_constants
+from steptime.planning import planner
 
 # Thousands of collected tests live to the end: searching them for garbage takes a third of the collection's time.
 gc.set_threshold(100_000, 50, 50)
@@ -192,6 +193,12 @@ def sparse_matrix(*, weights=1e8, experts=64, active=8, layers=10, kv_bytes=100.
         vocabulary=1,
         heads=64,
     )
+
+
+@pytest.fixture
+def closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan by closed forms, as without numba: for tests of what is done with plans, in a tenth of the time."""
+    monkeypatch.setattr(planner, "find_spec", lambda name: None)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.cli.test_commands import run as run_here
+
 # Names that the standard library lacks on Windows, by module; macOS lacks those of `DARWIN`.
 WINDOWS = {
     "os": (
@@ -58,7 +60,7 @@ def run(system: str, code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.slow), "windows"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -68,7 +70,7 @@ def run(system: str, code: str) -> str:
     ids=lambda words: words[0],
 )
 def test_a_command_answers_as_on_linux(system, words):
-    here = subprocess.run([sys.executable, "-m", "steptime", *words], capture_output=True, text=True, check=True).stdout
+    here = run_here(" ".join(words)).stdout
     there = run(system, f"sys.argv[1:] = {words!r}\nfrom steptime.__main__ import main\nmain()")
     # Seconds that the computation took.
     assert json.loads(there) | {"sweep_s": 0} == json.loads(here) | {"sweep_s": 0}

@@ -485,7 +485,7 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
         ("prices llama-3.1-8b hgx-h100 --target-margin 2 --mix 1k:256", "price-proposal"),
     ],
 )
-def test_what_a_command_prints_as_json_has_a_schema_and_the_keys_of_the_page(words, schema, tmp_path):
+def test_what_a_command_prints_as_json_has_a_schema_and_the_keys_of_the_page(words, schema, tmp_path, closed_forms):
     if words.startswith("simulate"):
         pytest.importorskip("numba")
     path = tmp_path / "runs.csv"

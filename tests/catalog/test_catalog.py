@@ -202,7 +202,7 @@ def test_wrong_what_ifs_are_refused(rack, text, error, says):
         read_changes(rack, tuple(text.split("; ")))
 
 
-def test_a_figure_that_was_set_has_no_longer_the_source_of_its_data_sheet(rack):
+def test_a_figure_that_was_set_has_no_longer_the_source_of_its_data_sheet(rack, closed_forms):
     changed = vary(rack, {"chip.hbm.bandwidth": 16e12, "rent": 2 / 3600})
     figure = changed.figures["chip.hbm.bandwidth"]
     assert (figure.value, figure.text, figure.grade, figure.url, figure.date) == (16e12, "16.0 TB/s", "given", "", "")

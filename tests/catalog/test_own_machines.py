@@ -92,7 +92,7 @@ def test_a_machine_of_one_domain_is_a_box(read):
     assert card.scale_up_links.count == 72
 
 
-def test_a_box_is_planned_as_the_same_chips_with_a_network_that_is_not_used(read):
+def test_a_box_is_planned_as_the_same_chips_with_a_network_that_is_not_used(read, closed_forms):
     model = st.load_model("llama-3.1-8b")
     box, joined = (vary(read(text), {"rent": 2 / 3600}) for text in (BOX + CHIP, BOX + OUTSIDE + CHIP))
     inside, with_network = (
@@ -152,7 +152,7 @@ def test_a_chip_with_fp8_alone_says_which_peak_is_missing_and_where_it_goes(read
         st.decode_step(st.load_model("llama-3.1-8b"), system, batch=8, context=100)
 
 
-def test_what_is_odd_about_a_step_is_told(read):
+def test_what_is_odd_about_a_step_is_told(read, closed_forms):
     model = st.load_model("gpt2")
     assert warnings_of_step(model, st.load_system("hgx-h100"), reach=1000) == ()
     (long,) = warnings_of_step(model, st.load_system("hgx-h100"), reach=1_000_000)

@@ -41,7 +41,7 @@ def test_an_answer_says_what_it_rests_on(asked, runs):
     assert "Corrected by" not in run(asked).stdout
 
 
-def test_an_answer_says_what_it_was_before(runs):
+def test_an_answer_says_what_it_was_before(runs, closed_forms):
     step = run(f"{STEP} --json").stdout
     before = json.loads(step)
     found = json.loads(run(f"{STEP} --anchor {runs} --json").stdout)

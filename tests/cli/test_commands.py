@@ -49,7 +49,7 @@ def run(words: str, *, columns: int | str = 100, folder: Path | None = None, int
     return Shown(code, kept.getvalue(), err.getvalue())
 
 
-def test_large_rates_and_single_tokens_are_written_in_words():
+def test_large_rates_and_single_tokens_are_written_in_words(closed_forms):
     """A rate of six digits has no exponent, and one token is one."""
     shown = " ".join(run("plan qwen3-0.6b gb200-nvl72 --input 1 --output 1 --full").stdout.split())
     assert "1 token in, 1 out" in shown
@@ -60,7 +60,7 @@ def test_large_rates_and_single_tokens_are_written_in_words():
     assert len(rate[1].replace(",", "").rstrip("0")) <= 3
 
 
-def test_a_prefill_pool_says_that_its_pass_is_the_longest():
+def test_a_prefill_pool_says_that_its_pass_is_the_longest(closed_forms):
     pools = "plan llama-3.1-8b hgx-h100 --input 2000 --output 200"
     said = "Batch and step of the prefill pool are maxima"
     assert said in " ".join(run(f"{pools} --mode disaggregated --full").stdout.split())
@@ -141,7 +141,7 @@ def test_a_step_shows_its_range_and_the_ideal(columns):
     assert "90 %" not in run(words + " --engine ideal", columns=columns).stdout
 
 
-def test_ranges_as_json():
+def test_ranges_as_json(closed_forms):
     found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --json").stdout)
     assert found["engine"] == "vllm"
     assert found["range_s"][0] < found["total_s"] < found["range_s"][1]
@@ -174,7 +174,7 @@ def test_imbalance_without_expert_parallelism_is_refused(words):
     assert "give --ep too" in refused.stderr
 
 
-def test_a_plan_without_expert_parallelism_says_that_the_imbalance_has_no_effect():
+def test_a_plan_without_expert_parallelism_says_that_the_imbalance_has_no_effect(closed_forms):
     words = "plan deepseek-v3 hgx-h200 --engine ideal --chips 8 --tp 8 --imbalance 2 --json"
     noted = {size: json.loads(run(f"{words} --ep {size}").stdout)["warnings"] for size in (1, 8)}
     assert any("(--imbalance) has no effect" in line for line in noted[1])
@@ -198,7 +198,7 @@ def test_launch_commands():
         "plan llama-3.1-8b hgx-h100 --set rent=1USD/h --kv fp8 --weights fp8 --chips 2",
     ],
 )  # fmt: skip
-def test_every_command_runs_at_80_columns(words):
+def test_every_command_runs_at_80_columns(words, closed_forms):
     shown = run(words, columns=80)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout
@@ -451,7 +451,7 @@ b,llama-3.1-8b,hgx-h100,vllm,1024,512,64,1,1,1,1,bf16,,0.2,0.0125
 """
 
 
-def test_validate_and_calibrate(tmp_path):
+def test_validate_and_calibrate(tmp_path, closed_forms):
     pytest.importorskip("scipy")
     (tmp_path / "runs.csv").write_text(RUNS)
     shown = run("validate runs.csv --predictions out.csv", columns=80, folder=tmp_path)
@@ -484,7 +484,7 @@ def test_broken_runs_are_named(tmp_path, text, says):
     assert says in " ".join(shown.stderr.split())
 
 
-def test_numbers_are_read_as_people_write_them():
+def test_numbers_are_read_as_people_write_them(closed_forms):
     plain, short = (
         json.loads(run(f"plan llama-3.1-8b hgx-h100 --chips 2 --input {n} --output {m} --json").stdout)
         for n, m in (("8000", "1000"), ("8k", "1e3"))
@@ -502,7 +502,7 @@ def test_numbers_are_read_as_people_write_them():
         ("simulate llama-3.1-8b hgx-h100 --rate 20 --input 256 --output 32 --requests 200 --ttft 1", 40, "Time to first token"),
     ],
 )
-def test_the_answer_fits_forty_lines(words, lines, says):
+def test_the_answer_fits_forty_lines(words, lines, says, closed_forms):
     if words.startswith("simulate"):
         pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
     shown = run(words, columns=80)
@@ -510,14 +510,14 @@ def test_the_answer_fits_forty_lines(words, lines, says):
     assert says in shown.stdout
 
 
-def test_context_beyond_the_models_is_a_note():
+def test_context_beyond_the_models_is_a_note(closed_forms):
     text = " ".join(run("plan qwen3-32b hgx-h100 --input 120k --chips 8").stdout.split())
     assert re.search(r"CAUTION: .*121,024", text)
     text = " ".join(run("step gpt2 hgx-h100 --context 1000000").stdout.split())
     assert re.search(r"Note: .*1,000,000 .*1,024", text)
 
 
-def test_without_a_rent_a_plan_leads_with_output_and_speaks_of_no_money():
+def test_without_a_rent_a_plan_leads_with_output_and_speaks_of_no_money(closed_forms):
     body = run("plan llama-3.1-8b cs-3 --full").stdout
     assert "per chip" in " ".join(body.splitlines()[:3])
     for word in ("unknown", "nan", "$", "USD/M"):

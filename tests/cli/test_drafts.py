@@ -20,7 +20,7 @@ def test_a_plan_says_what_is_drafted_and_what_that_does_at_each_batch():
     assert "Speculative decoding" not in run(ASKED).stdout
 
 
-def test_json_has_the_drafting_and_explained_steps_that_add_up():
+def test_json_has_the_drafting_and_explained_steps_that_add_up(closed_forms):
     told = json.loads(run(f"{ASKED} --drafts 2 --json --explain").stdout)
     assert told["speculation"]["drafts"] == 2
     assert told["speculation"]["acceptance_tokens"] == 2.18
@@ -86,7 +86,7 @@ def test_a_step_has_its_drafting_and_yields_its_length():
     assert given["speculation"]["acceptance_tokens"] == 2
 
 
-def test_a_prior_widens_the_range_of_a_plan():
+def test_a_prior_widens_the_range_of_a_plan(closed_forms):
     drafted = f"{PLAN} --drafts 3 --draft-model llama-3.2-1b"
     prior = answer(drafted)
     given = answer(f"{drafted} --acceptance {prior['speculation']['acceptance_tokens']}")
@@ -105,7 +105,7 @@ def test_a_simulation_drafts():
     assert "speculation" not in plain
 
 
-def test_launch_lines_of_a_plan_name_the_head():
+def test_launch_lines_of_a_plan_name_the_head(closed_forms):
     lines = run(f"{PLAN} --drafts 2 --draft-model eagle3 --launch vllm").stdout
     assert '"model":"RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3","num_speculative_tokens":2' in lines
 

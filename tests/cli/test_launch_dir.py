@@ -12,6 +12,8 @@ from steptime.cli.output import WRITTEN, write_folder
 from steptime.errors import DataFileError
 from tests.cli.test_commands import run
 
+pytestmark = pytest.mark.usefixtures("closed_forms")
+
 PLAN = "plan qwen3-14b hgx-h100 --chips 2 --mode aggregated --input 1000 --output 100"
 
 

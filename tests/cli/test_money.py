@@ -9,6 +9,8 @@ import pytest
 
 from tests.cli.test_commands import run
 
+pytestmark = pytest.mark.usefixtures("closed_forms")
+
 PLAN = "plan llama-3.1-8b hgx-h100 --input 2000 --output 500 --speed 40"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -36,10 +37,12 @@ def case(chips=4, slo=None) -> PlanProblem:
     return PlanProblem(model=MODEL, system=NODES, workload=WORK, slo=limits, limits=limits, chips=chips, engine=engine())
 
 
+@cache
 def shared() -> Plan:
     return closed_plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), engine="ideal", modes=(AGGREGATED,))
 
 
+@cache
 def apart(chips=None, workload=WORK, **limits) -> Plan:
     return closed_plan(MODEL, NODES, workload, st.Slo(**limits), engine="ideal", modes=(DISAGGREGATED,), chips=chips)
 

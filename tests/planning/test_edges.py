@@ -35,7 +35,7 @@ def test_few_at_a_time_serve_no_more_than_their_time_allows():
     assert read.usd_per_million_output_tokens <= found.usd_per_million_output_tokens * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("engine", ["ideal", "vllm"])
+@pytest.mark.parametrize("engine", ["ideal", pytest.param("vllm", marks=pytest.mark.slow)])
 def test_a_later_first_token_never_costs_more(engine):
     """Through the limits at which the only seat, two seats and many are best."""
     limits = (0.245, 0.26, 0.28, 0.3, 0.4) if engine == "ideal" else (0.5, 0.8, 1.03, 1.07, 1.5)

@@ -40,7 +40,7 @@ def test_plan_energy_of_separate_pools_counts_static_power_of_waiting_prefill():
 
 
 def test_plan_energy_unknown_power_or_price_is_none():
-    assert plan("llama-3.1-8b", "tpu-v6e", WORK, LIMITS, **QUICK).energy is None
+    assert plan("llama-3.1-8b", "tpu-v6e", WORK, LIMITS, chips=8, **QUICK).energy is None
     energy = plan("llama-3.1-8b", "hgx-h100", WORK, LIMITS, chips=1, **QUICK).energy
     assert math.isnan(energy.electricity_usd)
     assert math.isnan(energy.carbon_grams)

@@ -77,6 +77,7 @@ def test_memory_of_more_slots_than_fit_is_full():
     plan = st.plan(
         "llama-3.3-70b", "hgx-h100", st.Workload(input_tokens=8192, output_tokens=1024), st.Slo(tpot=0.1), chips=4,
         sizes={"tp": 4}, max_num_seqs=400, alternatives=False, elasticities=False, front=False,
+        diagnostics=False, quick=True,
     )  # fmt: skip
     (pool,) = plan.pools
     assert pool.max_num_seqs == 400

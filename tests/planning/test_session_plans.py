@@ -199,10 +199,12 @@ def test_a_plan_counts_no_more_than_its_tiers_hold(monkeypatch):
 
 @cache
 def planned(tiers="", kind="chat", **more):
-    asked = {"model": MODEL, "system": "l40s-8", "sessions": kind, "speed": 20, "ttft": 3, **more}
+    asked = {"model": MODEL, "system": "l40s-8", "chips": 1, "mode": "aggregated"}
+    asked |= {"sessions": kind, "speed": 20, "ttft": 3, **more}
     return solve(asked | ({"prefix_cache": tiers} if tiers else {}), diagnostics=False)
 
 
+@pytest.mark.slow
 def test_larger_tiers_find_more_and_cost_less():
     plans = [planned(tiers) for tiers in ("hbm=0GB,host=0GB", "hbm=0GB,host=20GB", "hbm=0GB,host=100GB", "hbm=0GB,host=20TB")]
     shares = [plan.session_cache.hit_share for plan in plans]
@@ -218,6 +220,7 @@ def test_larger_tiers_find_more_and_cost_less():
         assert abs(plan.session_cache.hit_share - plan.workload.cached_share) < 0.08
 
 
+@pytest.mark.slow
 def test_a_longer_think_time_needs_more_memory():
     short, usual = (planned("hbm=0GB,host=50GB", think_time=think) for think in (20.0, 124.0))
     assert short.session_cache.hit_share > usual.session_cache.hit_share
@@ -230,7 +233,7 @@ def test_a_plan_with_everything_held_is_that_of_its_cached_share():
     load = plan.session_cache.load_seconds
     assumed = st.plan(
         MODEL, "l40s-8", as_workload(CHAT, held_share(CHAT, 131_072), 131_072), st.Slo(speed=20, ttft=3), alternatives=False,
-        elasticities=False, diagnostics=False,
+        elasticities=False, diagnostics=False, chips=1, modes="aggregated",
     )  # fmt: skip
     assert plan.usd_per_million_output_tokens == pytest.approx(assumed.usd_per_million_output_tokens, rel=0.12)
     assert plan.mean_ttft == pytest.approx(assumed.mean_ttft + load, rel=0.35)
@@ -253,7 +256,7 @@ def test_loads_take_bytes_over_bandwidth():
 
 
 def test_a_disk_that_is_slower_than_prefill_is_not_used():
-    by_name = {tier.name: tier for tier in planned(system="hgx-h100", chips=1).session_cache.tiers}
+    by_name = {tier.name: tier for tier in planned(system="hgx-h100").session_cache.tiers}
     slow = by_name["hdd"]
     assert slow.why_unused
     assert slow.hit_share == slow.load_seconds == 0
@@ -261,6 +264,7 @@ def test_a_disk_that_is_slower_than_prefill_is_not_used():
     assert 0 < by_name["hbm"].capacity < float(st.load_system("hgx-h100").chip.hbm.capacity)
 
 
+@pytest.mark.slow
 def test_agents_need_their_tiers_in_time():
     """Without a tier each turn prefills its whole history, which takes longer than the limit."""
     bare = planned("hbm=0GB,host=0GB", "agent", ttft=1)
@@ -294,7 +298,7 @@ def test_wrong_inputs_are_refused():
 
 
 def test_the_command_says_what_holds_the_cached_tokens():
-    asked = f"plan {MODEL} l40s-8 --speed 20 --ttft 3 --chips 2"
+    asked = f"plan {MODEL} l40s-8 --speed 20 --ttft 3 --chips 1 --mode aggregated"
     sessions = json.loads(run(f"{asked} --sessions chat --json").stdout)
     assert sessions["session_cache"]["hit_share"] == pytest.approx(sessions["workload"]["cached_share"], abs=0.02)
     assert [tier["name"] for tier in sessions["session_cache"]["tiers"]][:2] == ["hbm", "host"]
@@ -303,6 +307,7 @@ def test_the_command_says_what_holds_the_cached_tokens():
     assert "cached, assumed" in " ".join(assumed.stdout.split())
 
 
+@pytest.mark.slow
 def test_one_pool_with_more_evidence_goes_before_two_that_are_cheaper():
     """Each mode has its own share; the levels of evidence are those of other plans."""
     asked = {"model": "llama-3.1-70b", "system": "hgx-h100", "sessions": "chat", "speed": 30, "ttft": 2}
@@ -328,23 +333,27 @@ def test_loads_wait_for_each_other_on_a_link():
     assert load_wait(0.0, 0.2, 1.0) == 0
 
 
+@pytest.mark.slow
 def test_the_python_name_gives_the_plan_of_the_question():
-    ours = planned(chips=1)
+    ours = planned()
     named = st.plan_sessions(
-        MODEL, "l40s-8", "chat", st.Slo(speed=20, ttft=3), chips=1, alternatives=False, elasticities=False, diagnostics=False
-    )
+        MODEL, "l40s-8", "chat", st.Slo(speed=20, ttft=3), chips=1, modes="aggregated", alternatives=False, elasticities=False,
+        diagnostics=False,
+    )  # fmt: skip
     assert named.requests_per_second == pytest.approx(ours.requests_per_second, rel=1e-9)
     assert named.session_cache == ours.session_cache
     assert named.session_cache.is_replayed
 
 
+@pytest.mark.slow
 def test_a_context_that_ends_sessions_lowers_the_mean_turns():
-    cache = planned(sessions=10_000, chips=1, speed=5, ttft=60).session_cache
-    # Turns of 1,024 tokens in and out within 131,072 tokens.
-    assert cache.mean_turns == pytest.approx(131_072 // 2_048, rel=0.02)
+    cache = planned(sessions=10_000, speed=5, ttft=60, input=7168, output=1024).session_cache
+    # Turns of 8,192 tokens in and out within 131,072 tokens.
+    assert cache.mean_turns == pytest.approx(131_072 // 8_192, rel=0.02)
     assert cache.sessions.turns == 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [20, 60])
 def test_a_simulation_keeps_what_a_plan_states(host):
     """Where tiers barely hold the sessions in progress, the rate of a plan is one that they keep."""
@@ -360,6 +369,7 @@ def test_a_simulation_keeps_what_a_plan_states(host):
         assert tier.hit_share == pytest.approx(tiers[tier.name], abs=0.04)
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_plan_for_sessions_serves_sessions():
     shown = json.loads(run(f"plan {MODEL} l40s-8 --speed 20 --ttft 3 --chips 1 --sessions chat --simulate --json").stdout)
     assert "sessions" in shown["simulated"]["simulation"]["traffic"]["name"] if "simulation" in shown["simulated"] else True

@@ -44,7 +44,7 @@ def test_a_file_gives_means_and_spreads_of_requests_with_output(tmp_path):
         trace_lengths(str(file))
 
 
-def test_trace_of_one_request_is_cautioned(tmp_path):
+def test_trace_of_one_request_is_cautioned(tmp_path, closed_forms):
     file = tmp_path / "own.csv"
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,100,20\n")
     found = solve({"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "trace": str(file)}, diagnostics=False)
@@ -60,7 +60,7 @@ def test_a_trace_sets_all_lengths():
         RequestSizes(trace="azure-cht").workload()
 
 
-def test_the_question_takes_a_trace():
+def test_the_question_takes_a_trace(closed_forms):
     subject = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "mode": "aggregated"}
     lengths = {"input": 1155, "output": 211, "spread": 0.960, "output_spread": 0.771}
     names = frozenset({"requests_per_second", "layout_text"})
@@ -75,7 +75,7 @@ def test_only_questions_about_one_serving_layout_get_a_default_one(name):
     assert with_layout(find_question("step"), values)["tp"] > 1
 
 
-@pytest.mark.parametrize("evidence", ["measured", "any"])
+@pytest.mark.parametrize("evidence", ["measured", pytest.param("any", marks=pytest.mark.slow)])
 def test_a_machine_with_faster_memory_serves_more_short_outputs(evidence):
     """The H200 is an H100 with more and faster memory. Few sequences decode at a time."""
     requests = st.Workload(input_tokens=2048, output_tokens=28, input_spread=0.964, output_spread=2.147)

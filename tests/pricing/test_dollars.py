@@ -32,7 +32,7 @@ def test_ninety_tokens_a_second():
     assert usd_per_million(1.41 / 3600, 90) == pytest.approx(4.35, abs=5e-3)
 
 
-def test_the_day_of_deepseek():
+def test_the_day_of_deepseek(closed_forms):
     """open-infra-index, day 6: 608e9 tokens in, 342e9 of them hits, 168e9 out, 226.75 nodes of 8 at 2 USD an hour."""
     paid = revenue(608e9, 342e9, 168e9, price_in=0.55, price_cached=0.14, price_out=2.19)
     cost = 226.75 * 8 * 2 * 24

@@ -12,13 +12,22 @@ from hypothesis import strategies as some
 import steptime as st
 from steptime.cli.views.prices_view import self_hosting_view
 from steptime.errors import InputError, RangeError
+from steptime.planning import planner
 from steptime.planning.fleet import MONTH, size_fleet
-from steptime.pricing import self_hosting
+from steptime.pricing import market, self_hosting
 from steptime.pricing.self_hosting import FleetUnit, _plan_sizes, _plans, break_even_rate
 from steptime.units import DAY, MILLION
 from tests.cli.test_commands import run
 
 AMOUNT = some.floats(0.01, 100)
+
+
+@pytest.fixture(scope="module")
+def compared():
+    """100 million tokens a day of requests of 1,250 tokens: 0.926 a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "find_spec", lambda name: None)
+        return st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, mix="1000:250", chips=1)
 
 
 UNITS = some.builds(FleetUnit, capacity=AMOUNT, host_rent=AMOUNT, per_host=some.integers(1, 8), hosts_each=some.just(1))
@@ -50,9 +59,8 @@ def test_own_chips_cost_no_more_from_the_break_even_rate_on(price, units, spare)
     assert own(below) > below * price * (1 - 1e-5)
 
 
-def test_a_volume_by_hand():
-    """100 million tokens a day of requests of 1,250 tokens: 0.926 a second."""
-    found = st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, mix="1000:250", chips=1)
+def test_a_volume_by_hand(compared, monkeypatch):
+    found = compared
     api, own = found.provisions[-2], found.provisions[-1]
     assert found.rate == pytest.approx(1e8 / 1250 / DAY)
     for provision in found.provisions:
@@ -63,11 +71,12 @@ def test_a_volume_by_hand():
     capacity = found.rate / found.fleet.utilisation / found.fleet.replicas
     full = found.fleet.usd_per_month / found.fleet.hosts / MONTH / 8 / capacity
     assert found.break_even_utilisation == pytest.approx(full / api.usd_per_request)
-    market = st.survey_prices("llama-3.1-8b", mix="1000:250", chips=8)
-    assert api.usd_per_request == pytest.approx(market.median_price)
+    monkeypatch.setattr(market, "token_costs", lambda *_, **__: [])
+    sold = st.survey_prices("llama-3.1-8b", mix="1000:250", chips=8)
+    assert api.usd_per_request == pytest.approx(sold.median_price)
 
 
-def test_own_chips_have_the_plan_of_the_cheapest_fleet(monkeypatch):
+def test_own_chips_have_the_plan_of_the_cheapest_fleet(monkeypatch, closed_forms):
     """Plans by chips: 8 do not hold the model, and 32 have no fleet within the limits."""
     plain = st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=250), rate=1.0)
 
@@ -83,7 +92,8 @@ def test_own_chips_have_the_plan_of_the_cheapest_fleet(monkeypatch):
         _plans(planned, [8])
 
 
-def test_the_volume_that_is_asked_does_not_move_the_break_even():
+def test_the_volume_that_is_asked_does_not_move_the_break_even(monkeypatch, closed_forms):
+    monkeypatch.setattr(self_hosting, "_plan_sizes", lambda _: [8, 16])
     one, two = (st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=n, mix="1000:250") for n in (1e8, 5e10))
     assert one.break_even_tokens_per_day == pytest.approx(two.break_even_tokens_per_day)
     own = two.provisions[-1].usd_per_month
@@ -97,25 +107,24 @@ def test_sizes_of_plans_are_multiples_of_the_usual_one():
 
 
 @pytest.mark.parametrize(("usd_per_month", "words"), [(2.0, "own / API is 2x"), (5e9, "own / API is more than 1,000x")])
-def test_a_ratio_above_a_thousand_has_no_digits(usd_per_month, words):
-    base = st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, mix="1000:250", chips=1)
-    api, own = (replace(one, usd_per_month=usd) for one, usd in zip(base.provisions[-2:], (1.0, usd_per_month), strict=True))
-    assert words in self_hosting_view(replace(base, provisions=(api, own))).sentence
+def test_a_ratio_above_a_thousand_has_no_digits(compared, usd_per_month, words):
+    ends = zip(compared.provisions[-2:], (1.0, usd_per_month), strict=True)
+    api, own = (replace(one, usd_per_month=usd) for one, usd in ends)
+    assert words in self_hosting_view(replace(compared, provisions=(api, own))).sentence
 
 
-def test_what_cannot_be_compared():
+def test_what_cannot_be_compared(closed_forms):
     with pytest.raises(InputError):
         st.compare_self_hosting("gpt-2", "hgx-h100", tokens_per_day=1e8)
     with pytest.raises(RangeError):
         st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=0)
-    slow = st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, speed=1e5)
+    slow = st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, speed=1e5, chips=8)
     assert (slow.feasible, slow.fleet, bool(slow.reason), bool(slow.provisions)) == (False, None, True, True)
 
 
-def test_the_command():
+def test_the_command(compared, closed_forms):
     shown = run("prices llama-3.1-8b --self-host hgx-h100 --tokens-per-day 100M --mix 1000:250 --chips 1 --json")
-    found = st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, mix="1000:250", chips=1)
     data = json.loads(shown.stdout)
-    assert data["provisions"][-1]["usd_per_month"] == pytest.approx(found.provisions[-1].usd_per_month)
+    assert data["provisions"][-1]["usd_per_month"] == pytest.approx(compared.provisions[-1].usd_per_month)
     assert run("prices llama-3.1-8b --self-host hgx-h100").returncode == 2
     assert run("prices llama-3.1-8b --self-host hgx-h100 --tokens-per-day 100M --date 2026-03-01").returncode == 2

@@ -45,7 +45,7 @@ def test_entry_of_the_working_folder_is_not_opened(client, field, tmp_path, monk
     assert client.post("/api/questions/step", json={**PAIR, field: str(tmp_path / "own")}).status_code == 422
 
 
-def test_prefill_system_of_the_working_folder_is_not_opened(client, tmp_path, monkeypatch):
+def test_prefill_system_of_the_working_folder_is_not_opened(client, tmp_path, monkeypatch, closed_forms):
     monkeypatch.chdir(tmp_path)
     for name in ("own", "hgx-h100"):
         (tmp_path / name).write_text("not a system")

@@ -12,6 +12,7 @@ import pytest
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.hardware.rental_prices import usd
+from steptime.planning import planner
 from steptime.planning.two_systems import LikelyPair
 from steptime.sweeps import ranking
 from steptime.sweeps.ranking import Ranking, Standing, _placed, compare
@@ -22,11 +23,13 @@ NAMES = ["hgx-h100", "hgx-b200", "mi300x-8", "l4-8", "hgx-h20"]
 
 @pytest.fixture(scope="module")
 def found() -> Ranking:
-    return compare("llama-3.3-70b", NAMES, WORK, SLO)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "find_spec", lambda name: None)
+        return compare("llama-3.3-70b", NAMES, WORK, SLO)
 
 
 @pytest.mark.slow
-def test_each_stands_where_its_own_plan_puts_it(found):
+def test_each_stands_where_its_own_plan_puts_it(found, closed_forms):
     for one in found.standings:
         plan = st.plan("llama-3.3-70b", one.system, WORK, SLO, alternatives=False)
         assert one.feasible == plan.feasible
@@ -84,7 +87,7 @@ def test_ranges_that_overlap_with_that_of_the_cheapest_are_ties():
 
 
 @pytest.mark.slow
-def test_a_rent_that_flips_the_order_does(found):
+def test_a_rent_that_flips_the_order_does(found, closed_forms):
     """Rent is paid for all of the time, so that cost is in proportion to it."""
     first, second = found.standings[:2]
     share = first.usd_per_million_output_tokens / second.usd_per_million_output_tokens
@@ -123,7 +126,7 @@ def test_any_number_of_chips_is_the_cheapest_of_them():
     assert costs[one.chips].usd_per_million_output_tokens == one.usd_per_million_output_tokens
 
 
-def test_a_kind_of_rent_is_for_all_and_a_system_without_it_has_none():
+def test_a_kind_of_rent_is_for_all_and_a_system_without_it_has_none(closed_forms):
     found = compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], WORK, SLO, rent="ondemand")
     assert [(one.system, one.rent.kind) for one in found.standings] == [("hgx-h100", "ondemand"), ("hgx-b200", "")]
 
@@ -166,7 +169,7 @@ def test_unlike_evidence_is_noted(found):
     assert "nobody ran" in alone
 
 
-def test_several_models_on_one_system():
+def test_several_models_on_one_system(closed_forms):
     found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
     assert [one.model for one in found.standings] == ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"]
     assert "meta-llama/Llama-3.1-8B on hgx-h100 is the cheapest" in found.text

@@ -38,7 +38,7 @@ def asked(name, **body):
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_board_answers_its_defaults_with_columns_of_one_length_and_a_sentence(name):
+def test_a_board_answers_its_defaults_with_columns_of_one_length_and_a_sentence(name, closed_forms):
     answer = asked(name)
     assert answer.status_code == 200, answer.text
     data = answer.json()

@@ -19,7 +19,7 @@ def ask(**given):
     return CLIENT.post("/api/boards/compare", json=GIVEN | given)
 
 
-def test_numbers_are_those_of_a_comparison(monkeypatch):
+def test_numbers_are_those_of_a_comparison(monkeypatch, closed_forms):
     # What would reverse the order is not on the board.
     monkeypatch.setattr("steptime.sweeps.ranking.flips", lambda *_: ())
     found = ask().json()["tables"]["systems"]
@@ -39,13 +39,13 @@ def test_numbers_are_those_of_a_comparison(monkeypatch):
         assert told == pytest.approx((cost, *one.cost_range, speed, one.ttft, one.tokens_per_second_per_chip), rel=1e-12)
 
 
-def test_more_speed_costs_no_less_and_the_cheapest_is_first():
+def test_more_speed_costs_no_less_and_the_cheapest_is_first(closed_forms):
     slow, fast = (ask(speed=speed).json()["tables"]["systems"] for speed in (40, 120))
     assert slow["cost"] == sorted(slow["cost"])
     assert min(fast["cost"]) >= min(slow["cost"]) * (1 - 1e-9)
 
 
-def test_what_does_not_fit_stands_last_with_its_reason():
+def test_what_does_not_fit_stands_last_with_its_reason(closed_forms):
     found = ask(model="deepseek-ai/DeepSeek-V3", systems="hgx-h100,hgx-b200", ttft=10.0, speed=20.0).json()["tables"]["systems"]
     assert found["system"] == ["hgx-b200", "hgx-h100"]
     assert found["cost"][1] is None
@@ -59,7 +59,7 @@ def test_wrong_inputs_are_told_with_their_field():
         assert found.json()["detail"][0]["field"] == "systems"
 
 
-def test_models_stand_side_by_side_on_one_system():
+def test_models_stand_side_by_side_on_one_system(closed_forms):
     body = {"models": "llama-3.1-8b, qwen3-32b", "systems": "hgx-h100", "prompt": 1000, "output": 200, "speed": 30, "ttft": 2}
     table = CLIENT.post("/api/boards/compare", json=body).json()["tables"]["systems"]
     assert table["system"] == ["Llama-3.1-8B", "Qwen3-32B"]

@@ -1,6 +1,6 @@
 """The command of a training run in Megatron-LM, with the flags of release 0.19 of Megatron Core: `torchrun pretrain_gpt.py`.
 
-The flags of the model's shape come from its numbers, so that a plain GPT, a Llama, a mixture of experts or a model with latent
+The flags of the model's shape come from its numbers. So a plain GPT, a Llama, a mixture of experts or a model with latent
 attention needs no recipe. Sources: megatron/training/arguments.py, megatron/core/transformer/transformer_config.py and
 megatron/core/transformer/pipeline_parallel_layer_layout.py of the package.
 """

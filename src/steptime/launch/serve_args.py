@@ -426,7 +426,7 @@ def routed(
         servers = [pools, *(f"--{r.role} {url}{(address_suffix or {}).get(r, '')}" for r, url in urls.items())]
     else:
         servers = ["--worker-urls " + " ".join(urls.values())]
-    # Policy of the router, and what it does with a request.
+    # Policy of the router, and its meaning.
     policy, meaning = "round_robin", "each replica in turn receives a request"
     if plan.workload.cached_share > 0:
         policy, meaning = "cache_aware", "a request goes to the replica that has its prefix in the cache"

@@ -1,4 +1,4 @@
 """Models: the work of a forward pass on any chip, and how to read a config.json.
 
-`families/` has one file per family.
+`families/` has a file per family, or per line of families.
 """

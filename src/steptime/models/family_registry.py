@@ -66,8 +66,8 @@ def refuse(c: Config) -> None:
 class Family(ABC):
     """Models with the same plan of layers, selected by `model_type`.
 
-    A family is one file of `families` with one final class. The class defines the parts of layer `index`. The stem is an
-    embedding, a final norm and a head unless the family overrides it.
+    A family is a final class in a file of `families`, alone or with relatives. The class defines the parts of layer
+    `index`. The stem is an embedding, a final norm and a head unless the family overrides it.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -227,7 +227,7 @@ class Family(ABC):
 def known_families() -> dict[str, Family]:
     """Return every family by each `model_type` that it reads.
 
-    Each module of `families` may define one family.
+    A module of `families` defines one family, or several of one line.
 
     Returns:
         The families by kind of model.

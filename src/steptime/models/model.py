@@ -260,7 +260,7 @@ class Drafter:
 
 
 def changed_drafter(model: Model, change: Callable[[Model], Model]) -> Drafter | None:
-    """Return the drafter of a model after a change of what one draft pass runs.
+    """Return the drafter of a model after a change of the layers of one draft pass.
 
     Args:
         model: The model.

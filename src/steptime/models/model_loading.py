@@ -526,7 +526,7 @@ def _config_path_by_name(name: str, catalog: str | os.PathLike[str] | None) -> t
 
 
 def release_notes(names: Iterable[str], catalog: str | os.PathLike[str] | None = None) -> list[str]:
-    """Return what is taken for names that are other releases of models in the catalogue.
+    """Return the models that stand for other releases of models in the catalogue.
 
     Args:
         names: Names as for `load_model`; repeated ones count once.

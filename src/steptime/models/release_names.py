@@ -101,7 +101,7 @@ class Release:
     applies_format: bool = False
 
     def note(self, entry: str, *, is_format_given: bool = False) -> str:
-        """Return what was taken for the release, as a sentence for the user.
+        """Return the model taken for the release, as a sentence for the user.
 
         Args:
             entry: Name of the entry with the shape.
@@ -200,7 +200,7 @@ def find_release(name: str, names: Mapping[str, Iterable[str]]) -> Release | Non
     }  # fmt: skip
     pool = {entry: labels for entry, labels in by_core[core].items() if entry in (exact or set(by_core[core]) - quantized)}
 
-    # Without a size, a date tells one model of a series from the next.
+    # Without a size, a date distinguishes the models of a series.
     pool = {
         entry: labels for entry, labels in pool.items()
         if release_name.has_size or any(not parts.dates or parts.dates == release_name.dates for parts in labels)
@@ -226,7 +226,7 @@ def find_release(name: str, names: Mapping[str, Iterable[str]]) -> Release | Non
 
 
 def _known_core(words: tuple[str, ...], shapes: Mapping[str, object], vendors: set[str]) -> str:
-    """Return the known shape that the words of a name stand for; "" if there is none."""
+    """Return the known shape that the words of a name stand for; "" without such a shape."""
     if DISTILLED in words:
         position = words.index(DISTILLED)
         teacher, student = "-".join(words[:position]), "-".join(words[position + 1 :])

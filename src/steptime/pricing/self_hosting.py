@@ -1,8 +1,8 @@
-"""Own chips against an API: what a volume of tokens costs on a fleet of whole hosts, and from which volume that is cheaper.
+"""Own chips against an API: cost of a volume of tokens on a fleet of whole hosts, and the break-even volume.
 
 An API sells each request at a price `p`. A fleet costs its rent, busy or not. A unit of the fleet, with rent `R` per second,
-serves `m` requests/s within the limits. At the share `u` of that load its own cost per request is R / (m u), so that both are
-equal at u = R / (m p), the break-even utilization. Above 1 the API is cheaper at any volume.
+serves `m` requests/s within the limits. At the share `u` of that load its cost per request is R / (m u). Both costs are equal
+at u = R / (m p), the break-even utilization. Above 1 the API is cheaper at any volume.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _plans(search: Callable[..., Plan], sizes: Sequence[int]) -> list[Plan]:
     results = map_in_processes(partial(_plan_of_size, search), sizes)
     plans = [result for result in results if isinstance(result, Plan)]
     if not plans:
-        # The largest number says best what is missing.
+        # The largest number has the clearest reason.
         raise next(result for result in reversed(results) if isinstance(result, InputError))
     return sorted(plans, key=lambda option: math.inf if option.fleet is None else option.fleet.usd_per_month)
 

@@ -22,7 +22,7 @@ from steptime.pricing.kv_storage_cost import read_holds
 from steptime.pricing.market import Market, survey_prices
 from steptime.pricing.serving_costs import SOLD_EVIDENCE
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, rent, text, texts
-from steptime.questions.plan_question import read_modes
+from steptime.questions.plan_question import EVIDENCE_HELP, read_modes
 from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, ParallelSizes, read_machine
 from steptime.scaling.compute_optimal import Losses, predict_losses
 from steptime.scaling.lifetime_compute import Demand, read_served, read_target
@@ -386,10 +386,7 @@ class PricesInputs:
         metavar="N",
         default_words="64, or one scale-up domain if larger",
     )
-    evidence: str = text(
-        SOLD_EVIDENCE, "layouts to prefer: measured, published (run elsewhere), or any (the cheapest of all)", choices=EVIDENCE,
-        group=REQUEST_GROUP,
-    )  # fmt: skip
+    evidence: str = text(SOLD_EVIDENCE, EVIDENCE_HELP, choices=EVIDENCE, group=REQUEST_GROUP)
     hold: Any = texts(
         "cost of KV cache storage per tier, USD per GB-hour, such as DRAM=0.0005; repeatable",
         group=REQUEST_GROUP,

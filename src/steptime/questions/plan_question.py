@@ -38,6 +38,7 @@ from steptime.workload.workload import LARGEST_SPREAD, LONGEST_TPOT, Slo, Worklo
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
 OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"
 DEPLOYMENT_GROUP, LIMITS_GROUP, OWN_GROUP = "Deployment", "Limits", "Your own layout"
+EVIDENCE_HELP = "layouts to prefer: measured, published (run elsewhere), or any (the cheapest of all)"
 # Inputs that a trace sets.
 TRACE_SETS = ("input", "output", "spread", "output_spread")
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
@@ -170,10 +171,7 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
         "deployment mode: aggregated (prefill and decode share chips), disaggregated (separate pools), or any",
         group=DEPLOYMENT_GROUP,
     )  # fmt: skip
-    evidence: str = text(
-        "measured", "layouts to prefer: measured, published (run elsewhere), or any (the cheapest of all)", choices=EVIDENCE,
-        group=DEPLOYMENT_GROUP,
-    )  # fmt: skip
+    evidence: str = text("measured", EVIDENCE_HELP, choices=EVIDENCE, group=DEPLOYMENT_GROUP)
     sure: Any = number(
         None, "required probability (0.5 to 0.99) of meeting each limit by itself", group=DEPLOYMENT_GROUP,
         default_words="the predicted times meet the limits: about 0.5",
@@ -192,7 +190,7 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
     ep: Any = pinned_size("expert-parallel size")
     cp: Any = pinned_size("context-parallel size")
     chunk: Any = count(
-        None, "your own prefill chunk without separate pools: prompt tokens of a data-parallel rank in a step, beside decode",
+        None, "your own prefill chunk without separate pools: prompt tokens of a data-parallel rank in a step, next to decode",
         minimum=OWN_CHUNKS[0], maximum=OWN_CHUNKS[1], group=OWN_GROUP, default_words="searched",
     )  # fmt: skip
     max_num_seqs: Any = count(

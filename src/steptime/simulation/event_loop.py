@@ -1808,7 +1808,7 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
 def serve_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following: Any, begin: int, end: int) -> None:
     """Send a range of requests to replicas whose pipelines run micro-batch by micro-batch; else as `serve`.
 
-    It is a function of its own, because code that `serve` shares with another caller is compiled to slower code.
+    It is separate, because code that `serve` shares with another caller is compiled to slower code.
 
     Args:
         q: Requests.

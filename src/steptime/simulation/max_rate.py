@@ -161,7 +161,7 @@ def fewest_replicas(is_met: Callable[[int], bool], largest: int) -> int | None:
 
 
 class FewestReplicas(NamedTuple):
-    """The fewest replicas within the limits, the requests that they served, and what one less would miss."""
+    """The fewest replicas within the limits, the requests that they served, and the limits that one replica less would miss."""
 
     replicas: int
     traffic: Traffic
@@ -181,8 +181,8 @@ def find_replicas(
     """Return the fewest replicas of a deployment within the limits, in a steady state.
 
     Runs have more and more requests until the arrivals last several times as long as the replicas need to fill. A number of
-    replicas is enough if its requests meet the limits, also without those of the start and the end, and if neither its
-    queue nor its requests in flight grow.
+    replicas is enough if its requests meet the limits, with and without the start and the end of the run. Neither its queue
+    nor its requests in flight may grow.
 
     Args:
         model: Model.

@@ -101,7 +101,7 @@ def _to_front(count: Any, links: Any, size: Any, r: int, s: int, t: int, blocks:
 
 @compiled
 def _settle(count: Any, links: Any, size: Any, limits: Any, written: Any, r: int) -> None:
-    """Move what exceeds a tier to the front of the next one, the least recently used blocks first."""
+    """Move blocks beyond the size of a tier to the front of the next one, the oldest blocks first."""
     tiers, tail = size.shape[1], links.shape[2] - 1
     for t in range(tiers):
         while size[r, t] > limits[r, t]:

@@ -74,7 +74,7 @@ def serve_turns(
 
 
 def _by_turn(seconds: Any, turn: Any, count: int) -> Any:
-    """Return times of all turns, the mean where there is none [s]."""
+    """Return times of all turns, the mean where a turn has no time [s]."""
     times = np.full(count, float(seconds.mean()))
     times[turn] = seconds
     return times

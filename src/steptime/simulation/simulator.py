@@ -78,7 +78,7 @@ def visible_first_and_last(requests: Any, pace: Pace, late: Any = 0.0, accepted:
     Returns:
         Two arrays [s].
     """
-    # Columns of their own: numpy is slow with those inside of rows.
+    # Separate columns: numpy is slow with those inside of rows.
     moved, resumed, first, finish = (requests[name].copy() for name in ("moved", "resumed", "first", "finish"))
     if not pace.extra_delay and not pace.answer and not np.any(late) and np.all(np.isnan(moved)):
         return first, finish

@@ -429,7 +429,7 @@ def _mixed_sizes(max_batch: int, budget: int, groups: int, context: float) -> di
 
 
 def _joint_factors(pace: Pace, sizes: dict[str, Any], times: Mapping[str, _Times], *, overlaps: bool) -> tuple[Any, Any]:
-    """Return the time of mixed steps over the sum of their parts, and what it is above that of operators [s].
+    """Return the time of mixed steps over the sum of their parts, and its excess over that of operators [s].
 
     The attention of prompts is left out.
     """

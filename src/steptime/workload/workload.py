@@ -222,7 +222,7 @@ def check_asked(drafts: int | str | None, acceptance: float | None) -> None:
 
 
 def choose_speculation(model: Model, drafts: int, acceptance: float | None = None) -> Speculation:
-    """Return the speculation of a model's drafter, or of its own layers.
+    """Return the speculation of a model's drafter, or of its draft layers.
 
     Args:
         model: Model.

@@ -1,4 +1,7 @@
-"""Phi-3, Phi-4 and Phi-3.5-MoE: attention, and a feed-forward block or experts."""
+"""Phi-1 to Phi-4 and Phi-3.5-MoE: attention, and a feed-forward block or experts.
+
+The blocks of Phi-1, Phi-1.5 and Phi-2 are in parallel.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +59,29 @@ class Phi(Family):
             blocks.head(c, bias=c.flag("lm_head_bias", default=False)),
         )
         return blocks.embedding(c, tied=self.tied(c)), norm, head
+
+
+@final
+class Phi2(Family):
+    """Phi-1 to Phi-2 (arXiv 2306.11644, 2309.05463): `phi` of transformers."""
+
+    model_types = ("phi", "phi-msft")
+    norm_bias = True
+    head_bias = True
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention and feed-forward with one norm.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module = f"layers.{index}"
+        block = blocks.grouped_query(c, f"{module}.self_attn", bias=True)
+        if c.flag("qk_layernorm", default=False):
+            block += blocks.head_norms(c, c.heads, c.kv_heads, c.width // c.heads)
+        feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=True)
+        return blocks.decoder(c, block, feed_forward, norms=("input_norm",), norm_bias=True)

@@ -1,6 +1,6 @@
-"""Decoders like Llama whose feed-forward block has two matrices.
+"""Decoders whose feed-forward block has two matrices, without a gate.
 
-Models: Apertus, Arcee, Nemotron-4, Jais 2, nanochat and Persimmon.
+Models: Apertus, Arcee, Nemotron-4, Jais 2, nanochat, Persimmon, StarCoder2, BLOOM, MPT, OPT and Falcon.
 """
 
 from __future__ import annotations
@@ -92,3 +92,172 @@ class Plain(Family):
 
     def _has_layer_norms(self, c: Config) -> bool:
         return self.kind(c) in ("nemotron", "jais2", "persimmon")
+
+
+@final
+class StarCoder2(Family):
+    """StarCoder2 (arXiv 2402.19173)."""
+
+    model_types = ("starcoder2",)
+    tied_kinds = model_types
+    norm_bias = True
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        bias = c.flag("use_bias", default=True)
+        attention = blocks.grouped_query(c, f"layers.{index}.self_attn", bias=bias, window=blocks.window(c, index))
+        feed_forward = blocks.plain(c, f"layers.{index}.mlp", c.integer("intermediate_size"), bias=bias)
+        return blocks.decoder(c, attention, feed_forward, norm_bias=True)
+
+
+@final
+class Bloom(Family):
+    """BLOOM (arXiv 2211.05100)."""
+
+    model_types = ("bloom",)
+    tied_kinds = model_types
+    norm_bias = True
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module = f"h.{index}"
+        attention = blocks.grouped_query(c, f"{module}.self_attention", kv_heads=c.heads, bias=True)
+        return blocks.decoder(c, attention, blocks.plain(c, f"{module}.mlp", 4 * c.width, bias=True), norm_bias=True)
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return embedding with its norm, final norm and head, by default tied.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
+        embedding, norm, head = super().stem(c)
+        return embedding, blocks.norm(c, "embedding_norm", c.width, bias=True), norm, head
+
+
+@final
+class Mpt(Family):
+    """MPT-7B and MPT-30B (MosaicML, 2023)."""
+
+    model_types = ("mpt",)
+    tied_kinds = model_types
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module, hidden = f"blocks.{index}", c.integer("expansion_ratio", default=4) * c.width
+        attention = blocks.grouped_query(c, f"{module}.attn", kv_heads=c.heads)
+        return blocks.decoder(c, attention, blocks.plain(c, f"{module}.ffn", hidden))
+
+
+@final
+class Opt(Family):
+    """OPT (arXiv 2205.01068), XGLM (arXiv 2112.10668) and BioGPT.
+
+    The layers are the same. XGLM computes its positions.
+    """
+
+    model_types = ("opt", "xglm", "biogpt")
+    tied_kinds = model_types
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module, bias = f"layers.{index}", c.flag("enable_bias", default=True)
+        attention = blocks.grouped_query(c, f"{module}.self_attn", kv_heads=c.heads, bias=bias)
+        feed_forward = blocks.plain(c, module, c.integer("ffn_dim", "intermediate_size"), bias=bias)
+        norms = blocks.PRE if c.flag("layer_norm_elementwise_affine", default=True) else ()
+        return blocks.decoder(c, attention, feed_forward, norms=norms, norm_bias=True)
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return embedding, positions, final norm and head.
+
+        There are two more positions than tokens. Embeddings narrower than the model have two more maps.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
+        width = c.integer("word_embed_proj_dim", default=c.width)
+        # OPT reserves two positions before the first token.
+        rows = c.integer("max_position_embeddings") + 2 if self.kind(c) != "xglm" else 0
+        ops = [blocks.embedding(c, tied=self.tied(c), width=width)]
+        if rows:
+            ops.append(blocks.table(c, "positions", rows * c.width))
+        # OPT-350M has narrower embeddings than layers.
+        if width != c.width:
+            ops.append(blocks.linear(c, "project_in", width, c.width))
+            ops.append(blocks.linear(c, "project_out", c.width, width))
+        gains = c.flag("layer_norm_elementwise_affine", default=True)
+        if gains and c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm", default=False):
+            ops.append(blocks.norm(c, "final_norm", c.width, bias=True))
+        return *ops, blocks.linear(c, "lm_head", width, c.vocabulary, term="head", rows="outputs")
+
+
+@final
+class Falcon(Family):
+    """Falcon 7B, 40B and 180B (arXiv 2311.16867)."""
+
+    model_types = ("falcon", "RefinedWeb", "RefinedWebModel")
+    tied_kinds = model_types
+    norm_bias = True
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention and feed-forward with one norm or two.
+
+        In parallel blocks they share one norm. The newer decoder and sequential blocks have two.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module, bias = f"h.{index}", c.flag("bias", default=False)
+        newer = c.flag("new_decoder_architecture", default=False)
+        multi_query = c.flag("multi_query", default=True)
+        kv_heads = c.integer("num_kv_heads", "n_head_kv", default=c.heads) if newer else 1 if multi_query else c.heads
+
+        # The newer decoder may use one norm for both blocks.
+        two = newer and c.integer("num_ln_in_parallel_attn", default=2) == 2
+        parallel = c.flag("parallel_attn", default=True)
+        norms = ("ln_attn", "ln_mlp") if two or not parallel else ("input_norm",)
+        attention = blocks.grouped_query(c, f"{module}.self_attention", kv_heads=kv_heads, bias=bias)
+        feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("ffn_hidden_size", default=4 * c.width), bias=bias)
+
+        return blocks.decoder(c, attention, feed_forward, norms=norms, norm_bias=True)

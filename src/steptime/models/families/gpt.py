@@ -1,6 +1,6 @@
-"""GPT-1, GPT-2, GPT-Neo and StarCoder 1: plain feed-forward, learned positions.
+"""GPT-1, GPT-2, GPT-Neo, StarCoder 1, GPT-J and GPT-NeoX: plain feed-forward blocks.
 
-They have biases and a tied embedding.
+The blocks of GPT-J and GPT-NeoX are in parallel, and their positions are rotary.
 """
 
 from __future__ import annotations
@@ -72,3 +72,62 @@ class Gpt2(Family):
         # Without a list, GPT-Neo alternates global and local layers, and begins with a global one.
         local = kind == "local" if kind else index % 2 == 1
         return c.integer("window_size", default=256) if local else math.inf
+
+
+@final
+class GptJ(Family):
+    """GPT-J-6B (Wang and Komatsuzaki, 2021) and CodeGen (arXiv 2203.13474)."""
+
+    model_types = ("gptj", "codegen")
+    norm_bias = True
+    head_bias = True
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention without biases, feed-forward with biases, and one norm.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module = f"h.{index}"
+        attention = blocks.grouped_query(c, f"{module}.attn", kv_heads=c.heads)
+        feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("n_inner", default=4 * c.width), bias=True)
+        return blocks.decoder(c, attention, feed_forward, norms=("ln_1",), norm_bias=True)
+
+
+@final
+class GptNeox(Family):
+    """GPT-NeoX-20B (arXiv 2204.06745), Pythia (arXiv 2304.01373) and Japanese NeoX.
+
+    The Japanese NeoX has one bias in its last layer.
+    """
+
+    model_types = ("gpt_neox", "gpt_neox_japanese")
+    tied_kinds = ("gpt_neox_japanese",)
+    norm_bias = True
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block, all with biases.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        japanese = self.kind(c) == "gpt_neox_japanese"
+        bias = not japanese and c.flag("attention_bias", default=True)
+        attention = blocks.grouped_query(c, f"layers.{index}.attention", kv_heads=c.heads, bias=bias)
+
+        # The Japanese NeoX adds the bias of its attention output only in the last layer.
+        if japanese and index == c.depth - 1:
+            attention += blocks.small(c, "dense_bias", c.width)
+        multiple = c.integer("intermediate_multiple_size", default=4) * c.width
+        hidden = multiple if japanese else c.integer("intermediate_size")
+        feed_forward = blocks.plain(c, f"layers.{index}.mlp", hidden, bias=not japanese)
+
+        return blocks.decoder(c, attention, feed_forward, norm_bias=True)

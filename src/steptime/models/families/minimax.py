@@ -1,16 +1,103 @@
-"""MiniMax-M3: attention to blocks of tokens that an indexer selects, and experts."""
+"""MiniMax-Text-01, M2 and M3: experts, with three kinds of attention.
+
+They are lightning attention, grouped-query attention, and attention to blocks that an indexer selects.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import final
 
-from steptime.models import blocks as parts
+from steptime.models import blocks, blocks_state_space
 from steptime.models.blocks_vision import Tower, encoder, matrix, norm, tower
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.image_tokens import resized, rule
 from steptime.models.model import Attention, Layer
+
+KINDS = ("linear_attention", "full_attention")
+
+
+@final
+class MiniMaxLightning(Family):
+    r"""MiniMax-Text-01 (arXiv 2501.08313): `minimax` of transformers.
+
+    A lightning layer keeps $d \times d$ values per head, in FP32 as in MiniMax's own code. A token decays them, adds an
+    outer product and multiplies them by its query.
+    """
+
+    model_types = ("minimax_text_01", "minimax")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return lightning or softmax attention, two norms, and experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module, full = f"layers.{index}", self._is_full_attention(c, index)
+        mixer = blocks.grouped_query(c, f"{module}.self_attn") if full else self._lightning(c, f"{module}.self_attn")
+        experts = blocks.shared_and_routed(
+            c,
+            f"{module}.block_sparse_moe",
+            c.integer("intermediate_size"),
+            count=c.integer("num_local_experts"),
+            shared=c.integer("shared_intermediate_size", default=0, least=0),
+        )
+
+        return blocks.decoder(c, mixer, experts, mixer="attention" if full else "lightning attention")
+
+    def _lightning(self, c: Config, module: str) -> blocks.Block:
+        inner = c.heads * c.head_dim
+        ops = (
+            blocks.linear(c, f"{module}.qkv_proj", c.width, 3 * inner, split_limit=c.heads),
+            blocks.linear(c, f"{module}.output_gate", c.width, inner, split_limit=c.heads),
+            blocks.norm(c, "state_norm", inner),
+            blocks.linear(c, f"{module}.out_proj", inner, c.width),
+        )
+        state = blocks_state_space.state(
+            c,
+            heads=c.heads,
+            values=inner * c.head_dim,
+            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READOUT,
+        )
+        # The norm over all heads needs an all-reduce: vLLM 0.19, linear_attn.py, MiniMaxText01RMSNormTP.
+        return blocks.Block(ops, (replace(state, summed=1.0),))
+
+    def _is_full_attention(self, c: Config, index: int) -> bool:
+        if kind := c.layer_kind(index, KINDS):
+            return kind == "full_attention"
+        # 0 is lightning, 1 is softmax.
+        return c.marked("attn_type_list", index)
+
+
+@final
+class MiniMaxM2(Family):
+    """MiniMax-M2 to M2.7.
+
+    Queries and keys are normalized over all heads together.
+    """
+
+    model_types = ("minimax_m2",)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module, qk_norm = f"layers.{index}", c.heads * c.head_dim if c.flag("use_qk_norm", default=True) else 0
+        attention = blocks.grouped_query(c, f"{module}.self_attn", qk_norm=qk_norm)
+        hidden, count = c.integer("intermediate_size"), c.integer("num_local_experts")
+        experts = blocks.experts(c, f"{module}.block_sparse_moe", hidden, count=count)
+        return blocks.decoder(c, attention, experts)
 
 
 @final
@@ -37,12 +124,12 @@ class MiniMaxM3(Family):
         """
         module = f"layers.{index}"
         indexed, sparse = self._is_indexed(c, index), self._is_sparse(c, index)
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn", indexed=indexed)
         if sparse:
             block += self._experts(c, f"{module}.block_sparse_moe")
         else:
-            block += parts.gated(c, f"{module}.mlp", c.integer("dense_intermediate_size"))
+            block += blocks.gated(c, f"{module}.mlp", c.integer("dense_intermediate_size"))
         name = f"{'block-sparse attention' if indexed else 'attention'} + {'experts' if sparse else 'feed-forward'}"
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
@@ -56,7 +143,7 @@ class MiniMaxM3(Family):
             Pairs of layer and count; empty without such layers.
         """
         count = c.integer("num_nextn_predict_layers", "num_mtp_modules", default=0, least=0)
-        return parts.multi_token(c, self.layer(c, c.depth - 1), count)
+        return blocks.multi_token(c, self.layer(c, c.depth - 1), count)
 
     def image_tower(self, c: Config) -> Tower:
         """Return the tower and the projector, which projects patches and then merges four.
@@ -87,22 +174,22 @@ class MiniMaxM3(Family):
 
         return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
-    def _attention(self, c: Config, module: str, *, indexed: bool) -> parts.Block:
-        block = parts.grouped_query(c, module, qk_norm=c.head_dim if c.flag("use_qk_norm", default=True) else 0)
+    def _attention(self, c: Config, module: str, *, indexed: bool) -> blocks.Block:
+        block = blocks.grouped_query(c, module, qk_norm=c.head_dim if c.flag("use_qk_norm", default=True) else 0)
         if not indexed:
             return block
 
         # transformers writes these fields at the top.
         s = c.inner("sparse_attention_config") if c.has("sparse_attention_config") else c
         heads, dim = s.integer("sparse_num_index_heads", "index_n_heads"), s.integer("sparse_index_dim", "index_head_dim")
-        blocks = s.integer("sparse_topk_blocks", "index_topk_blocks")
-        selected = blocks * s.integer("sparse_block_size", "index_block_size")
+        count = s.integer("sparse_topk_blocks", "index_topk_blocks")
+        selected = count * s.integer("sparse_block_size", "index_block_size")
         main = replace(block.attention[0], selected=selected)
         ops = (
-            parts.linear(c, f"{module}.index_q_proj", c.width, heads * dim, split="replicated"),
-            parts.linear(c, f"{module}.index_k_proj", c.width, dim, split="replicated"),
-            parts.norm(c, "index_q_norm", heads * dim, weights=dim),
-            parts.norm(c, "index_k_norm", dim),
+            blocks.linear(c, f"{module}.index_q_proj", c.width, heads * dim, split="replicated"),
+            blocks.linear(c, f"{module}.index_k_proj", c.width, dim, split="replicated"),
+            blocks.norm(c, "index_q_norm", heads * dim, weights=dim),
+            blocks.norm(c, "index_k_norm", dim),
         )
         index = Attention(
             name="indexer",
@@ -114,11 +201,11 @@ class MiniMaxM3(Family):
             arithmetic=c.kv_format.arithmetic,
         )
 
-        return parts.Block(block.ops + ops, (main, index))
+        return blocks.Block(block.ops + ops, (main, index))
 
-    def _experts(self, c: Config, module: str) -> parts.Block:
+    def _experts(self, c: Config, module: str) -> blocks.Block:
         hidden = c.integer("moe_intermediate_size", "intermediate_size")
-        block = parts.shared_and_routed(
+        block = blocks.shared_and_routed(
             c,
             module,
             hidden,
@@ -127,7 +214,7 @@ class MiniMaxM3(Family):
         )
         # The checkpoint names the matrices of experts w1 to w3, and its patterns use these names.
         stored = c.weight_format(f"{module}.experts.0.w1")
-        return parts.with_expert_format(block, stored)
+        return blocks.with_expert_format(block, stored)
 
     def _is_indexed(self, c: Config, index: int) -> bool:
         if not c.has("sparse_attention_config"):
@@ -139,5 +226,5 @@ class MiniMaxM3(Family):
 
     def _is_sparse(self, c: Config, index: int) -> bool:
         if c.has("mlp_layer_types") or not c.has("moe_layer_freq"):
-            return parts.is_sparse(c, index)
+            return blocks.is_sparse(c, index)
         return c.marked("moe_layer_freq", index)
