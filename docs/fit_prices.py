@@ -12,15 +12,18 @@ from __future__ import annotations
 import csv
 import math
 import sys
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
 from steptime.models.model import active_parameters, cache_bytes_read, kv_bytes_per_token, total_parameters
 from steptime.models.model_loading import load_model
-from steptime.planning.evidence import MEASURED
+from steptime.planning import planner
+from steptime.planning.evidence import ANY
 from steptime.pricing.bundled_prices import FOLDER, open_rows, table
-from steptime.pricing.serving_costs import CALIBRATED_MODES, plausible, token_costs
+from steptime.pricing.serving_costs import CALIBRATED_MODES, cost_on, plausible
 from steptime.workload.trace_files import read_trace
 from steptime.workload.workload import Slo, Workload
 
@@ -31,11 +34,12 @@ FAR = 500_000
 
 
 def costs() -> None:
-    """Write what tokens of each model cost on each plausible system."""
+    """Write what tokens of each model cost on each plausible system: equal requests, by closed forms, over all layouts."""
     systems, _ = plausible()
     pairs = {(row.catalogue, row.weights) for row in open_rows()}
     pairs |= {(one["catalogue"], one["weights"]) for one in table("tier_models")["models"]}
-    work, slo = Workload(input_tokens=4096, output_tokens=1024), Slo(tpot=1 / 40)
+    work, slo = Workload(input_tokens=4096, output_tokens=1024, input_spread=0, output_spread=0), Slo(tpot=1 / 40)
+    compute = partial(cost_on, workload=work, slo=slo, modes=CALIBRATED_MODES, evidence=ANY)
     with open(FOLDER / "model_costs.csv", "w", encoding="utf-8", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         head = "catalogue weights active_parameters total_parameters kv_bytes_per_token kv_bytes_read_per_token system chips"
@@ -45,7 +49,9 @@ def costs() -> None:
             cached = load_model(catalogue, kv="bf16")
             read = (cache_bytes_read(cached, 2.0 * FAR) - cache_bytes_read(cached, 1.0 * FAR)) / FAR
             told = [active_parameters(model), total_parameters(model), kv_bytes_per_token(cached), read]
-            for one in token_costs(model, systems, work, slo, modes=CALIBRATED_MODES, evidence=MEASURED):
+            with patch.object(planner, "find_spec", return_value=None):
+                found = [compute(system, model=model) for system in systems]
+            for one in found:
                 figures = [one.usd_per_request, one.input_usd_per_million, one.output_usd_per_million]
                 figures += [float(usd) for usd in one.at_speed(SPEEDS)]
                 cells = [f"{value:.6g}" if math.isfinite(value) else "" for value in figures]

@@ -8,8 +8,8 @@ import pytest
 
 from steptime.errors import DataFileError
 from steptime.models.model_loading import load_model
-from steptime.physics.engine import IDEAL, load_engine, with_constants
-from steptime.physics.engine_releases import Release, at_release, read_releases, release_bound, with_sampling
+from steptime.physics.engine import IDEAL, at_release, load_engine, with_constants, with_sampling
+from steptime.physics.engine_releases import Release, read_releases, release_bound
 from steptime.physics.expert_kernels import ExpertFactor
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step

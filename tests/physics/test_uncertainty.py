@@ -182,6 +182,6 @@ def test_a_step_unlike_what_was_measured_has_the_wider_range_of_a_plan():
     near_low, near_high = st.step_range("deepseek-v3", "hgx-h200", layout=st.Layout(dp=8, ep=8), batch=64, context=4096)
     near = float(st.decode_step("deepseek-v3", "hgx-h200", layout=st.Layout(dp=8, ep=8), batch=64, context=4096).total)
     assert high / total > 1.2 * near_high / near
-    assert low / total < 0.9 * near_low / near
+    assert low / total < 0.93 * near_low / near
     # more than 8 chips 0.1, few runs on the system 0.46 above: added to what left-out runs scatter, in quadrature
     assert high / total == pytest.approx(np.exp(np.sqrt(np.log(near_high / near) ** 2 + 0.1**2 + 0.46**2)), rel=0.1)

@@ -32,7 +32,7 @@ from steptime.physics.engine_parameters import (
     Scheduler,
     find_problem,
 )
-from steptime.physics.engine_releases import Release, read_releases
+from steptime.physics.engine_releases import TOP_P, Release, read_releases, select_release
 from steptime.physics.expert_kernels import ExpertFactor, read_factors
 from steptime.result_base import Result, in_words
 
@@ -406,3 +406,49 @@ def with_imbalance(engine: Engine, imbalance: float) -> Engine:
         maximum = DESCRIPTIONS["expert_imbalance"]["most"]
         raise RangeError(f"imbalance must be at least 1 and at most {maximum:,.0f}, not {imbalance:g}")
     return with_constants(engine, {"expert_imbalance": imbalance})
+
+
+def at_release(engine: Engine, version: str) -> Engine:
+    """Return an engine with the constants of a release.
+
+    Args:
+        engine: The engine.
+        version: Version of the release.
+
+    Returns:
+        The engine, unchanged for a release of its file.
+    """
+    release = select_release(engine.releases, version)
+    if release is None:
+        return engine
+    entries = engine.expert_factors
+    slower = tuple(replace(entry, factor=entry.factor * release.experts.get(entry.stored, 1.0)) for entry in entries)
+    return with_constants(replace(engine, expert_factors=slower), release.constants)
+
+
+def serving_engine(system: System, engine: Engine | str | None = None, catalog: str | os.PathLike[str] | None = None) -> Engine:
+    """Return the engine of an application: requests of an engine by name, or by default, draw tokens with top-p.
+
+    Args:
+        system: The system.
+        engine: An engine, which is taken as it is; its name or its file; None for the default of the system.
+        catalog: Folder of further data files.
+
+    Returns:
+        The engine.
+    """
+    loaded = engine_for(system, engine, catalog)
+    return loaded if isinstance(engine, Engine) else with_sampling(loaded, TOP_P)
+
+
+def with_sampling(engine: Engine, sampling: str) -> Engine:
+    """Return an engine whose requests draw their tokens greedily or with top-p.
+
+    Args:
+        engine: The engine.
+        sampling: One of `SAMPLINGS`.
+
+    Returns:
+        The engine.
+    """
+    return with_constants(engine, {"top_p_share": 1.0}) if sampling == TOP_P else engine

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from steptime.errors import short_repr
 from steptime.physics.engine_parameters import CONSTANTS, find_problem
-
-if TYPE_CHECKING:
-    from steptime.physics.engine import Engine
 
 GREEDY, TOP_P = "greedy", "top-p"
 SAMPLINGS: Final = (GREEDY, TOP_P)
@@ -82,41 +79,6 @@ def release_bound(releases: tuple[Release, ...], version: str) -> str:
     """
     release = select_release(releases, version)
     return release.before if release else ""
-
-
-def at_release(engine: Engine, version: str) -> Engine:
-    """Return an engine with the constants of a release.
-
-    Args:
-        engine: The engine.
-        version: Version of the release.
-
-    Returns:
-        The engine, unchanged for a release of its file.
-    """
-    from steptime.physics.engine import with_constants
-
-    release = select_release(engine.releases, version)
-    if release is None:
-        return engine
-    entries = engine.expert_factors
-    slower = tuple(replace(entry, factor=entry.factor * release.experts.get(entry.stored, 1.0)) for entry in entries)
-    return with_constants(replace(engine, expert_factors=slower), release.constants)
-
-
-def with_sampling(engine: Engine, sampling: str) -> Engine:
-    """Return an engine whose requests draw their tokens in a way.
-
-    Args:
-        engine: The engine.
-        sampling: One of `SAMPLINGS`.
-
-    Returns:
-        The engine.
-    """
-    from steptime.physics.engine import with_constants
-
-    return with_constants(engine, {"top_p_share": 1.0}) if sampling == TOP_P else engine
 
 
 def read_releases(entries: object) -> tuple[Release, ...]:

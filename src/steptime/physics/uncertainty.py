@@ -470,7 +470,7 @@ def range_shares(
 
     >>> engine = Engine(fit={"interval": {"tpot": {"decode": [0.7, 1.4]}}, "prior": {"seconds_per_state_layer": 0.7}})
     >>> {name: round(share, 2) for name, share in range_shares(engine, np.array([0.3])).items()}
-    {'a group of runs that no fit has seen': 0.49, 'seconds_per_state_layer': 0.51}
+    {'seconds_per_state_layer': 0.51, 'a group of runs that no fit has seen': 0.49}
     """
     high = float(factors(engine, "tpot", regime)[1])
     parts = {GROUP_WORDS: math.log(high) ** 2}

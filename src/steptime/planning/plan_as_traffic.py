@@ -14,7 +14,7 @@ from steptime.hardware.system import System
 from steptime.models.draft_models import EAGLE3, with_draft_model
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.physics.engine import Engine, engine_for
+from steptime.physics.engine import Engine, serving_engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
@@ -248,7 +248,7 @@ def load_plan_inputs(
     name = DRAFTERS.get(plan.speculation.method, plan.speculation.draft_model)
     if model is None and name:
         described = with_draft_model(described, name)
-    runs_on = _load("engine", plan.engine, engine, lambda name: engine_for(machine, name))
+    runs_on = _load("engine", plan.engine, engine, lambda name: serving_engine(machine, name))
     runs_on = runs_on if engine is not None or plan.anchor is None else replace(runs_on, anchor=plan.anchor)
     described = as_served(described, machine, runs_on)
     # A plan already warns where this is beyond the model's context.

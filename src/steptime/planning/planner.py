@@ -31,7 +31,7 @@ from steptime.pareto import pareto
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import sampling_per_sequence, sequences_per_group
 from steptime.physics.chunked_evaluation import keep_memory
-from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, engine_for
+from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, serving_engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, equal_parts, host_chips
 from steptime.physics.uncertainty import has_range, interval_coverage_words
@@ -751,7 +751,9 @@ def _make_problem(
     if number > system.scale_out.size:
         has = f"at most {system.scale_out.size:,}, because {system.name} has no network beyond them"
         raise RangeError(f"chips: must be {has}, got {number:,}")
-    runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model))
+    runs_on = anchored(
+        serving_engine(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model)
+    )
     runs_on = at_workload(runs_on, None, float(mean_context(workload)))
     served = as_served(model, system, runs_on)
     return PlanProblem(model=served, system=system, workload=workload, slo=slo, chips=number, engine=runs_on)

@@ -30,7 +30,7 @@ from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cached_token_bytes, stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.physics.chip_memory import cache_parts
-from steptime.physics.engine import anchored, engine_for
+from steptime.physics.engine import anchored, serving_engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.uncertainty import has_range
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED
@@ -176,7 +176,7 @@ def plan_sessions(
         if settings.get(name) is not None:
             raise RangeError(f"{name}: histories of sessions are on one system; leave out {name}, or sessions")
     model, system = resolve_model(model), resolve_system(system)
-    engine, formats = engine_for(system, settings.get("engine")), stored_formats(model)
+    engine, formats = serving_engine(system, settings.get("engine")), stored_formats(model)
     runs_on = anchored(engine, settings.get("anchor"), model=model.name, system=system.name, formats=formats)
     modes = settings.get("modes", MODES)
     modes = (modes,) if isinstance(modes, str) else tuple(modes)

@@ -15,6 +15,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive
 from steptime.physics.engine import Engine
+from steptime.physics.engine_releases import TOP_P
 from steptime.planning.evidence import EVIDENCE
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, MOST_SLOTS, OWN_CHUNKS, PINNED_SIZES, plan
@@ -30,6 +31,7 @@ from steptime.questions.subject import (
     design_answers,
     read_prefill_system,
     read_subject,
+    sampling_input,
     with_prompt_media,
 )
 from steptime.workload.public_traces import trace_lengths
@@ -157,6 +159,7 @@ def pinned_size(words: str) -> Any:
 class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionInputs, LatencyLimits):
     """Inputs of `plan`: model, machine, requests, limits and deployment."""
 
+    sampling: str = sampling_input(TOP_P)
     prefix_cache: str = text(
         "", "capacity of the prefix cache of one replica by tier, such as host=1TB,ssd=4TB; of HBM, what sequences leave",
         group=REQUESTS_GROUP, metavar="TIERS", default_words="free HBM, host memory and disks of the system",
@@ -312,7 +315,7 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
         Answers by name, in base units.
     """
     deployment = solve(values, diagnostics=False)
-    model, system, _ = read_subject(values)
+    model, system, _ = read_subject(values, TOP_P)
     return answers_from(deployment, model, system, answer_names)
 
 
@@ -345,7 +348,7 @@ def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Eng
     inputs = bind(PlanInputs, values, "plan")
     inputs.check_drafting(read_drafts(inputs.drafts), inputs.acceptance)
     inputs = replace(inputs.with_trace(), **inputs.session_figures(values))
-    model, system, engine = read_subject(values)
+    model, system, engine = read_subject(values, TOP_P)
     model, gained = with_prompt_media(model, inputs, inputs.input)
     if inputs.sessions is not None:
         conflicts = {"trace": values.get("trace"), "cached": inputs.cached, "image or audio": gained}

@@ -12,6 +12,7 @@ from steptime.errors import NUMBA_MISSING, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
+from steptime.physics.engine_releases import TOP_P
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import default_layout
@@ -27,6 +28,7 @@ from steptime.questions.subject import (
     PromptMedia,
     check_imbalance,
     read_subject,
+    sampling_input,
     with_prompt_media,
 )
 from steptime.workload.workload import LARGEST_SPREAD, MOST_DRAFTS, NONE, Speculation, choose_speculation
@@ -264,6 +266,8 @@ class PoolInputs(ParallelSizes):
 class SimulateInputs(PricedSubject, DraftModel, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
     """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
 
+    sampling: str = sampling_input(TOP_P)
+
 
 TIMES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "time to the last token"}
 ANSWERS = {
@@ -316,7 +320,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     inputs = bind(SimulateInputs, values, "simulate")
     inputs.check_drafting(values.get("drafts"), inputs.acceptance)
     inputs = replace(inputs, **inputs.session_figures(values))
-    model, system, engine = read_subject(values)
+    model, system, engine = read_subject(values, TOP_P)
     speculation = _speculation(inputs, model)
     if speculation.drafts:
         inputs = replace(inputs, acceptance=speculation.acceptance)
@@ -328,7 +332,9 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
 
     # The mean prompt of a trace replaces the input, so that the media are weighed against the real text.
     if traffic is not None and gained:
-        model, gained = with_prompt_media(read_subject(values)[0], inputs, max(1.0, float(traffic.inputs.mean()) - gained))
+        model, gained = with_prompt_media(
+            read_subject(values, TOP_P)[0], inputs, max(1.0, float(traffic.inputs.mean()) - gained)
+        )
 
     # The scheduler and the layout must fit the longest request, not the mean.
     longest = float(inputs.input + gained if traffic is None else max(traffic.inputs))

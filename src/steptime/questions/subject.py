@@ -21,8 +21,8 @@ from steptime.models.model import Model, active_parameters, kv_bytes_per_token, 
 from steptime.models.model_loading import load_model, resolve_model
 from steptime.models.model_variants import KEYS, variant
 from steptime.number_checks import positive, share
-from steptime.physics.engine import Engine, engine_for, with_imbalance
-from steptime.physics.engine_releases import SAMPLINGS, TOP_P, with_sampling
+from steptime.physics.engine import Engine, engine_for, with_imbalance, with_sampling
+from steptime.physics.engine_releases import GREEDY, SAMPLINGS
 from steptime.physics.layout import Layout
 from steptime.questions.declaration import (
     COUNT,
@@ -64,6 +64,19 @@ class ModelOnSystem:
     system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
 
 
+def sampling_input(default: str) -> Any:
+    """Declare how tokens are drawn.
+
+    Args:
+        default: One of `SAMPLINGS`.
+
+    Returns:
+        A dataclass field.
+    """
+    words = "how tokens are drawn: greedy, as benchmarks do, or top-p, as applications do"
+    return text(default, words, choices=SAMPLINGS, group=SUBJECT_GROUP)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject(ModelOnSystem):
     """Inputs that name a model, a machine and an engine."""
@@ -93,12 +106,7 @@ class Subject(ModelOnSystem):
         minimum=1.0,
         group=SUBJECT_GROUP,
     )
-    sampling: str = text(
-        TOP_P,
-        "how tokens are drawn: greedy, as benchmarks do, or top-p, as applications do",
-        choices=SAMPLINGS,
-        group=SUBJECT_GROUP,
-    )
+    sampling: str = sampling_input(GREEDY)
     software: str | None = text(
         None,
         "date of the engine's software, such as 2025-12-31 (MI300X, MI325X and MI355X only)",
@@ -259,13 +267,14 @@ def read_system(values: Mapping[str, Any]) -> System:
     return _system(name, catalog) if isinstance(name, str) else resolve_system(name)
 
 
-def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
+def read_subject(values: Mapping[str, Any], sampling: str = GREEDY) -> tuple[Model, System, Engine]:
     """Return the model, system and engine of a question.
 
     Names with a dot, and `power`, are figures of the system that the user sets.
 
     Args:
         values: Inputs by name.
+        sampling: How tokens are drawn where the inputs do not say it.
 
     Returns:
         Model, system and engine.
@@ -299,7 +308,7 @@ def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
     for name in ("experts", "imbalance"):
         if values.get(name) is not None and not model.routed:
             raise RangeError(f"{name}: needs a model with experts; {model.name} has none")
-    engine = with_sampling(engine_for(system, values.get("engine"), catalog), values.get("sampling") or TOP_P)
+    engine = with_sampling(engine_for(system, values.get("engine"), catalog), values.get("sampling") or sampling)
     imbalance = values.get("imbalance")
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
 

@@ -19,7 +19,7 @@ from steptime.models.model import Model, cached_token_bytes, stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
-from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, engine_for
+from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, serving_engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
@@ -192,7 +192,9 @@ def simulate(
     """
     model, system = resolve_model(model), resolve_system(system)
     layout, policy, slo, percentile = layout or Layout(), policy or Policy(), slo or Slo(), check_percentile(percentile)
-    runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model))
+    runs_on = anchored(
+        serving_engine(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model)
+    )
     traffic = checked(traffic)
     model = as_served(model, system, runs_on)
     fast_replicas = _check_counts(

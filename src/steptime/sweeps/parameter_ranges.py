@@ -52,7 +52,17 @@ from steptime.physics.engine import Engine, constant, engine_for, with_constants
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, GROUP_BY_NAME, SHARE, find_problem
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
-from steptime.physics.uncertainty import REGIMES, Z90, distances, factors, has_range, latency_regime, log_gradient, widening
+from steptime.physics.uncertainty import (
+    REGIMES,
+    Z90,
+    distances,
+    factors,
+    has_range,
+    latency_regime,
+    log_gradient,
+    uncertain_constants,
+    widening,
+)
 from steptime.planning.plan_result import Pool
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question
 from steptime.questions.registry import find_input, plain_name
@@ -253,6 +263,12 @@ def spread(name: str, base: float, width: float | tuple[float, float], **attribu
 CLOCK, SCATTER = "chip.peak", "scatter"
 # How to learn the values, in words.
 MICROBENCHMARK = "a microbenchmark of the machine, then --set FIGURE=VALUE"
+# Constants with a prior that move a pass by less than this share of its time, at one deviation, have no row.
+LEAST_EFFECT = 0.02
+# The skew moves only steps of several ranks.
+SKEW = "expert_skew"
+# Unit of a time in an engine file, before what it is per.
+SECONDS = "s per"
 OWN_RUNS = "your own runs (`steptime anchors`, `steptime calibrate`)"
 TRAFFIC = "your own traffic"
 # Inputs of a step that depend on traffic, by phase.
@@ -365,7 +381,7 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         *_figures(system, answer, chips),
         *_constants(model, system, engine),
         *scatter,
-        *_assumed_constants(model, engine),
+        *_assumed_constants(model, system, engine),
         *_rent(system, answer),
     ]
     for name, description in lengths.items():
@@ -420,19 +436,18 @@ def _figures(system: System, answer: str, chips: float) -> Iterator[Unsure]:
 
 
 def _idle(model: Model, system: System, engine: Engine) -> set[str]:
-    """Return the fitted constants without effect on a model.
+    """Return the uncertain constants without effect on a model.
 
-    The test passes run on one chip: decode of one sequence with a long context, decode of many sequences, and prefill of a long
+    A constant that no run determines also has none where its deviation moves a pass by less than `LEAST_EFFECT`. The passes run
+    on one chip: decode of one sequence with a long context, decode of many sequences, and prefill of a long
     prompt. Constants of the exchange between chips have no effect on one chip, and always count.
     """
-    together = ("seconds_per_collective", "network_efficiency")
+    together, names = ("seconds_per_collective", "network_efficiency"), uncertain_constants(engine)
     # A constant without an effect on these passes, such as one of experts in a dense model, has no row in the result.
     passes = ({"batch": 1, "context": 2**17}, {"batch": 1024, "context": 1024}, {"prompts": 1, "tokens": 8192})
-    moved = np.zeros(len(engine.fit["names"]), dtype=bool)
-    for work in passes:
-        moved |= log_gradient(partial(_seconds, model, system, work), engine)[: len(moved)] != 0
-    fitted = zip(engine.fit["names"], moved, strict=True)
-    return {name for name, has_effect in fitted if not has_effect and name not in together}
+    slopes = np.max([np.abs(log_gradient(partial(_seconds, model, system, work), engine)) for work in passes], axis=0)
+    least = [LEAST_EFFECT / engine.fit["prior"][name] if name in engine.fit.get("prior", {}) else 0.0 for name in names]
+    return {name for name, has_effect in zip(names, slopes > least, strict=True) if not has_effect and name not in together}
 
 
 def _seconds(model: Model, system: System, work: Mapping[str, Any], engine: Engine) -> Number:
@@ -453,11 +468,12 @@ def _constants(model: Model, system: System, engine: Engine) -> Iterator[Unsure]
     for name, sigma in zip(names, deviation.tolist(), strict=True):
         base, description = constant(engine, name), DESCRIPTIONS[name]
         if sigma > 0 and name not in idle and np.ndim(base) == 0 and base > 0:
-            share = description["unit"] == "share"
+            meaning = description["line"].partition(",")[0]
+            share, is_time = description["unit"] == "share", description["unit"].startswith(SECONDS)
             yield spread(
                 name, float(base), Z90 * sigma,
-                description=f"the share {description['line']}" if share else f"the time of {description['line']}",
-                unit="" if share else "s", basis=basis, learn=OWN_RUNS, place=put_constant, minimum=0.0,
+                description=f"the {'share ' if share else 'time of ' if is_time else ''}{meaning}",
+                unit="s" if is_time else "", basis=basis, learn=OWN_RUNS, place=put_constant, minimum=0.0,
                 maximum=SHARE if share else math.inf,
             )  # fmt: skip
 
@@ -507,19 +523,23 @@ def _input_share(pool: Pool) -> float:
     return pool.chunk_share * (mixed_seconds - decode_seconds) / mean
 
 
-def _assumed_constants(model: Model, engine: Engine) -> Iterator[Unsure]:
+def _assumed_constants(model: Model, system: System, engine: Engine) -> Iterator[Unsure]:
     """Yield the constants with a prior deviation that no run determines, such as the skew of experts."""
+    idle = _idle(model, system, engine) if engine.fit.get("names") else set()
     for name, sigma in engine.fit.get("prior", {}).items():
         base, description = constant(engine, name), DESCRIPTIONS[name]
         # Experts matter only to a model with experts, and their skew only where the imbalance is not known.
         is_known = np.any(np.asarray(engine.experts.expert_imbalance) > 0)
         is_idle = GROUP_BY_NAME[name] == "experts" and (not model.routed or is_known)
+        is_idle |= name in idle and name != SKEW
         if not is_idle and np.ndim(base) == 0 and base > 0:
+            of_experts = GROUP_BY_NAME[name] == "experts"
             yield spread(
                 name, float(base), Z90 * sigma, description=f"the {description['line'].partition(' (')[0]}",
-                basis="published values of other models and data", minimum=float(description["least"]),
-                maximum=float(description["most"]), place=put_constant,
-                learn=f"{TRAFFIC}: rows of the busiest rank, divided by the mean (--imbalance)",
+                unit="s" if description["unit"].startswith(SECONDS) else "",
+                basis="published values of other models and data" if of_experts else "a prior that no run determines",
+                minimum=float(description["least"]), maximum=float(description["most"]), place=put_constant,
+                learn=f"{TRAFFIC}: rows of the busiest rank, divided by the mean (--imbalance)" if of_experts else OWN_RUNS,
             )  # fmt: skip
 
 

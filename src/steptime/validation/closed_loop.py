@@ -34,8 +34,8 @@ from steptime.blackboard.expert_activation import expected_maximum
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
-from steptime.physics.engine import Engine
-from steptime.physics.engine_releases import GREEDY, at_release, with_sampling
+from steptime.physics.engine import Engine, at_release, with_sampling
+from steptime.physics.engine_releases import GREEDY
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_sequences, drafted_step
 from steptime.physics.step import Step

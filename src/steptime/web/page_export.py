@@ -69,19 +69,18 @@ def _board(board: Board, place: Path) -> int:
 def grid(board: Board) -> Iterator[dict[str, Any]]:
     """Yield the inputs of the answers in a static copy of a board.
 
-        They are the defaults, the presets, and values along each input.
+    They are the defaults, the presets, and values along each input.
 
-        Args:
-            board: The board.
+    Args:
+        board: The board.
 
-        Yields:
-            Inputs of one answer.
+    Yields:
+        Inputs of one answer.
 
-        >>> from steptime.web.lecture_page import lecture_html
-    from steptime.web.board import load_boards
-        >>> bodies = list(grid(load_boards()["step"]))
-        >>> bodies[0]["batch"], len(bodies) > 60, len({body["context"] for body in bodies}) >= 5
-        (256, True, True)
+    >>> from steptime.web.board import load_boards
+    >>> bodies = list(grid(load_boards()["step"]))
+    >>> bodies[0]["batch"], len(bodies) > 60, len({body["context"] for body in bodies}) >= 5
+    (256, True, True)
     """
     inputs = described(board.inputs)
     base = {name: field.default for name, field in Shared.model_fields.items() if name in board.bar}
