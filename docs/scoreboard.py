@@ -35,7 +35,7 @@ models. Written by `docs/scoreboard.py` in some minutes.
 
 **What is not known.** These rows were looked at while the structure of the model was chosen, so that a new kind of model can
 be worse. Before the expert kernels were read from timings, five groups that nobody had looked at were 13.9 % off at the median
-(28.8 % for one run in ten), and a range of 90 % held 74 % of them. State-space models, RWKV, BitNet and contexts above 10,000
+(28.8 % for one run in ten), and a range of 90 % held 74 % of them. State-space models, RWKV, BitNet and contexts above 16,000
 tokens have few runs or none: their ranges are wider, by the prior deviations of the constants that they need. Runs with prefix
 caches are not known.
 

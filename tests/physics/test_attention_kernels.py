@@ -20,6 +20,7 @@ from steptime.physics.attention_kernels import (
     AttentionKernel,
     decode_entries,
     load_kernels,
+    padding,
     prefill_pairs,
     select_kernel,
 )
@@ -61,12 +62,40 @@ def test_prefill_by_hand():
     kernel = select_kernel(PREFILL, "hopper", WIDE)
     found = demands(GROUPED, layout=Layout(tp=2), prompts=2, tokens=1000, prefix=500)["prefill"]
     pairs, rows = 2 * (1000 * 500 + 1000 * 1001 / 2), 2000
-    met = math.hypot(16 * (pairs + kernel.tile_entries * rows), kernel.fill_rows * (1500 + kernel.tile_entries))
+    met = math.hypot(16 * (pairs + kernel.tile_entries * rows), kernel.fill_rows * (1000 + kernel.tile_entries))
     assert found.flops == pytest.approx(2 * (256 + kernel.pair_values) * met)
     assert found.kv == pytest.approx(2 * 1500 * 2 * 4 * 128 * 2)
     assert found.activations == pytest.approx(kernel.activation_passes * rows * (16 * 256 * 2 + 2 * 4 * 128 * 2))
     assert found.efficiency == kernel.compute_share
     assert found.seconds == kernel.seconds
+
+
+@pytest.mark.parametrize("system", ["hgx-h100", "hgx-b200"])
+def test_one_new_token_after_a_cached_prefix_is_about_a_decode_step(system):
+    """Both read the cache once, and engines divide it among the parts of a chip."""
+    given = {"engine": "vllm", "layout": st.Layout(tp=8)}
+    for prefix in (8_000, 120_000):
+        first = mixed_step("llama-3.1-70b", system, batch=0, context=1, prompts=1, tokens=1, prefix=prefix, **given).total
+        assert 0.6 < float(first / decode_step("llama-3.1-70b", system, batch=1, context=prefix, **given).total) < 1.4
+
+
+def test_a_faster_chip_is_not_slower_after_a_long_prefix():
+    given = {"engine": "vllm", "layout": st.Layout(tp=8), "batch": 64, "context": 4000, "prompts": 1, "tokens": 64}
+    slow, fast = (mixed_step("llama-3.1-70b", name, prefix=120_000, **given).total for name in ("hgx-h100", "hgx-b200"))
+    assert fast < slow
+
+
+def test_queries_of_a_sequence_share_a_tile():
+    """Eight heads per KV head fill an eighth of a tile of 64 rows: two queries take hardly longer; 128 heads fill two tiles."""
+    assert float(padding(8.0, 2.0)) == 0.5
+    assert float(padding(128.0, 2.0)) == 1.0
+    one, two = (
+        decode_step(
+            "llama-3.1-70b", "hgx-h100", engine="vllm", layout=st.Layout(tp=8), batch=64, context=32_000, query=query
+        ).total
+        for query in (1, 2)
+    )
+    assert 1 < float(two / one) < 1.08
 
 
 def test_pairs_and_entries_by_hand():

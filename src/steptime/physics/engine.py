@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.catalog.data_files import check_entry_name, find, read_file
-from steptime.errors import DataFileError, RangeError, did_you_mean, expect, short_repr
+from steptime.errors import DataFileError, RangeError, UnknownName, did_you_mean, expect, short_repr
 from steptime.hardware.system import System
 from steptime.number_checks import Number
 from steptime.physics.bias_correction import USUAL, Anchor, Anchors, OperatingPoint, select_anchor
@@ -32,7 +32,7 @@ from steptime.physics.engine_parameters import (
     Scheduler,
     find_problem,
 )
-from steptime.physics.engine_releases import TOP_P, Release, read_releases, select_release
+from steptime.physics.engine_releases import SAMPLINGS, TOP_P, Release, read_releases, select_release
 from steptime.physics.expert_kernels import ExpertFactor, read_factors
 from steptime.result_base import Result, in_words
 
@@ -451,4 +451,6 @@ def with_sampling(engine: Engine, sampling: str) -> Engine:
     Returns:
         The engine.
     """
+    if sampling not in SAMPLINGS:
+        raise UnknownName("sampling", sampling, SAMPLINGS, f"Known: {', '.join(SAMPLINGS)}.")
     return with_constants(engine, {"top_p_share": 1.0}) if sampling == TOP_P else engine

@@ -16,6 +16,8 @@ from steptime.physics.engine_parameters import CONSTANTS, find_problem
 
 GREEDY, TOP_P = "greedy", "top-p"
 SAMPLINGS: Final = (GREEDY, TOP_P)
+# A version, with the name of its engine or "v" before it or not.
+RELEASE: Final = re.compile(r"\s{0,9}(?:[A-Za-z-]{1,20}\s{1,9})?v?(\d{1,9}(?:\.\d{1,9})+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,11 @@ def select_release(releases: tuple[Release, ...], version: str) -> Release | Non
         The first table whose `before` is above the version; None for the releases of the file.
 
     >>> old = Release(before="0.12", constants={})
-    >>> select_release((old,), "0.11.1") is old, select_release((old,), "0.12.0"), select_release((old,), "")
+    >>> select_release((old,), "vllm v0.11.1") is old, select_release((old,), "0.12.0"), select_release((old,), "")
     (True, None, None)
     """
-    numbers = version_numbers(version) if version[:1].isdigit() else ()
+    named = RELEASE.match(version)
+    numbers = version_numbers(named[1]) if named else ()
     return next((entry for entry in releases if numbers and numbers < version_numbers(entry.before)), None)
 
 

@@ -23,7 +23,7 @@ from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.number_checks import Number, has_nonzero
 from steptime.physics.attention_kernels import IDEAL_KERNEL as IDEAL_ATTENTION
 from steptime.physics.attention_kernels import NARROW as NARROW_FORM
-from steptime.physics.attention_kernels import VALUE_BYTES, WIDE, AttentionKernel, decode_entries, prefill_pairs
+from steptime.physics.attention_kernels import VALUE_BYTES, WIDE, AttentionKernel, decode_entries, padding, prefill_pairs
 from steptime.physics.attention_kernels import select_kernel as select_attention
 from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.chip_memory import cache_ways, expert_slots, state_ways
@@ -441,13 +441,17 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
     if has_nonzero(work.decode):
         kernel, rate = attention_kernel(a, LATENT_DECODE if latent else DECODE, system, engine)
         entries = entries_read(a, work.context) / layout.cp
+        queries = np.where(np.asarray(work.decode) > 0, work.decode, 1.0) / np.where(
+            np.asarray(work.decode) > 0, work.sequences, 1.0
+        )
         if has_nonzero(kernel.tile_entries):
             rows = np.maximum(work.sequences * (a.kv_shards * layout.cp / kv_ways), 1.0)
             if latent and np.any(np.isfinite(kernels.latent_contexts)):
                 # `busy_parts` has the parts that idle.
                 rows = np.where(np.isfinite(kernels.latent_contexts), np.inf, rows)
             entries = decode_entries(kernel, entries, rows)
-        flops = work.decode * (a.flops_per_pair_decode * entries + a.state_flops_per_token) / layout.tp
+            queries = queries * padding(a.heads / a.kv_shards, queries)
+        flops = work.sequences * queries * (a.flops_per_pair_decode * entries + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (entries * (a.kv_bytes * layout.cp / kv_ways) + 2 * a.state_bytes / state_shards)
         busy = busy_parts(work.sequences, kernels.latent_contexts) if latent else 1.0
         demands["decode"] = Demand(
@@ -466,7 +470,8 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
             values, heads = a.flops_per_pair_prefill / (2 * a.heads), a.heads / layout.group
             prompt_pairs = pairs(a, work.tokens, work.prefix)
             if has_nonzero(kernel.fill_rows):
-                count, longest = np.maximum(work.prompts, 1.0), entries_read(a, work.prefix + work.tokens)
+                # A cached prefix is divided among the parts of the chip, as decode divides contexts.
+                count, longest = np.maximum(work.prompts, 1.0), entries_read(a, work.tokens)
                 all_pairs = present * prefill_pairs(kernel, count * prompt_pairs, count * work.tokens, heads, longest)
             else:
                 all_pairs = heads * work.prompts * prompt_pairs

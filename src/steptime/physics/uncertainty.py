@@ -59,6 +59,8 @@ from steptime.physics.step import Step, first_step, mixed_step
 
 # Largest replica in the fitted runs, in chips.
 LARGEST_MEASURED: Final = 8
+# Longest context in the fitted runs, in tokens, with some room.
+LONGEST_MEASURED: Final = 16_384
 # With fewer runs on a system, its errors are hardly known.
 MIN_RUNS_PER_SYSTEM: Final = 30
 
@@ -83,11 +85,19 @@ GROUPS: Final = Distance(words="data-parallel ranks on AMD chips", low=0.1, high
 # A guess: no run has pipeline stages.
 STAGED: Final = Distance(words="pipeline stages", low=0.33, high=0.33)
 WITH_DRAFTS: Final = Distance(words="speculative tokens", low=0.1, high=0.3)
+# Kernels of single sequences above 30,000 tokens: nine in ten timings within -0.23 and +0.61 of the logarithm.
+LONG_CONTEXT: Final = Distance(words="contexts above 16,000 tokens", low=0.2, high=0.3)
 FEW_RUNS: Final = Distance(words="few runs on this system", low=0.25, high=0.46)
 
 
 def distances(
-    engine: Engine, system: System, layout: Layout, reader: Layout | None = None, *, drafts: bool = False
+    engine: Engine,
+    system: System,
+    layout: Layout,
+    reader: Layout | None = None,
+    *,
+    drafts: bool = False,
+    context: Number = 0.0,
 ) -> tuple[tuple[Distance, Array], ...]:
     """Return the possible differences from the runs of a fit, and which apply.
 
@@ -99,6 +109,7 @@ def distances(
         layout: Layout of the replicas, which may contain arrays.
         reader: Layout of the prefill pool of a disaggregated deployment. Its runs had speculative tokens too.
         drafts: Whether there are speculative tokens.
+        context: Tokens of a sequence.
 
     Returns:
         Pairs of a difference and an array of booleans.
@@ -118,6 +129,7 @@ def distances(
         (GROUPS, np.logical_and(groups > 1, system.chip.vendor == "AMD")),
         (STAGED, stages > 1),
         (WITH_DRAFTS, np.asarray(drafts and not is_disaggregated)),
+        (LONG_CONTEXT, np.asarray(context) > LONGEST_MEASURED),
         (FEW_RUNS, np.asarray(has_few_runs)),
     )
 
@@ -454,6 +466,11 @@ def step_range(
     return step_and_range(model, system, engine=engine, anchor=anchor, drafts=drafts, **inputs)[1]
 
 
+def _longest(sizes: Mapping[str, Any]) -> Number:
+    """Return the longest sequence of a pass, in tokens."""
+    return np.maximum(sizes.get("context", 0), np.asarray(sizes.get("prefix", 0)) + np.asarray(sizes.get("tokens", 0)))
+
+
 def range_shares(
     engine: Engine, gradient: Array, flags: Iterable[tuple[Distance, Array]] = (), regime: str = REGIMES[0]
 ) -> dict[str, float]:
@@ -563,7 +580,7 @@ def explained_step_range(
     gradient = _gradient(table)
     variance = parameter_variance(gradient, engine)
     reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
-    flags = distances(engine, loaded_system, layout, drafts=bool(drafts))
+    flags = distances(engine, loaded_system, layout, drafts=bool(drafts), context=_longest(inputs))
     regime = np.where(reads, REGIMES[1], REGIMES[0])
     point = OperatingPoint(layout=layout, load=inputs.get("batch", 0), context=inputs.get("context", 0))
     low, high = factors(engine, "tpot", regime, variance=variance, system=loaded_system, wider=widening(flags), point=point)

@@ -193,12 +193,12 @@ def pool_flags(
     Returns:
         Pairs of a kind of distance and booleans by candidate, for each pool; the same ones on one system.
     """
-    drafts = bool(case.speculation.drafts)
+    drafts, reach = bool(case.speculation.drafts), case.workload.input_tokens + case.workload.output_tokens
     if reader is None or case.prefill_system is None:
-        flags = distances(case.engine, case.system, layout, reader, drafts=drafts)
+        flags = distances(case.engine, case.system, layout, reader, drafts=drafts, context=reach)
         return flags, flags
-    of_decode = distances(case.engine, case.system, layout, layout, drafts=drafts)
-    return of_decode, distances(case.engine, case.prefill_system, reader, reader, drafts=drafts)
+    of_decode = distances(case.engine, case.system, layout, layout, drafts=drafts, context=reach)
+    return of_decode, distances(case.engine, case.prefill_system, reader, reader, drafts=drafts, context=reach)
 
 
 def decode_widening(flags: tuple[tuple[Distance, Array], ...], speculation: Speculation) -> tuple[Number, Number]:

@@ -18,7 +18,8 @@ from steptime.hardware.system import Rent, System
 from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, whole_number
-from steptime.physics.engine import Engine, engine_for, load_engine
+from steptime.physics.engine import Engine, engine_for, load_engine, with_sampling
+from steptime.physics.engine_releases import TOP_P
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.planning.evidence import ANY as NO_EVIDENCE
 from steptime.planning.evidence import EVIDENCE, MEASURED, PUBLISHED
@@ -301,7 +302,7 @@ def compare(
 
     # Inputs of all pairs are checked here, since errors of one plan are only reasons.
     check_limits(sure, slo)
-    engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
+    engine = with_sampling(load_engine(engine, catalog), TOP_P) if isinstance(engine, str) else engine
     machines = [_rented(system, rent) for system in distinct_systems]
 
     # Alternatives, which only the first two need, take less time than another plan of these two.

@@ -271,7 +271,8 @@ def best_run(
         return state | {"output_tok_s": ended, "end_loss": 1 - share}
     limited = highest(model, system, work, [layout], engine, ttft=ttft, tpot=tpot, **arguments)
     if not limited:
-        # Some layouts meet the limits without the usual distance from them.
+        # Some layouts meet the limits without the usual distance from them, with one sequence per rank.
+        arguments["max_sequences"] = ranks
         limited = highest(model, system, work, [layout], engine, ttft=ttft / USED_LIMIT, tpot=tpot / USED_LIMIT, **arguments)
     return limited and limited | {"output_tok_s": min(limited["output_tok_s"], ended), "end_loss": 0.0}
 

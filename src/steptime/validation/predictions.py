@@ -363,7 +363,8 @@ def _predicted(runs: Runs, corrected: Engine, simulated: bool) -> dict[str, Arra
     # The median of the intervals between tokens is that of a decode step, since most steps have no prefill.
     token_time = tpot * loop.decode_share if runs.is_median else tpot
     figures = {"tpot": token_time, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
-    flags = distances(corrected, runs.system, runs.layout, drafts=bool(runs.drafts))
+    reach = runs.input_tokens + runs.output_tokens
+    flags = distances(corrected, runs.system, runs.layout, drafts=bool(runs.drafts), context=reach)
     variances = time_variances(runs, engine) if has_range(engine) else None
     return with_ranges(figures, corrected, regime, runs.system, flags, variances, point) | {"bound": loop.decode.bound}
 

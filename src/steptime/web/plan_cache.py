@@ -18,6 +18,8 @@ from steptime.hardware.rental_prices import usd
 from steptime.lecture.current_figures import Pair, build_pair
 from steptime.lecture.pair_roofline import SPEEDS, Front, full_model_front
 from steptime.pareto import pareto
+from steptime.physics.engine import with_sampling
+from steptime.physics.engine_releases import TOP_P
 from steptime.planning.plan_result import Plan, Point, chosen_point, mean_resources
 from steptime.planning.planner import plan
 from steptime.svg import in_colours
@@ -212,8 +214,9 @@ def _planned(bar: Shared, spec: PlanSpec, diagnostics: bool) -> PlanOutcome:
     limits = Slo(tpot=1 / spec.speed, ttft=spec.ttft)
     try:
         best = plan(
-            subject.model, subject.system, workload, limits, chips=spec.chips or None, engine=subject.engine,
-            alternatives=False, elasticities=False, diagnostics=diagnostics,
+            subject.model, subject.system, workload, limits, chips=spec.chips or None,
+            engine=with_sampling(subject.engine, TOP_P), alternatives=False, elasticities=False,
+            diagnostics=diagnostics,
         )  # fmt: skip
         return PlanOutcome(spec=spec, plan=best)
     except Impossible as problem:
