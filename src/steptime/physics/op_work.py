@@ -441,17 +441,17 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
     if has_nonzero(work.decode):
         kernel, rate = attention_kernel(a, LATENT_DECODE if latent else DECODE, system, engine)
         entries = entries_read(a, work.context) / layout.cp
-        queries = np.where(np.asarray(work.decode) > 0, work.decode, 1.0) / np.where(
-            np.asarray(work.decode) > 0, work.sequences, 1.0
-        )
+        filled: Number = 1.0
         if has_nonzero(kernel.tile_entries):
             rows = np.maximum(work.sequences * (a.kv_shards * layout.cp / kv_ways), 1.0)
             if latent and np.any(np.isfinite(kernels.latent_contexts)):
                 # `busy_parts` has the parts that idle.
                 rows = np.where(np.isfinite(kernels.latent_contexts), np.inf, rows)
             entries = decode_entries(kernel, entries, rows)
-            queries = queries * padding(a.heads / a.kv_shards, queries)
-        flops = work.sequences * queries * (a.flops_per_pair_decode * entries + a.state_flops_per_token) / layout.tp
+            decodes = np.asarray(work.decode) > 0
+            queries = np.where(decodes, work.decode, 1.0) / np.where(decodes, work.sequences, 1.0)
+            filled = padding(a.heads / a.kv_shards, queries)
+        flops = work.decode * filled * (a.flops_per_pair_decode * entries + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (entries * (a.kv_bytes * layout.cp / kv_ways) + 2 * a.state_bytes / state_shards)
         busy = busy_parts(work.sequences, kernels.latent_contexts) if latent else 1.0
         demands["decode"] = Demand(
