@@ -292,3 +292,30 @@ def test_help_of_train_marks_required_options_and_the_program():
     text = run("train --help").stdout
     assert "Usage: steptime train" in text
     assert text.count("[required]") == 3
+
+
+def test_a_command_without_chips_names_its_options():
+    assert "give --chips, or --tokens with --deadline or --budget" in refused("train llama-3.1-8b hgx-h100 --batch 64")
+    assert "--tokens" in refused("train llama-3.1-8b hgx-h100 --batch 64 --deadline 5d")
+    assert "at least the tokens of a step, 262,144" in refused(f"{SMALL} --tokens 1")
+
+
+def test_a_deadline_and_a_budget_show_their_probability():
+    words = "train llama-3.1-8b hgx-h100 --batch 1024 --tokens 15T --deadline 60d --budget 5M"
+    found = answer(words)
+    assert found["limits"] == {"deadline": 60 * 86_400, "budget": 5e6}
+    page = " ".join(run(words).stdout.split())
+    assert f"60.0 d: met with {found['limit_probability']['deadline']:.0%} probability" in page
+    assert "$5.00 M: met with over 99% probability" in page
+    assert answer(SMALL)["limits"] == {}
+
+
+def test_a_searched_layout_says_its_allowance_and_a_run_its_tokens():
+    found = answer(SMALL)
+    page = " ".join(run(f"{SMALL} --tokens 300k").stdout.split())
+    assert f"times include {found['search_factor'] - 1:.0%}: layouts from a search run slower than predicted" in page
+    assert found["step"]["terms_s"]["search allowance"] > 0
+    assert "on 300,000 tokens" in page
+    assert "one checkpoint, at the end" in page
+    assert "Search allowance" not in run(f"{SMALL} --tp 1 --pp 1").stdout
+    assert "on 1,000,000T tokens" in " ".join(run(f"{SMALL} --tokens 1e18").stdout.split())

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 import steptime as st
-from steptime.errors import Impossible, RangeError
+from steptime.errors import Impossible, LayoutError, RangeError
 from steptime.questions.registry import find_question
+from steptime.questions.train_sizing import run_limits, size_run
 
 RUN = {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 512, "seq": 4096, "tokens": "1T"}
 DAY = 86_400
@@ -45,14 +49,14 @@ def test_a_budget_takes_the_fastest_run_within_it(sizes):
 def test_chips_that_end_in_time_must_be_within_the_budget(sizes):
     deadline = f"{sizes[128][0] * 1.05 / DAY}d"
     assert solve(deadline=deadline, budget=math.ceil(sizes[128][1])).chips == 128
-    with pytest.raises(Impossible, match="128, cost"):
+    with pytest.raises(Impossible, match="the cheapest, 128 chips, costs"):
         solve(deadline=deadline, budget=math.floor(sizes[128][1] * 0.99))
 
 
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ({}, "chips: is missing"),
+        ({}, "chips: give chips, or tokens with deadline or budget"),
         ({"chips": 8, "deadline": "60d"}, "deadline: it chooses the number of chips"),
         ({"tokens": None, "deadline": "60d"}, "tokens: a deadline or a budget needs"),
         ({"deadline": "60"}, "deadline: must be a duration"),
@@ -65,7 +69,74 @@ def test_wrong_limits_are_refused(inputs, says):
 
 
 def test_impossible_limits_name_the_nearest():
-    with pytest.raises(Impossible, match="the cheapest takes"):
+    with pytest.raises(Impossible, match=r"the cheapest, .* chips, costs"):
         solve(budget=100)
     with pytest.raises(Impossible, match="no number of chips up to 65,536 ends within"):
         solve(deadline="1 s")
+
+
+# --- laws, with stubbed runs --------------------------------------------------------------------------------------------
+
+# Seconds and dollars by chips: cost has two minima, and 64 chips are slower than 32.
+STUBBED = {8: (8000.0, 100.0), 16: (4000.0, 120.0), 32: (1500.0, 90.0), 64: (1600.0, 95.5), 128: (800.0, 300.0)}
+MACHINE = SimpleNamespace(name="stub", is_box=False)
+
+
+def stubbed(chips, *, stub=STUBBED):
+    if chips not in stub:
+        raise LayoutError(f"{chips} chips do not run")
+    seconds, usd = stub[chips]
+    run = SimpleNamespace(seconds=seconds, usd=usd, low=seconds / 2, high=seconds * 2, usd_low=usd / 2, usd_high=usd * 2)
+    return SimpleNamespace(chips=chips, run=run)
+
+
+def test_days_never_rise_with_the_budget():
+    runs = [size_run(stubbed, MACHINE, budget=budget).run for budget in range(90, 400)]
+    assert all(run.usd <= budget for run, budget in zip(runs, range(90, 400), strict=True))
+    assert all(later.seconds <= earlier.seconds for earlier, later in pairwise(runs))
+    assert (runs[0].seconds, runs[-1].seconds) == (1500, 800)
+
+
+def test_dollars_never_rise_with_a_later_deadline_of_one_size():
+    assert [size_run(stubbed, MACHINE, deadline=limit).chips for limit in (800, 1500, 4000, 9000)] == [128, 32, 16, 8]
+    # 16 chips end in time and cost too much; 32 are within both limits.
+    assert size_run(stubbed, MACHINE, deadline=4000, budget=100).chips == 32
+
+
+def test_an_impossible_budget_names_the_cheapest_and_that_budget_succeeds():
+    stub = {8: (8000.0, 123_456.7), 32: (1500.0, 98_765.4)}
+    with pytest.raises(Impossible) as error:
+        size_run(lambda chips: stubbed(chips, stub=stub), MACHINE, budget=1000)
+    chips, usd = re.search(r"the cheapest, ([\d,]+) chips, costs ([\d,]+) USD", str(error.value)).groups()
+    assert chips == "32"
+    for budget in (float(usd.replace(",", "")), 98_800):
+        assert size_run(lambda chips: stubbed(chips, stub=stub), MACHINE, budget=budget).chips == 32
+
+
+def test_an_impossible_deadline_names_the_fastest_and_that_deadline_succeeds():
+    with pytest.raises(Impossible, match=r"the fastest, 32 chips of stub, takes 25.0 min"):
+        size_run(lambda chips: stubbed(chips, stub={n: STUBBED[n] for n in (8, 32, 64)}), MACHINE, deadline=1)
+    stub = {32: (80.64 * DAY, 1.0)}
+    assert size_run(lambda chips: stubbed(chips, stub=stub), MACHINE, deadline=80.6 * DAY).chips == 32
+
+
+def test_a_fixed_layout_is_named_as_the_cause():
+    with pytest.raises(Impossible, match=r"tp=8 pp=4 dp=8 runs on 256, 512 and 1,024 chips only"):
+        solve(tokens="15T", batch=64, deadline="20d", tp=8, pp=4, dp=8)
+    with pytest.raises(Impossible, match=r"no power of two up to 65,536 .* tp=8 pp=4 dp=6; give chips"):
+        solve(tokens="15T", batch=96, deadline="20d", tp=8, pp=4, dp=6)
+
+
+def test_limits_have_a_probability(sizes):
+    """A limit at the estimate is met with one half, and at the end of the 90 % range with 95 %."""
+    seconds = sizes[128][0]
+    found = solve(deadline=f"{seconds}s")
+    assert found.limits == {"deadline": seconds}
+    assert found.limit_probability["deadline"] == pytest.approx(0.5, abs=1e-6)
+    wide = solve(budget=math.ceil(found.run.usd_high))
+    cheap = solve(budget=math.ceil(sizes[64][1] * 1.01))
+    assert wide.limit_probability["budget"] > 0.5
+    _, chances = run_limits(found.run, found.run.high, found.run.usd_high)
+    assert chances == pytest.approx({"deadline": 0.95, "budget": 0.95})
+    assert 0.5 < cheap.limit_probability["budget"] < 0.6
+    assert find_question("train").read_result(cheap)["budget_probability"] == cheap.limit_probability["budget"]

@@ -14,7 +14,14 @@ from steptime.number_checks import divisors
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_job import DEGREES, TrainingLayout
 from steptime.training.training_planner import training_job
-from steptime.training.training_search import MEMORY_MARGIN, add_virtual_stages, even_chunks, legal_degrees, search
+from steptime.training.training_search import (
+    MEMORY_MARGIN,
+    add_virtual_stages,
+    even_chunks,
+    existing_modules,
+    legal_degrees,
+    search,
+)
 from steptime.training.training_stack import on_chip, training_engine
 from tests.training.cases import SMALL, SPARSE, job, model, system
 
@@ -169,3 +176,22 @@ def test_some_sequences_fit_only_with_reversible_layers():
         return found_by("llama-3.1-8b", 8, seq=524288, batch=8, fixed={"recompute": recompute}).fastest() is not None
 
     assert [fits(word) for word in ("none", "selective", "full", "reversible")] == [False, False, False, True]
+
+
+def test_a_search_names_only_modules_that_the_model_has():
+    without_latents = found_by(SPARSE, 8, seq=4096, batch=16, engine=stack(recomputes=()))
+    words = {group.layout.recompute for group in without_latents.groups}
+    assert not any("mla_up_proj" in word for word in words)
+    assert "norms+moe_act" in words
+    latents = st.load_model("deepseek-v3")
+    assert existing_modules(latents, "norms+mla_up_proj+moe_act+shared_experts") == "norms+mla_up_proj+moe_act+shared_experts"
+    maverick = st.load_model("llama-4-maverick")
+    assert existing_modules(maverick, "mla_up_proj+moe_act") == "moe_act"
+    # A module that the model does not have changes no number.
+    layout = st.TrainingLayout(dp=8, ep=8, recompute="mla_up_proj+moe_act")
+    one, other = (
+        st.training_step(SPARSE, "hgx-h100", seq=4096, batch=16, layout=replace(layout, recompute=words))
+        for words in ("mla_up_proj+moe_act", "moe_act")
+    )
+    assert float(one.total) == float(other.total)
+    assert float(one.memory.used) == float(other.memory.used)

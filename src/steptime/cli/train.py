@@ -16,6 +16,7 @@ from steptime.cli.output import (
     say_release,
     write_csv,
 )
+from steptime.errors import RangeError
 from steptime.questions.train_question import TRAIN, TrainInputs, bind_train, solve
 
 # With --launch of these stacks, the layout is searched for that stack, unless --engine names another.
@@ -48,6 +49,10 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     from steptime.training.training_alternatives import strong_and_weak_scaling
     from steptime.training.training_planner import step_timeline
 
+    if inputs.chips is None and inputs.deadline is None and inputs.budget is None:
+        raise RangeError("give --chips, or --tokens with --deadline or --budget")
+    if inputs.chips is None and inputs.tokens is None:
+        raise RangeError("--deadline and --budget need --tokens, such as --tokens 15T")
     not_empty("--layers", inputs.layers, "layers by chunk, such as 7,8x14,7")
     check_outputs({"--csv": output.csv, "--plot": output.plot}, [inputs.model, inputs.system])
     check_picture(output.plot)
@@ -97,7 +102,6 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
 
 def _write_plot(path: str, timeline: Any) -> None:
-    from steptime.errors import RangeError
     from steptime.training.schedule_timeline import write_timeline
 
     if timeline is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from steptime.questions.declaration import (
     texts,
 )
 from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, catalog_folder, read_machine
-from steptime.questions.train_sizing import size_run
+from steptime.questions.train_sizing import required_run, run_limits, size_run
 from steptime.training.training_evidence import MEASURED
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_planner import Training, train
@@ -174,7 +174,7 @@ class TrainInputs(ModelOnSystem):
         """
         has_limits = self.deadline is not None or self.budget is not None
         if self.chips is None and not has_limits:
-            raise RangeError("chips: is missing; give the number of chips, or the deadline or the budget of a run with tokens")
+            raise RangeError("chips: give chips, or tokens with deadline or budget")
         if not has_limits:
             return math.inf, math.inf
         if self.chips is not None:
@@ -272,8 +272,10 @@ def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
 
     if inputs.chips is not None:
         return train_on(inputs.chips, with_changes=changes)
-    sized = size_run(train_on, system, deadline=deadline, budget=budget)
-    return train_on(sized.chips, with_changes=True) if changes else sized
+    sized = size_run(train_on, system, deadline=deadline, budget=budget, layout=inputs.axes())
+    training = train_on(sized.chips, with_changes=True) if changes else sized
+    limits, probabilities = run_limits(required_run(training), deadline, budget)
+    return replace(training, limits=limits, limit_probability=probabilities)
 
 
 def _train(inputs: TrainInputs, model: Model, system: System, stack: TrainingEngine, chips: int, *, changes: bool) -> Training:
@@ -286,6 +288,10 @@ def _train(inputs: TrainInputs, model: Model, system: System, stack: TrainingEng
 
 def _days(training: Training) -> float | None:
     return None if training.run is None else training.run.seconds / 86_400
+
+
+def _limit_probability(name: str, training: Training) -> float | None:
+    return training.limit_probability.get(name)
 
 
 def _layout_text(training: Training) -> str:
@@ -310,8 +316,16 @@ TRAIN = question_of_result(
         "usd": Answer(meaning="rent of the run", unit="USD", source="run.usd"),
         "usd_low": Answer(meaning="lower end of its 90 % range", unit="USD", source="run.usd_low"),
         "usd_high": Answer(meaning="upper end of its 90 % range", unit="USD", source="run.usd_high"),
+        "deadline_probability": Answer(
+            meaning="probability that the run ends before its deadline", source=partial(_limit_probability, "deadline")
+        ),
+        "budget_probability": Answer(
+            meaning="probability that the rent of the run is within its budget", source=partial(_limit_probability, "budget")
+        ),
         "layout_text": Answer(meaning="layout in words", source=_layout_text, text=True),
-        "search_factor": Answer(meaning="factor on the step time for the optimism of the search", source="search_factor"),
+        "search_factor": Answer(
+            meaning="factor on the step time: layouts from a search run slower than predicted", source="search_factor"
+        ),
         "unmeasured_saving": Answer(
             meaning="share of the step time that a layout of an unmeasured kind would save", source="unmeasured_saving"
         ),

@@ -59,8 +59,8 @@ MAX_RUN_TOKENS: Final = 1e18
 JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention", "expert_imbalance")
 
 
-# Term of the expected shortfall of a searched layout.
-SEARCH_TERM: Final = "search optimism"
+# Term of the time by which layouts from a search run slower than predicted.
+SEARCH_TERM: Final = "search allowance"
 EXPOSED_TERMS = ("tensor parallel", "context parallel", "expert exchange", "data parallel", "pipeline hops")
 """Terms of exposed communication."""
 
@@ -173,11 +173,19 @@ class Training(Tabular):
     close_layouts: int = field(metadata=unit("", "layouts with this evidence within 3.5 % of the fastest of them"))
     unmeasured: str = field(metadata=unit("", "fastest layout of any kind, if no run covers its kind; else empty"))
     unmeasured_saving: float = field(metadata=unit("", "share of the step time that the unmeasured layout would save"))
-    search_factor: float = field(metadata=unit("", "factor on the step time for the optimism of the search; 1 if not searched"))
+    search_factor: float = field(
+        metadata=unit("", "factor on the step time: layouts from a search run slower than predicted; 1 if not searched")
+    )
     runner_up: str = field(metadata=unit("", "fastest layout with other tp, pp or ep"))
     runner_up_slower: float = field(metadata=unit("", "factor by which the runner-up is slower"))
     changes: tuple[Change, ...] = field(metadata=unit("", "speed-ups by changes, largest first", kind="list of changes"))
     why: str = field(metadata=unit("", "bottleneck of the step, as text"))
+    limits: Mapping[str, float] = field(
+        default_factory=dict, metadata=unit("", "limits that chose the number of chips: deadline in s, budget in USD")
+    )
+    limit_probability: Mapping[str, float] = field(
+        default_factory=dict, metadata=unit("", "probability that the run meets each limit: deadline, budget")
+    )
     job: TrainingJob = field(metadata=unit("", "work of a step", kind="job", left_out=True))
     searched: SearchResult | None = field(default=None, metadata=unit("", "all evaluated layouts", left_out=True))
 
@@ -409,8 +417,12 @@ def train(
     if tokens is not None:
         positive("tokens", tokens, maximum=MAX_RUN_TOKENS)
     job = training_job(system, engine, seq=seq, batch=batch, **job_options)
-    if tokens is not None and tokens < job.seq * job.batch:
-        raise RangeError(f"tokens: a run has at least the tokens of a step, {job.seq * job.batch:,}, got {tokens:,.0f}")
+    parts = tuple(phases) or ((Phase(tokens=tokens, seq=seq, batch=batch),) if tokens else ())
+    for phase in phases:
+        check_job(replace(job, seq=phase.seq, batch=phase.batch), system)
+    if parts and sum(phase.tokens / (phase.seq * (phase.first or phase.batch)) for phase in parts) < 1:
+        run_tokens = sum(phase.tokens for phase in parts)
+        raise RangeError(f"tokens: a run has at least the tokens of a step, {job.seq * job.batch:,}, got {run_tokens:,.0f}")
     check_draft(model, job)
 
     # Search the fastest layout.
@@ -432,9 +444,6 @@ def train(
     unmeasured_text, unmeasured_saving = _unmeasured(recommendation)
 
     # Cost of the run: each phase may have its own length and batch.
-    for phase in phases:
-        check_job(replace(job, seq=phase.seq, batch=phase.batch), system)
-    parts = tuple(phases) or ((Phase(tokens=tokens, seq=seq, batch=batch),) if tokens else ())
     cost = None
     if parts:
 
@@ -621,7 +630,9 @@ def _runner_up(search_result: SearchResult, best: TrainingLayout, *, is_measured
 
 
 TERM_WORDS = {
-    "step": "fixed overhead", "matrices": "matrix multiplies", SEARCH_TERM: "what searched layouts fall short of predictions",
+    "step": "fixed overhead",
+    "matrices": "matrix multiplies",
+    SEARCH_TERM: "allowance (layouts from a search run slower than predicted)",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, divisors
-from steptime.training.layer_profile import STEM_LAYERS, layer_profiles, max_chunks
+from steptime.training.layer_profile import MODULES, STEM_LAYERS, layer_profiles, max_chunks
 from steptime.training.layer_time import Passes, Terms, layer_passes
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.training_evidence import LAYOUT_ERROR, MEASURED, is_measured_kind, unconventional_choices
@@ -197,6 +197,8 @@ def search(
     fixed_axes = dict(fixed or {})
     sparse = model.routed
     recomputes = _word_choices(fixed_axes, "recompute", engine.recomputes, MOE_RECOMPUTES if sparse else DENSE_RECOMPUTES)
+    if "recompute" not in fixed_axes:
+        recomputes = tuple(existing_modules(model, words) for words in recomputes)
     shardings = _word_choices(fixed_axes, "sharding", engine.shardings, SHARDINGS_TRIED)
     schedule_names = [schedule_named(name).name for name in _word_choices(fixed_axes, "schedule", engine.schedules, SCHEDULES)]
 
@@ -228,6 +230,29 @@ def _word_choices(
     fixed_axes: Mapping[str, Any], name: str, engine_words: tuple[str, ...], default_words: tuple[str, ...]
 ) -> tuple[str, ...]:
     return (fixed_axes[name],) if name in fixed_axes else engine_words or default_words
+
+
+def existing_modules(model: Model, recompute: str) -> str:
+    """Return a recomputation without the modules that no layer of the model has.
+
+    Args:
+        model: Model to train.
+        recompute: Modules joined by +, or a word such as "full".
+
+    Returns:
+        The modules of the model joined by +; "none" if it has none of them.
+
+    >>> import steptime as st
+    >>> models = [st.load_model(name) for name in ("deepseek-v3", "qwen3-30b-a3b", "llama-3.1-8b")]
+    >>> [existing_modules(model, "mla_up_proj+moe_act") for model in models]
+    ['mla_up_proj+moe_act', 'moe_act', 'none']
+    """
+    profiles = [profile for profile, _ in layer_profiles(model)]
+    modules = [
+        module for module in recompute.split("+")
+        if module not in MODULES or any(np.any(profile.module_bytes[module]) for profile in profiles)
+    ]  # fmt: skip
+    return "+".join(modules) or "none"
 
 
 def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fixed_axes: Mapping[str, Any]) -> Array:

@@ -40,7 +40,7 @@ from steptime.training.training_alternatives import Change, Scaling
 from steptime.training.training_evidence import MEASURED
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_memory import PARTS
-from steptime.training.training_planner import Training
+from steptime.training.training_planner import SEARCH_TERM, Training
 from steptime.training.training_runs import TrainingRunCost
 from steptime.training.training_stack import CONSTANTS, TrainingEngine, load_stack, on_chip
 from steptime.units import DAY, counted, in_digits, show
@@ -111,7 +111,7 @@ COLOURS = {
     "matrices": "blue", "attention": "magenta", "experts": "green", "element-wise": "white", "head": "bright_blue",
     "recompute": "cyan", "tensor parallel": "yellow", "context parallel": "bright_yellow", "expert exchange": "yellow",
     "data parallel": "bright_yellow", "pipeline idle": "red", "pipeline hops": "bright_red", "optimizer": "bright_black",
-    "launch": "bright_black", "step": "bright_black", "search optimism": "bright_red", "multi-token prediction": "bright_green",
+    "launch": "bright_black", "step": "bright_black", SEARCH_TERM: "bright_red", "multi-token prediction": "bright_green",
 }  # fmt: skip
 MEMORY_COLOURS = {
     "weights": "blue", "gradients": "cyan", "optimizer": "green", "activations": "magenta", "logits": "yellow",
@@ -174,9 +174,10 @@ def _days(seconds: float) -> str:
 
 
 def _tokens(count: float) -> str:
-    """Write a number of tokens with a scale letter: 14.8T, 469B."""
-    scale, letter = (1e12, "T") if count >= 1e12 else (1e9, "B") if count >= 1e9 else (1e6, "M")
-    return f"{count / scale:,.4g}{letter}"
+    """Write a number of tokens with a scale letter: 14.8T, 469B; in full below a million."""
+    scales = (1e12, "T"), (1e9, "B"), (1e6, "M"), (1.0, "")
+    scale, letter = next(pair for pair in scales if count >= pair[0] or pair[0] == 1.0)
+    return f"{in_digits(count / scale, 4)}{letter}"
 
 
 def _figures(training: Training, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
@@ -191,7 +192,7 @@ def _figures(training: Training, system: System, *, full: bool) -> list[tuple[st
         ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
         ("Pipeline bubble", f"{bubble:.1%} of the step" if bubble else ""),
         ("Exposed communication", f"{show(exposed, 's')} per step" if exposed else ""),
-        *_evidence(training, full=full),
+        *_evidence(training),
     ]
     if full:
         rows += [
@@ -201,24 +202,42 @@ def _figures(training: Training, system: System, *, full: bool) -> list[tuple[st
             ("HFU, with recomputation", f"{float(step.hfu):.1%}"),
             ("Layouts tried", f"{training.evaluated_layouts:,}"),
         ]
-    return rows + (_run(run, system, full=full) if run is not None else [])
+    return rows + (_limits(training) + _run(run, system, full=full) if run is not None else [])
 
 
-def _evidence(training: Training, *, full: bool) -> list[tuple[str, str | Text]]:
-    """Return which layouts were measured, how many are about as fast, and what the search falls short of."""
+def _limits(training: Training) -> list[tuple[str, str | Text]]:
+    """Return the limits that chose the number of chips, with the probability that the run meets them."""
+    words = {"deadline": lambda limit: show(limit, "s"), "budget": usd}
+    return [
+        (name.capitalize(), f"{words[name](limit)}: met with {_percent(training.limit_probability[name])} probability")
+        for name, limit in training.limits.items()
+    ]
+
+
+def _percent(probability: float) -> str:
+    return "over 99%" if probability > 0.99 else "under 1%" if probability < 0.01 else f"{probability:.0%}"
+
+
+def _evidence(training: Training) -> list[tuple[str, str | Text]]:
+    """Return which layouts were measured, how many are about as fast, and the allowance of the search."""
     kind = "measured kind" if training.evidence == MEASURED else "no run has this kind of layout"
     close = f"; {training.close_layouts:,} layouts within 3.5% of the fastest, this the most conventional"
     unmeasured = f"{training.unmeasured}: {training.unmeasured_saving:.0%} less time, if its prediction holds (--evidence any)"
-    shortfall = f"times are {training.search_factor - 1:.0%} longer than predicted, as those of measured jobs are"
+    allowance = (
+        f"times include {training.search_factor - 1:.0%}: layouts from a search run slower than predicted; with this layout "
+        "given, times have no allowance"
+    )
     return [
         ("Evidence", kind + (close if training.close_layouts > 1 else "")),
-        ("Unmeasured layout", unmeasured if training.unmeasured else ""),
-        ("Searched", shortfall if full and training.search_factor > 1 else ""),
+        ("Unmeasured layout", unmeasured if training.unmeasured and round(training.unmeasured_saving, 2) > 0 else ""),
+        ("Search allowance", allowance if round(training.search_factor, 2) > 1 else ""),
     ]
 
 
 def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
     failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}"
+    is_single = run.checkpoint_every >= run.seconds * run.goodput * (1 - 1e-9)
+    checkpoints = "one checkpoint, at the end" if is_single else f"a checkpoint every {show(run.checkpoint_every, 's')}"
     rent = f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"
     if math.isfinite(run.usd):
         spares = f" ({run.spares:,} spares included)" if run.spares else ""
@@ -229,7 +248,7 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
             rent += f"; at the lowest and highest rent of the past twelve months: {usd(lowest)} and {usd(highest)}"
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
-        ("Goodput", f"{run.goodput:.1%}: {failures}; a checkpoint every {show(run.checkpoint_every, 's')}"),
+        ("Goodput", f"{run.goodput:.1%}: {failures}; {checkpoints}"),
         ("Rent", rent),
         ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
         ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
