@@ -41,6 +41,21 @@ def replace_controls(text: str) -> str:
     return CONTROL.sub("\ufffd", text)
 
 
+def one_line(text: str) -> str:
+    """Return a text from outside as one line.
+
+    Args:
+        text: Text from outside.
+
+    Returns:
+        Text with escaped line breaks and tabs, and replaced control characters.
+
+    >>> one_line("a\\nb\\tc")
+    'a\\\\nb\\\\tc'
+    """
+    return replace_controls("\\n".join(text.splitlines()).replace("\t", "\\t"))
+
+
 def escape_controls(json_text: str) -> str:
     """Return JSON text with the control characters that JSON allows as \\u escapes.
 

@@ -36,8 +36,9 @@ def words(text: str) -> str:
 def test_an_answer_says_what_it_rests_on(asked, runs):
     shown = run(f"{asked} --anchor {runs}")
     assert shown.returncode == 0, shown.stderr
-    said = "Corrected by 1 run that you measured (runs.csv): time per token measured at 1.30 times the prediction, so"
-    assert words(said) in words(shown.stdout)
+    assert "Corrected by 1 run that you measured (runs.csv): " in words(shown.stdout)
+    assert "Measured over predicted time per token: 1.30 (r0, load 8)." in words(shown.stdout)
+    assert "Note: Corrected" not in shown.stdout
     assert "Corrected by" not in run(asked).stdout
 
 
@@ -59,6 +60,15 @@ def test_an_answer_says_what_it_was_before(runs, closed_forms):
     assert "Without your runs" in run(f"{STEP} --anchor {runs}").stdout
     plan = words(run(f"plan llama-3.1-8b hgx-h100 --chips 1 --anchor {runs}").stdout)
     assert "Without your runs, the same layout and batch: " in plan
+
+
+def test_a_step_names_the_factor_that_it_takes_and_no_first_tokens(runs):
+    for sizes in ("--batch 64", "--phase prefill --prompts 1 --tokens 512"):
+        asked = f"step llama-3.1-8b hgx-h100 {sizes} --anchor {runs}"
+        found, shown = json.loads(run(f"{asked} --json").stdout), words(run(asked).stdout)
+        factor = found["total_s"] / found["unanchored"]["total_s"]
+        assert f"(runs.csv): steps x {factor:.2f} here." in shown
+        assert "first token" not in shown
 
 
 def test_a_result_tells_its_ways_behind_its_name(tmp_path):
@@ -106,10 +116,10 @@ def test_runs_that_are_kept_are_used_and_left_out(runs, tmp_path, monkeypatch):
     assert [one["source"] for one in listed["anchors"]] == ["mine"]
     said = words(run(STEP).stdout)
     assert "Corrected by 1 run that you measured (mine): " in said
-    assert "; --no-anchor ignores these runs." in said
+    assert "--no-anchor ignores these runs." in said
     assert "Corrected by" not in run(f"{STEP} --no-anchor").stdout
     assert "Corrected by" not in run(f"{STEP} --engine ideal").stdout
-    assert "so that they say little" in words(run("step llama-3.1-8b hgx-h200 --batch 64").stdout)
+    assert "the prediction is unchanged" in words(run("step llama-3.1-8b hgx-h200 --batch 64").stdout)
     assert "Corrected by" not in run(f"{STEP} --engine sglang").stdout
     assert "Removed" in run("anchors remove mine").stderr
     assert "Corrected by" not in run(STEP).stdout

@@ -11,10 +11,11 @@ import pytest
 import steptime as st
 from steptime.errors import InputError
 from steptime.physics.bias_correction import Anchor, Anchors, MeasuredRun, OperatingPoint, select_anchor
-from steptime.physics.engine import anchored, constant, load_engine, with_constants
+from steptime.physics.engine import anchored, constant, load_engine, serving_engine, with_constants
 from steptime.physics.layout import Layout
 from steptime.physics.run_covariance import read_covariances
 from steptime.physics.uncertainty import distances, factors, widening
+from steptime.planning.plan_result import mean_terms
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import explain_step
 from steptime.questions.step_question import step_summary
@@ -47,9 +48,62 @@ def test_correction_at_repeated_runs_has_their_share_of_the_variance(runs):
     shared = TPOT.total - TPOT.noise
     share = shared / (shared + TPOT.noise / runs)
     assert log == pytest.approx(share * math.log(2.0))
-    square = runs * math.log(2.0) ** 2 / (runs * shared + TPOT.noise)
-    scale = math.sqrt((TPOT.degrees + square) / (TPOT.degrees + runs))
+    square = math.log(2.0) ** 2 / (shared + TPOT.noise / runs)
+    scale = math.sqrt((TPOT.degrees + square) / (TPOT.degrees + 1))  # repeats are one point
     assert half == pytest.approx(TPOT.quantile * scale * math.sqrt(TPOT.total - share * shared))
+
+
+def anchor_of(*runs: MeasuredRun, **more) -> Anchor:
+    names = {"model": MODEL.name, "system": SYSTEM.name}
+    return Anchor(source="runs.csv", engine="vllm", measured=runs, **({"formats": FORMATS} | names | more))
+
+
+def run_of(ratio, name="a", **more) -> MeasuredRun:
+    names = {"model": MODEL.name, "system": SYSTEM.name, "formats": FORMATS, "load": 64, "context": 4096}
+    return MeasuredRun(name=name, tpot=ratio, **(names | more))
+
+
+def test_repeats_of_one_point_narrow_the_range_towards_the_shared_noise_only():
+    jitter = np.exp(np.random.default_rng(0).normal(0, 0.01, 50))
+    one, many = anchor_of(run_of(1.0)), anchor_of(*(run_of(float(x), str(i)) for i, x in enumerate(jitter)))
+    far = OperatingPoint(layout=Layout(), load=64 * 1024, context=4096)
+    assert many.half_width("tpot", far) == pytest.approx(float(one.half_width("tpot", far)), rel=0.05)
+    least = TPOT.quantile * math.sqrt(TPOT.noise)
+    assert least < many.half_width("tpot", HERE) < one.half_width("tpot", HERE)
+    assert many.half_width("tpot", HERE) == pytest.approx(least, rel=0.05)
+
+
+def test_runs_that_agree_do_not_scale_the_range_down():
+    agreeing = anchor_of(*(run_of(1.0, str(load), load=load) for load in (1, 2, 4, 8, 16, 32, 64, 128)))
+    assert agreeing.scale("tpot") == 1
+    assert agreeing.half_width("tpot", HERE) > TPOT.quantile * math.sqrt(TPOT.noise)
+
+
+def test_repeats_that_disagree_raise_the_noise_by_hand():
+    two = anchor_of(run_of(1.0), run_of(math.exp(0.6), "b"))
+    noise = TPOT.noise * (TPOT.degrees + 2 * 0.3**2 / TPOT.noise) / (TPOT.degrees + 1)
+    shared = TPOT.total - TPOT.noise
+    log, _ = two.correction("tpot", HERE)
+    assert log == pytest.approx(0.3 * shared / (shared + noise / 2))
+
+
+def test_runs_in_three_formats_have_factors_among_their_ratios_and_a_range():
+    ratios = {"bf16": 2.14, "fp8": 1.89, "int4": 2.18}
+    runs = [run_of(ratio, name, formats=(name, "")) for name, ratio in ratios.items()]
+    for formats in ((), ("bf16", ""), ("fp8", "")):
+        found = anchor_of(*runs, formats=formats)
+        assert 1.89 < found.tpot.factor < 2.18
+        assert math.log(found.tpot.high) > TPOT.quantile * math.sqrt(TPOT.noise)
+        for layout in (None, Layout(), Layout(tp=2)):
+            assert found.half_width("tpot", replace(HERE, layout=layout)) > TPOT.quantile * math.sqrt(TPOT.noise)
+
+
+def test_unknown_formats_and_layouts_share_less_than_known_ones():
+    known, unknown = anchor_of(run_of(1.3)), anchor_of(run_of(1.3), formats=())
+    shared = TPOT.engine + TPOT.model + TPOT.group + TPOT.release
+    for own, layout in ((known, None), (unknown, Layout())):
+        log, _ = own.correction("tpot", replace(HERE, layout=layout))
+        assert log == pytest.approx(shared / TPOT.total * math.log(1.3))
 
 
 @pytest.mark.parametrize(
@@ -200,11 +254,23 @@ def test_a_plan_takes_the_steps_and_says_what_it_was_before():
     assert plan.anchor.measured == own.measured
     pool = plan.pools[0]
     given = {"batch": pool.batch, "context": float(mean_context(WORK)), "layout": pool.layout}
-    with_kv = st.load_model("llama-3.1-8b", kv="bf16")
-    assert float(pool.step.total) == pytest.approx(float(st.decode_step(with_kv, SYSTEM, **given, anchor=own).total))
+    with_kv, engine = st.load_model("llama-3.1-8b", kv="bf16"), serving_engine(SYSTEM, None)  # a plan samples by top-p
+    step = st.decode_step(with_kv, SYSTEM, **given, engine=engine, anchor=own)
+    assert float(pool.step.total) == pytest.approx(float(step.total))
     assert 1 / plan.unanchored.tokens_per_second_per_user < plan.tpot < 0.02 * (1 + 1e-9)
     assert plan.unanchored.batch == pool.batch
     assert st.plan(**asked).anchor is st.plan(**asked).unanchored is None
+
+
+@pytest.mark.parametrize("ratios", [None, (1.3, 1.3), (1.8, 1.0)])
+def test_steps_of_a_plan_agree_with_its_time_per_token(ratios):
+    """First tokens as predicted, with slower steps, take prefill work as predicted: in the run and in the steps."""
+    pytest.importorskip("numba")
+    own = None if ratios is None else anchor(*ratios, load=32.0, context=8704.0)
+    plan = st.plan(MODEL, SYSTEM, st.Workload(input_tokens=8192, output_tokens=1024), chips=1, anchor=own)
+    (pool,) = plan.pools
+    assert pool.chunk_share > 0.3
+    assert sum(mean_terms(pool).values()) == pytest.approx(plan.mean_tpot, rel=0.04)
 
 
 @pytest.mark.slow
@@ -252,7 +318,7 @@ def test_a_plan_is_replayed_with_the_runs_that_it_rests_on():
 
 def test_the_last_version_of_a_group_is_that_of_the_target():
     both = Anchors(source="runs.csv", anchors=(anchor(1.1, version="0.1"), anchor(1.2, version="0.2")))
-    chosen = select_anchor(both, model=MODEL.name, system=SYSTEM.name, engine="vllm")
+    chosen = select_anchor(both, model=MODEL.name, system=SYSTEM.name, engine="vllm", formats=FORMATS)
     assert chosen.version == "0.2"
     assert [run.version for run in chosen.measured] == ["0.1", "0.2"]
     # The newer run says more.

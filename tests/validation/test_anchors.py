@@ -124,11 +124,41 @@ def test_load_anchor_with_a_run_outside_its_range_names_it(tpot, ttft, outside):
     assert found.outside_range == outside
 
 
-def test_own_runs_with_a_run_outside_its_range_warns():
+def shown(rows) -> list[str]:
     from steptime.cli.views.step_view import own_runs
 
-    assert len(own_runs(st.load_anchor(measured([1.1])).anchors[0])) == 1
-    assert own_runs(st.load_anchor(measured([2.8])).anchors[0])[1].plain.startswith("WARNING: Your run lies outside the 90 %")
+    (anchor,) = st.load_anchor(rows).anchors
+    return [line.plain for line in own_runs(anchor, anchor.applied(OperatingPoint(layout=st.Layout(), load=8, context=1152)))]
+
+
+def test_own_runs_with_a_run_outside_its_range_warns():
+    assert len(shown(measured([1.1]))) == 1
+    assert shown(measured([2.8]))[1].startswith("WARNING: Your run lies outside the 90 %")
+
+
+def test_own_runs_warn_of_runs_far_outside_and_of_more_runs_outside_than_expected():
+    just_outside = 1.6
+    assert len(st.load_anchor(measured([just_outside])).anchors[0].outside_range) == 1
+    assert len(shown(measured([1.0] * 9 + [just_outside]))) == 1
+    (warning,) = shown(measured([1.0] * 9 + [9.0]))[1:]
+    assert "'r9' took 9 times as long as predicted" in warning
+    assert "90 % range" not in warning
+    (warning,) = shown(measured([1.0] * 5 + [just_outside] * 5))[1:]
+    assert warning.count("Check whether") == 3
+
+
+def test_causes_leave_out_what_the_row_states():
+    (own,) = st.load_anchor(measured([2.8], sampling="top-p")).anchors
+    assert "sampling" not in own.explanations[0]
+    (own,) = st.load_anchor([row | {"id": "a\nb"} for row in measured([2.8])]).anchors
+    assert "\n" not in own.warning + own.text(own.applied(OperatingPoint()))
+
+
+def test_validate_names_runs_far_outside_their_range():
+    found = st.validate(measured([1.0, 1.1, 9.0]))
+    assert [note for note in found.notes if "'r2' took 9 times as long as predicted" in note]
+    assert not any("took" in note for note in st.validate(measured([1.0, 1.1])).notes)
+    assert sum("took" in note for note in st.validate(measured([9.0] * 5)).notes) == 3
 
 
 def test_runs_are_predicted_by_the_engine_that_is_given():

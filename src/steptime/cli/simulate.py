@@ -247,7 +247,7 @@ def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
     shared = uncached(trace) if trace is not None and arguments["cache"] is None else []
     console.print(
         rate_answer(highest, limited), f"{title}, {arguments['policy'].kind} batching{played}",
-        *notes(shared), *own_runs(engine.anchor), rate_view(highest, console.width),
+        *notes(shared), *own_runs(engine.anchor, None), rate_view(highest, console.width),
         sep="\n",
     )  # fmt: skip
     _print_drafting(prepared)

@@ -10,7 +10,11 @@ load is its number of decoding sequences. A step without any takes the usual loa
 their own factor, which replaces that of steps.
 
 The 90 % range becomes $\hat r \pm q s$ where that is narrower than the range without runs (`run_covariance`). The range
-contains a run that is far outside its prediction, because such a run widens it.
+contains a run that is far outside its prediction, because such a run widens it. The scale is at least 1,
+so that runs that agree do not narrow the range by it.
+
+Repeats, runs of one point, count as one observation: they measure the error of that point and their noise, and say nothing else
+about other points. Unknown formats, or an unknown layout, share no level of the layout with any run.
 
 References:
     docs/corrections.md has the errors before and after one run of the same curve.
@@ -26,7 +30,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from steptime.errors import InputError, expect
+from steptime.errors import InputError, expect, one_line, short_repr
 from steptime.number_checks import Array, Number
 from steptime.physics.run_covariance import Covariance, read_covariances
 from steptime.result_base import Result, Tabular, unit
@@ -34,7 +38,14 @@ from steptime.units import counted
 
 # Runs that a correction uses: those that share the most, because each prediction evaluates the covariance with all of them.
 MAX_RUNS: Final = 200
-QUANTITIES: Final = ("tpot", "ttft")
+# What a correction multiplies, and what a run measured, by quantity.
+QUANTITIES: Final = {"tpot": "steps", "ttft": "first tokens"}
+TIMES: Final = {"tpot": "time per token", "ttft": "time to first token"}
+# Runs that a sentence names, and the change below which an answer counts as unchanged.
+MAX_NAMED: Final = 3
+SMALL_CHANGE: Final = 0.02
+# Share of runs that a 90 % range leaves out.
+OUTSIDE_SHARE: Final = 0.1
 LEFT_OUT: Final = unit("", "", left_out=True)
 
 
@@ -152,14 +163,15 @@ class Anchor(Result):
     engine: str = field(metadata=unit("", "name of the engine that predicted the runs"))
     version: str = field(default="", metadata=unit("", "version of the engine; empty where the runs do not state it"))
     formats: tuple[str, ...] = field(
-        default=(), metadata=unit("", "formats of dense layers and of routed experts; empty: those of the runs")
+        default=(), metadata=unit("", "formats of dense layers and of routed experts; empty: unknown")
     )
     measured: tuple[MeasuredRun, ...] = field(metadata=LEFT_OUT)
     outside_range: tuple[str, ...] = field(
         default=(), metadata=unit("", "ids of runs with a measured time outside the 90 % range of its prediction")
     )
+    far_outside: tuple[str, ...] = field(default=(), metadata=LEFT_OUT)
     explanations: tuple[str, ...] = field(
-        default=(), metadata=unit("", "what may explain runs outside the range, one text per run")
+        default=(), metadata=unit("", "what may explain runs outside the range, one text per run, farthest run first")
     )
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that are not used, each with the reason"))
     usual_load: float | None = field(default=None, metadata=LEFT_OUT)
@@ -225,13 +237,12 @@ class Anchor(Result):
         return k @ weights
 
     def _covariances(self, quantity: str, point: OperatingPoint) -> tuple[Array, Array]:
-        """Return the covariance with each run, in the last axis, and $K^{-1} r$."""
-        covariance = read_covariances()[quantity]
-        usable, log_load, log_context, _, weights, _ = _solved(self.measured, quantity)
-        load, context = self._coordinates(point, usable)
-        shared = self._shared(usable, point.layout)
-        near = covariance.nearness(np.square(load[..., None] - log_load), np.square(context[..., None] - log_context))
-        return covariance.between(shared, near), weights
+        """Return the covariance with each point of the runs, in the last axis, and $K^{-1} r$."""
+        solved = _solved(self.measured, quantity)
+        load, context = self._coordinates(point, solved.points)
+        shared = self._shared(solved.points, point.layout)
+        squares = np.square(load[..., None] - solved.load), np.square(context[..., None] - solved.context)
+        return solved.covariance.between(shared, solved.covariance.nearness(*squares)), solved.weights
 
     def _coordinates(self, point: OperatingPoint, usable: tuple[MeasuredRun, ...]) -> tuple[Array, Array]:
         """Return load and context in doublings; the usual ones where a point has none."""
@@ -252,7 +263,9 @@ class Anchor(Result):
         model = np.array([run.model == self.model for run in usable])
         group = model & np.array([run.system == self.system for run in usable])
         release = group & np.array([run.version == self.version for run in usable])
-        same: Any = group & np.array([not self.formats or not run.formats or run.formats == self.formats for run in usable])
+        # As in the covariance between runs: formats and all degrees are equal. Unknown ones equal nothing.
+        has_layout = layout is not None and bool(self.formats)
+        same: Any = group & np.array([has_layout and run.formats == self.formats for run in usable])
         if layout is not None:
             for name in ("tp", "pp", "dp", "ep"):
                 degrees = np.array([getattr(run, name) for run in usable])
@@ -298,12 +311,7 @@ class Anchor(Result):
         """
         if not self.has(quantity):
             return np.asarray(np.inf)
-        covariance = read_covariances()[quantity]
-        usable, _, _, inverse, _, square = _solved(self.measured, quantity)
-        k, _ = self._covariances(quantity, point)
-        variance = covariance.total - np.sum((k @ inverse) * k, axis=-1)
-        half: Array = covariance.quantile * np.sqrt(np.maximum(variance, 0.0)) * covariance.scale(square, len(usable))
-        return half
+        return _solved(self.measured, quantity).half_width(self._covariances(quantity, point)[0])
 
     def scale(self, quantity: str) -> float:
         """Return how much wider the range is because the runs are far from their predictions.
@@ -316,30 +324,75 @@ class Anchor(Result):
         """
         if not self.has(quantity):
             return 1.0
-        usable, *_, square = _solved(self.measured, quantity)
-        return max(1.0, float(read_covariances()[quantity].scale(square, len(usable))))
+        return _solved(self.measured, quantity).scale
 
     @property
     def group(self) -> str:
         """The model, system and engine of the correction, as text."""
         return f"{self.model} on {self.system} with engine {self.engine}"
 
-    @property
-    def text(self) -> str:
-        """The correction in one sentence."""
+    def applied(self, point: OperatingPoint) -> dict[str, float]:
+        """Return the factors on the times of an answer.
+
+        Args:
+            point: Layout, mean load and mean context of the answer.
+
+        Returns:
+            Factors by quantity: on steps for "tpot", and on first tokens for "ttft"; only of measured quantities.
+        """
+        return {name: float(np.exp(self.log_factor(name, point))) for name in QUANTITIES if self.has(name)}
+
+    def text(self, applied: Mapping[str, float] | None) -> str:
+        """Say how an answer was corrected, and by which runs.
+
+        Args:
+            applied: Factors on the times of the answer, by quantity; None for an answer at many loads.
+
+        Returns:
+            Sentences.
+        """
+        hint = " --no-anchor ignores these runs." if self.is_stored else ""
+        exclusions = f" Not used: {one_line('; '.join(self.left_out))}." if self.left_out else ""
+        if not self.has_group and applied is not None and all(abs(factor - 1) < SMALL_CHANGE for factor in applied.values()):
+            return f"Your runs are of other models or systems; the prediction is unchanged.{hint}{exclusions}"
         count = len(self.measured)
         whose = f"{count:,} run{'s' * (count != 1)} that you measured ({self.source}{', ' * bool(self.version)}{self.version})"
-        sentences = [
-            f"{name} measured at {factor.ratio:.2f} times the prediction, so predictions x {factor.factor:.2f} at that load"
-            for name, factor in (("time per token", self.tpot), ("first token", self.ttft))
-            if factor is not None
-        ]
-        hint = "; --no-anchor ignores these runs" if self.is_stored else ""
-        hint_of_group = "" if self.has_group else " None of them is of this model and system, so that they say little."
-        exclusions = f" Not used: {'; '.join(self.left_out)}." if self.left_out else ""
-        return (
-            f"Corrected by {whose}: {'; '.join(sentences)}, less at other loads and layouts{hint}.{hint_of_group}{exclusions}"
-        )
+        if applied is None:
+            factors = "each step by its load"
+        else:
+            parts = [f"{QUANTITIES[name]} x {factor:.2f}" for name, factor in applied.items()] or ["steps x 1"]
+            factors = f"{', '.join(parts)} here"
+        quantities = [name for name in QUANTITIES if self.has(name)] if applied is None else applied
+        caution = "" if self.has_group else " None of them is of this model and system, so that they say little."
+        ratios = "".join(f" {self._worst(name)}" for name in quantities) if self.has_group else ""
+        return one_line(f"Corrected by {whose}: {factors}.{ratios}{caution}{hint}") + exclusions
+
+    def _worst(self, quantity: str) -> str:
+        """Return the ratios of the runs of the group that are the furthest from their predictions, with their loads."""
+        same = [run for run in self.measured if (run.model, run.system) == (self.model, self.system)]
+        ratios = {run: ratio for run in same if (ratio := getattr(run, quantity)) is not None}
+        worst = sorted(ratios, key=lambda run: -abs(math.log(ratios[run])))[:MAX_NAMED]
+        if not worst:
+            return f"No run of this model and system measured {QUANTITIES[quantity]}."
+        if abs(math.log(ratios[worst[0]])) < SMALL_CHANGE:
+            return f"Measured {TIMES[quantity]}: as predicted."
+        listed = ", ".join(f"{ratios[run]:.2f} ({run.name}, load {run.load:,.3g})" for run in worst)
+        further = f", and {len(ratios) - len(worst):,} closer to 1" if len(ratios) > len(worst) else ""
+        return f"Measured over predicted {TIMES[quantity]}: {listed}{further}."
+
+    @property
+    def warning(self) -> str:
+        """What to check where runs are far outside their ranges, or more runs are outside than expected; "" otherwise."""
+        outside, runs = len(self.outside_range), len(self.measured)
+        expected = OUTSIDE_SHARE * runs + 2 * math.sqrt(OUTSIDE_SHARE * (1 - OUTSIDE_SHARE) * runs)
+        if outside > expected:
+            subject = "Your run lies" if runs == 1 else f"{outside:,} of your {runs:,} runs {'lies' if outside == 1 else 'lie'}"
+            general = "" if self.explanations else " Check tp, weight format, prefix cache, sampling and version."
+            words = [f"{subject} outside the 90 % range of the prediction.{general}", *self.explanations[:MAX_NAMED]]
+        else:
+            subjects = tuple(f"Run {short_repr(name)} " for name in self.far_outside)
+            words = [text for text in self.explanations if text.startswith(subjects)][:MAX_NAMED]
+        return one_line(" ".join(words))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the group of the runs and the factors.
@@ -355,21 +408,72 @@ class Anchor(Result):
         return f"Anchor: {counted(len(self.measured), 'run')} of {self.group}, from {self.source}", factors
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Solved:
+    """The points of some runs, and the solution for their errors.
+
+    points: one run of each. place: point of each run with the quantity. load, context: of points [doublings]. covariance: with
+    the noise of the repeats. matrix: covariance $C$ between points, without noise. inverse: $K^{-1}$. weights: $K^{-1} r$.
+    scale: factor on standard deviations, at least 1.
+    """
+
+    points: tuple[MeasuredRun, ...]
+    place: Array
+    load: Array
+    context: Array
+    covariance: Covariance
+    matrix: Array
+    inverse: Array
+    weights: Array
+    scale: float
+
+    def half_width(self, k: Array) -> Array:
+        """Return half of the 90 % range of a further run with the covariance `k` with each point, in logarithms."""
+        variance = self.covariance.total - np.sum((k @ self.inverse) * k, axis=-1)
+        # The asked point and the runs share one covariance, so that a run leaves at least its noise.
+        assert not np.any(variance <= 0), "the covariance of runs is not positive definite"
+        half: Array = self.covariance.quantile * np.sqrt(variance) * self.scale
+        return half
+
+
+def _point(run: MeasuredRun) -> tuple[Any, ...]:
+    """Return what is equal in repeats of a run."""
+    degrees = (run.tp, run.pp, run.dp, run.ep)
+    return (run.model, run.system, run.version, run.formats, *degrees, max(run.load, 1.0), max(run.context, 1.0))
+
+
 @lru_cache(maxsize=256)
-def _solved(runs: tuple[MeasuredRun, ...], quantity: str) -> tuple[Any, ...]:
-    """Return the runs with a quantity, their loads and contexts [doublings], $K^{-1}$, $K^{-1} r$ and $r^T K^{-1} r$."""
+def _solved(runs: tuple[MeasuredRun, ...], quantity: str) -> _Solved:
+    r"""Return the solution for the runs with a quantity.
+
+    The $m_i$ repeats of point $i$ have the mean error $r_i$, with the noise $\sigma^2_{noise} / m_i$. The sum of squares of
+    repeats around their means raises the noise as the scale of `run_covariance` does, with their own degrees of freedom.
+    """
     usable = tuple(run for run in runs if getattr(run, quantity) is not None)
-    covariance = read_covariances()[quantity]
-    load = np.log2([max(run.load, 1.0) for run in usable])
-    context = np.log2([max(run.context, 1.0) for run in usable])
-    inverse = np.linalg.inv(_matrix(usable, covariance, load, context))
-    logs = np.log([getattr(run, quantity) for run in usable])
-    weights = inverse @ logs
-    return usable, load, context, inverse, weights, float(logs @ weights)
+    keys = [_point(run) for run in usable]
+    first = {key: i for i, key in reversed(list(enumerate(keys)))}
+    points = tuple(usable[first[key]] for key in dict.fromkeys(keys))
+    place = np.array([[*dict.fromkeys(keys)].index(key) for key in keys])
+    logs, repeats = np.log([getattr(run, quantity) for run in usable]), np.bincount(place)
+    means = np.bincount(place, logs) / repeats
+
+    prior = read_covariances()[quantity]
+    square_of_repeats = float(np.sum(np.square(logs - means[place])) / prior.noise)
+    noisier = max(1.0, float(prior.scale(square_of_repeats, len(usable) - len(points))) ** 2)
+    covariance = replace(prior, noise=prior.noise * noisier)
+    load, context = (np.log2([max(getattr(run, name), 1.0) for run in points]) for name in ("load", "context"))
+    matrix = _matrix(points, covariance, load, context)
+    inverse = np.linalg.inv(matrix + np.diag(covariance.noise / repeats))
+    weights = inverse @ means
+    scale = max(1.0, float(covariance.scale(float(means @ weights), len(points))))
+    return _Solved(
+        points=points, place=place, load=load, context=context, covariance=covariance, matrix=matrix, inverse=inverse,
+        weights=weights, scale=scale,
+    )  # fmt: skip
 
 
 def _matrix(runs: tuple[MeasuredRun, ...], covariance: Covariance, load: Array, context: Array) -> Array:
-    """Return the covariance of the errors of runs, with noise."""
+    """Return the covariance of the errors of runs, without noise."""
 
     def equal(key: Any) -> Array:
         labels = np.unique([repr(key(run)) for run in runs], return_inverse=True)[1].ravel()
@@ -384,34 +488,28 @@ def _matrix(runs: tuple[MeasuredRun, ...], covariance: Covariance, load: Array, 
         "layout_release": layout & release,
     }  # fmt: skip
     near = covariance.nearness(*(np.square(x[:, None] - x[None]) for x in (load, context)))
-    return covariance.between(shared, near) + covariance.noise * np.eye(len(runs))
+    return covariance.between(shared, near)
 
 
 @lru_cache(maxsize=256)
 def _summary(anchor: Anchor, quantity: str) -> Factor | None:
-    """Return the correction at the operating points of the runs of the group, or of all runs where there is none."""
-    usable = [run for run in anchor.measured if getattr(run, quantity) is not None]
-    if not usable:
+    """Return the correction at the points of the runs of the group, or at those of all runs where there is none."""
+    if not anchor.has(quantity):
         return None
-    same = [run for run in usable if (run.model, run.system) == (anchor.model, anchor.system)] or usable
-    table = {name: np.array([getattr(run, name) for run in same]) for name in ("tp", "pp", "dp", "ep", "load", "context")}
-    degrees = _Columns(tp=table["tp"], pp=table["pp"], dp=table["dp"], ep=table["ep"])
-    point = OperatingPoint(layout=degrees, load=table["load"], context=table["context"])
-    unbound = replace(anchor, usual_load=None, usual_context=None)
-    factor, half = (float(np.mean(x)) for x in unbound.correction(quantity, point))
+    usable, solved = [run for run in anchor.measured if getattr(run, quantity) is not None], _solved(anchor.measured, quantity)
+    group = [i for i, run in enumerate(usable) if (run.model, run.system) == (anchor.model, anchor.system)]
+    same = [usable[i] for i in group] or usable
+    if group:
+        # Each run has its own formats, layout and release.
+        k = solved.matrix[solved.place[group]]
+        factors, halves = k @ solved.weights, solved.half_width(k)
+    else:
+        load, context = (np.array([getattr(run, name) for run in same]) for name in ("load", "context"))
+        unbound = replace(anchor, usual_load=None, usual_context=None)
+        factors, halves = unbound.correction(quantity, OperatingPoint(load=load, context=context))
     ratio = math.exp(float(np.median(np.log([getattr(run, quantity) for run in same]))))
+    factor, half = float(np.mean(factors)), float(np.mean(halves))
     return Factor(runs=len(usable), ratio=ratio, factor=math.exp(factor), low=math.exp(-half), high=math.exp(half))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
-    """Parallel degrees of runs, as arrays."""
-
-    tp: Number
-    pp: Number
-    dp: Number
-    ep: Number
-    cp: Number = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -459,7 +557,7 @@ def select_anchor(anchors: Anchors | Anchor, *, model: str, system: str, engine:
         model: Name of the model.
         system: Name of the system.
         engine: Name of the engine.
-        formats: Formats of dense layers and of routed experts; by default those of the runs.
+        formats: Formats of dense layers and of routed experts; by default unknown.
 
     Returns:
         The correction of the group.
@@ -494,6 +592,7 @@ def select_anchor(anchors: Anchors | Anchor, *, model: str, system: str, engine:
         source=", ".join(dict.fromkeys(anchor.source for anchor in reversed(fitting))),
         measured=measured[-MAX_RUNS:],
         outside_range=tuple(dict.fromkeys(name for anchor in fitting for name in anchor.outside_range)),
-        explanations=tuple(dict.fromkeys(words for anchor in fitting for words in anchor.explanations)),
+        far_outside=tuple(dict.fromkeys(name for anchor in fitting for name in anchor.far_outside)),
+        explanations=tuple(dict.fromkeys(words for anchor in reversed(fitting) for words in anchor.explanations)),
         left_out=tuple(dict.fromkeys(words for anchor in fitting for words in anchor.left_out)),
     )

@@ -144,7 +144,7 @@ def anchored(
         anchor: Corrections; None keeps those of the engine.
         model: Name of the model.
         system: Name of the system.
-        formats: Formats of dense layers and of routed experts; by default those of the runs.
+        formats: Formats of dense layers and of routed experts; by default unknown.
 
     Returns:
         The engine, unchanged where there is no correction.

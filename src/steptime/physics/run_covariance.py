@@ -17,7 +17,8 @@ degrees of freedom. With the errors $r$ of $n$ runs, $K = C + \sigma^2_{noise} I
 
 $$ \hat r = k^T K^{-1} r, \qquad s^2 = \frac{\nu + r^T K^{-1} r}{\nu + n} (C_{**} + \sigma^2_{noise} - k^T K^{-1} k) $$
 
-The 90 % range is $\hat r \pm q s$. A run that is far from its prediction therefore widens the range.
+The 90 % range is $\hat r \pm q s$. A run that is far from its prediction therefore widens the range. $n$ counts points: the
+repeats of one point are one error, their mean (`bias_correction`).
 
 The variances and lengths are estimated by restricted maximum likelihood, $\nu$ and $q$ from the same runs
 (`docs/correction_fit.py`); `data/corrections.toml` has them.

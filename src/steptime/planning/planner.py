@@ -28,12 +28,13 @@ from steptime.models.model import Model, stored_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, positive, single, whole_number
 from steptime.pareto import pareto
-from steptime.physics.bias_correction import Anchor, Anchors
+from steptime.physics.bias_correction import Anchor, Anchors, OperatingPoint
 from steptime.physics.chip_memory import sampling_per_sequence, sequences_per_group
 from steptime.physics.chunked_evaluation import keep_memory
-from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, serving_engine
+from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, serving_engine, ttft_factor
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, equal_parts, host_chips
+from steptime.physics.step import Step
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, PUBLISHED, deployment_evidence
@@ -943,8 +944,34 @@ def _input_share(case: PlanProblem, candidate: Candidate, state: State, prefill:
     return float(reads / (reads + decodes))
 
 
+def _prefill_share(case: PlanProblem, selection: Selection, layout: Layout) -> float:
+    """Return the factor on prefill work of a run, as `step_time_model.with_first_tokens` takes it from own runs.
+
+    First tokens that come sooner than steps take shorten the prefill work.
+    """
+    return 1.0 if selection.run is None else min(1.0, float(ttft_factor(case.engine, OperatingPoint(layout=layout))))
+
+
+def _weighted_sum(*parts: tuple[float, Step]) -> Step:
+    """Return the sum of some steps, each times its weight."""
+    times: dict[str, Any] = {
+        name: sum(weight * getattr(step, name) for weight, step in parts) for name in ("lower", "total", "upper", "latency")
+    }
+    for name in ("terms", "resources"):
+        tables = [(weight, getattr(step, name)) for weight, step in parts]
+        keys = dict.fromkeys(key for _, table in tables for key in table)
+        times[name] = {key: sum(weight * table.get(key, 0.0) for weight, table in tables) for key in keys}
+    return replace(parts[-1][1], **times)
+
+
 def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
     candidate = selection.candidate
+    # The steps of a plan take the same correction as its run.
+    if state.mixed is not None and (share := _prefill_share(case, selection, candidate.layout)) < 1:
+        state = replace(state, mixed=_weighted_sum((1 - share, state.decode), (share, state.mixed)))
+    if prefill is not None and candidate.prefill_layout is not None:
+        share = _prefill_share(case, selection, candidate.prefill_layout)
+        prefill = prefill if share == 1 else replace(prefill, step=_weighted_sum((share, prefill.step)))
     workload, seats = case.workload, evaluate_occupancy(case, state, candidate, candidate.batch)
     slots, queued = int(seats.max_num_seqs), bool(seats.capped)
     if selection.pools:

@@ -39,6 +39,8 @@ from steptime.validation.run_table import AXES, COLUMNS, LOOPS, POOLS, read_runs
 ANCHOR_FOLDER = "anchors"
 # Runs outside their range for which possible causes are named.
 MAX_EXPLAINED = 3
+# Distance from its range, in widths of the range, beyond which a run is far outside.
+FAR = 1.0
 SKIP = re.compile("; --skip-bad leaves such (runs|rows) out")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Row = Mapping[str, str]
@@ -130,11 +132,13 @@ def make_anchors(
         ]
         reasons += useless
         if has_ratio.any():
-            outside = [row for row, is_out in zip(members, outside_range(members, predictions), strict=True) if is_out]
+            distance = range_distance(members, predictions)
+            outside, far = ([members[i] for i in np.argsort(-distance, kind="stable") if distance[i] > x] for x in (0, FAR))
             anchor = Anchor(
                 source=source, is_stored=is_stored, model=group[0], system=group[1], engine=group[2], version=group[3],
                 measured=measured_runs(members, np.flatnonzero(has_ratio), tpot, ttft, group, resolved, catalog),
                 outside_range=tuple(row["id"] for row in outside),
+                far_outside=tuple(row["id"] for row in far),
                 explanations=tuple(explain_outside(row, resolved, catalog) for row in outside[:MAX_EXPLAINED]),
                 left_out=tuple(useless),
             )  # fmt: skip
@@ -179,21 +183,47 @@ def ratios(rows: Sequence[Row], predictions: Predictions) -> tuple[Array, Array]
     return tpot, np.where(np.isfinite(ttft), ttft, median)
 
 
-def outside_range(rows: Sequence[Row], predictions: Predictions) -> Array:
-    """Check for each row whether a measured time is outside its 90 % range.
+def range_distance(rows: Sequence[Row], predictions: Predictions) -> Array:
+    """Return how far measured times are outside their 90 % ranges, in widths of the range.
+
+    Distances and widths are those of logarithms; the larger of TPOT and TTFT counts.
 
     Args:
         rows: Runs.
         predictions: Predictions of the same runs.
 
     Returns:
-        Booleans of shape (rows,).
+        Distances of shape (rows,); 0 inside the range or without a measurement.
     """
-    outside = np.zeros(len(rows), dtype=bool)
+    distance = np.zeros(len(rows))
     for name, ratio in zip(("tpot", "ttft"), ratios(rows, predictions), strict=True):
-        predicted, low, high = (getattr(predictions, f"{name}{end}") for end in ("", "_low", "_high"))
-        outside |= (ratio < low / predicted) | (ratio > high / predicted)
-    return outside
+        log, predicted, low, high = (
+            np.log(x) for x in (ratio, *(getattr(predictions, f"{name}{end}") for end in ("", "_low", "_high")))
+        )
+        # Without a measurement, the ratio is NaN.
+        distance = np.fmax(distance, np.maximum(predicted + log - high, low - predicted - log) / (high - low))
+    return distance
+
+
+def far_runs(
+    rows: Sequence[dict[str, str]], predictions: Predictions, *, engine: Engine | None = None, catalog: str | None = None
+) -> list[str]:
+    """Say what to check of the runs that are the furthest outside their 90 % range, by more than its width.
+
+    Args:
+        rows: Runs.
+        predictions: Predictions of the same runs.
+        engine: Engine for every run, instead of the engine of each run.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        At most `MAX_EXPLAINED` texts, farthest run first.
+    """
+    distance = range_distance(rows, predictions)
+    farthest = [i for i in np.argsort(-distance, kind="stable")[:MAX_EXPLAINED] if distance[i] > FAR]
+    return [
+        explain_outside(rows[i], resolve_engine(rows[i]["engine"], engine=engine, catalog=catalog), catalog) for i in farthest
+    ]
 
 
 def measured_runs(
@@ -249,7 +279,7 @@ def explain_outside(row: dict[str, str], engine: Engine, catalog: str | None = N
         catalog: Folder of additional catalogue entries.
 
     Returns:
-        Id of the run, measured over predicted times, and possible causes.
+        Sentences with the id, measured over predicted times, and what to check.
     """
     changes = {f"tp={tp}": {"tp": str(tp)} for tp in (1, 2, 4, 8) if str(tp) != f"{float(row['tp']):g}"}
     for weights in ("bf16", "fp8", "nvfp4"):
@@ -257,28 +287,29 @@ def explain_outside(row: dict[str, str], engine: Engine, catalog: str | None = N
             changes[f"weights in {weights}"] = {
                 "weight_dtype": weights, "expert_dtype": weights if row.get("expert_dtype") else "",
             }  # fmt: skip
-    fitting = [words for words, change in changes.items() if _fits(row | change, engine, catalog)]
     predictions = predict([row], engine=engine, catalog=catalog)
-    (tpot,), (ttft,) = ratios([row], predictions)
-    tpot_below, tpot_above, ttft_below, ttft_above = (
-        bool(getattr(predictions, name)[0] * ratio < getattr(predictions, f"{name}_low")[0])
-        if side == "low"
-        else bool(getattr(predictions, name)[0] * ratio > getattr(predictions, f"{name}_high")[0])
-        for name, ratio in (("tpot", tpot), ("ttft", ttft))
-        for side in ("low", "high")
-    )
-    causes = [f"{' or '.join(fitting)}, not what the file states"] if fitting and (tpot_below or tpot_above) else []
-    if ttft_below:
-        causes.append("a prefix cache (prompts that are repeated)")
-    if ttft_above:
-        causes.append("a limit on sequences, or a first run that compiles kernels")
-    if tpot_above:
-        causes.append("sampling with top-p or penalties")
-    if tpot_below:
-        causes.append("speculative tokens that the file does not state")
-    causes.append("another version of the engine")
-    measured = [f"{name} x {ratio:.2f}" for name, ratio in (("time per token", tpot), ("first token", ttft)) if ratio > 0]
-    return f"{row['id']} ({', '.join(measured)}): {'; '.join(causes)}"
+    sides: dict[str, int] = {}
+    took = []
+    for name, (ratio,) in zip(("tpot", "ttft"), ratios([row], predictions), strict=True):
+        predicted, low, high = (float(getattr(predictions, f"{name}{end}")[0]) for end in ("", "_low", "_high"))
+        sides[name] = int(ratio * predicted > high) - int(ratio * predicted < low)
+        if sides[name]:
+            took.append(f"{ratio:.2g} times as long as predicted{' for its first tokens' * (name == 'ttft')}")
+    causes = [words for words, change in changes.items() if _fits(row | change, engine, catalog)] if sides["tpot"] else []
+    causes += [words for words, is_possible in _causes(row, sides).items() if is_possible]
+    run = short_repr(row["id"])
+    return f"Run {run} took {' and '.join(took) or 'as long as predicted'}. Check whether it ran with {'; '.join(causes)}."
+
+
+def _causes(row: Row, sides: Mapping[str, int]) -> dict[str, bool]:
+    """Return causes of times above (1) or below (-1) their range, and whether the row leaves them possible."""
+    return {
+        "a prefix cache (prompts that are repeated)": sides["ttft"] < 0,
+        "a limit on sequences, or as a first run that compiles kernels": sides["ttft"] > 0,
+        "sampling by top-p or penalties": sides["tpot"] > 0 and (row.get("sampling") or "greedy") == "greedy",
+        "speculative tokens": sides["tpot"] < 0 and (row.get("spec") or "none") == "none",
+        "another version of the engine": True,
+    }
 
 
 def _fits(row: dict[str, str], engine: Engine, catalog: str | None) -> bool:
@@ -286,7 +317,7 @@ def _fits(row: dict[str, str], engine: Engine, catalog: str | None) -> bool:
     try:
         predictions = predict([row], engine=engine, catalog=catalog, by_simulation=False)
         measured = np.isfinite(ratios([row], predictions)[0]).any()
-        return bool(measured and not outside_range([row | {"ttft_s": "", "ttft_median_s": ""}], predictions)[0])
+        return bool(measured and range_distance([row | {"ttft_s": "", "ttft_median_s": ""}], predictions)[0] == 0)
     except InputError:
         return False
 

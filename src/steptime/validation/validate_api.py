@@ -22,6 +22,7 @@ from steptime.validation.mlperf_data_sets import submission_notes
 from steptime.validation.predictions import predict, resolve_engine
 from steptime.validation.published_deployments import is_scripted
 from steptime.validation.run_table import LOOPS, POOLS, in_runs, run_kind, unread_columns
+from steptime.validation.user_calibration import far_runs
 
 QUANTITY_LABELS = {"tpot": "TPOT", "ttft": "TTFT", "ttft_median": "TTFT, median", "output_tok_s": "output tok/s"}
 
@@ -210,6 +211,8 @@ def validate(
     loaded = None if engine is None else load_engine(engine, catalog)
     predictions = predict(rows, engine=loaded, anchor=anchor, catalog=catalog)
     tables = report(rows, predictions)
+    # Own runs correct the runs that are far from their predictions.
+    far = far_runs(rows, predictions, engine=loaded, catalog=catalog) if anchor is None else []
     return Validation(
         rows=tuple(rows),
         predictions=predictions,
@@ -219,7 +222,7 @@ def validate(
         scripted=sum(is_scripted(row) for row, reason in zip(rows, predictions.reason, strict=True) if not reason),
         unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
-        notes=(*release_notes((row["model"] for row in rows), catalog), *submission_notes(rows), *_corrections(anchor)),
+        notes=(*release_notes((row["model"] for row in rows), catalog), *submission_notes(rows), *_corrections(anchor), *far),
     )
 
 

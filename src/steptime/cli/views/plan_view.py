@@ -32,6 +32,7 @@ from steptime.hardware.number_formats import missing_units
 from steptime.hardware.rental_prices import origin_in_words, usd
 from steptime.hardware.system import Rent, System
 from steptime.models.model import Model
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.engine import Engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, show_layout
@@ -114,7 +115,7 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
     parts: list[RenderableType | None] = [
         _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_single_systems(plan), *_sessions(plan), *_fleet(plan),
         *replay, *_tiers(plan, full), _figure_table(plan), _pools(plan, full), _short_legend(plan, full),
-        *notes(warnings if full or plan.sessions is None else warnings[:FEW_NOTES]),
+        *_own_runs(plan), *notes(warnings if full or plan.sessions is None else warnings[:FEW_NOTES]),
         *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
     ]  # fmt: skip
     if full:
@@ -258,6 +259,15 @@ def _pool_table(plan: Plan) -> Grid:
     )  # fmt: skip
 
 
+def _own_runs(plan: Plan) -> list[Text]:
+    """Return how your own runs correct a plan, at the load and context of the pool that decodes."""
+    if plan.anchor is None:
+        return []
+    pool = plan.pools[-1]
+    point = OperatingPoint(layout=pool.layout, load=pool.batch, context=float(mean_context(plan.workload)))
+    return own_runs(plan.anchor, plan.anchor.applied(point))
+
+
 def _warnings(plan: Plan) -> list[str]:
     """Return the warnings of a plan."""
     first_lines = _cautions(plan)
@@ -288,7 +298,6 @@ def _warnings(plan: Plan) -> list[str]:
         before = plan.unanchored
         cost = f", {usd(before.usd_per_million_output_tokens)}" if has_rent(plan) else ""
         speed = f"{in_digits(before.tokens_per_second_per_user)} tok/s per user, first token {show(before.ttft, 's')}"
-        warnings += [line.plain for line in own_runs(plan.anchor)]
         warnings.append(f"Without your runs, the same layout and batch: {speed}{cost}.")
     return warnings
 

@@ -18,6 +18,7 @@ from steptime.cli.views.step_view import own_runs
 from steptime.cli.views.terminal_plots import Axis, Curve, draw, log10, seconds
 from steptime.cli.views.widgets import Either, Grid, beyond_runs, footnote, listing, notes, table, write
 from steptime.hardware.rental_prices import has_rent, origin_in_words, usd
+from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.layout import Layout, show_layout
 from steptime.planning.plan_replay import Replay
 from steptime.simulation.max_rate import HighestRate, RatePoint
@@ -64,11 +65,20 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
     # Hits are a result of sessions; other requests have the prefixes that they were given.
     hits = [] if simulation.cache is None else [Text(), _cache(simulation.cache)]
     has_turns = simulation.traffic.turns is not None
-    parts += [*(hits if has_turns else []), *own_runs(simulation.anchor), *warnings, _rent(simulation)]
+    parts += [*(hits if has_turns else []), *_own_runs(simulation), *warnings, _rent(simulation)]
     if full:
         parts += [Text(), _distribution(latencies(simulation.requests), width), Text()]
         parts += [_timeline(simulation, width), *([] if has_turns else hits)]
     return Group(*(part for part in parts if part is not None))
+
+
+def _own_runs(simulation: Simulation) -> list[Text]:
+    """Return how your own runs correct a simulation, at its mean load and context."""
+    if simulation.anchor is None:
+        return []
+    context = float(np.mean(simulation.traffic.inputs) + np.mean(simulation.traffic.outputs) / 2)
+    point = OperatingPoint(layout=simulation.layout, load=simulation.answers.batch, context=context)
+    return own_runs(simulation.anchor, simulation.anchor.applied(point))
 
 
 def _rent(simulation: Simulation) -> Text | None:

@@ -78,7 +78,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
         _answer(card, misfit),
         *([Text(f"Speculative decoding: {card.speculation.text}.")] if card.speculation.drafts else []),
         *notes(card.notes),
-        *own_runs(card.anchor),
+        *own_runs(card.anchor, _applied(card)),
         facts(figures),
         term_table(card.terms, width, "Operator"),
         *([resource_table(card.resources, width)] if full else []),
@@ -119,25 +119,29 @@ def _answer(card: StepSummary, misfit: str) -> Text:
     )  # fmt: skip
 
 
-def own_runs(anchor: Anchor | None) -> list[Text]:
+def own_runs(anchor: Anchor | None, applied: Mapping[str, float] | None) -> list[Text]:
     """Name the measured runs that correct an answer, and warn of runs outside the range.
 
     Args:
         anchor: The correction; None without one.
+        applied: Factors on the times of the answer, by quantity (`Anchor.applied`); None for an answer at many loads.
 
     Returns:
         Lines of text.
     """
     if anchor is None:
         return []
-    lines = [Text(anchor.text, style="cyan")]
-    if anchor.outside_range:
-        outside, runs = len(anchor.outside_range), len(anchor.runs)
-        subject = "Your run lies" if runs == 1 else f"{outside:,} of your {runs:,} runs {'lies' if outside == 1 else 'lie'}"
-        causes = ". ".join(anchor.explanations) or "check tp, weight format, prefix cache, sampling, version"
-        words = f"WARNING: {subject} outside the 90 % range of the prediction. What may explain it: {causes}."
-        lines.append(Text(words, style="bold red"))
+    lines = [Text(anchor.text(applied), style="cyan")]
+    if anchor.warning:
+        lines.append(Text(f"WARNING: {anchor.warning}", style="bold red"))
     return lines
+
+
+def _applied(card: StepSummary) -> dict[str, float]:
+    """Return the factor on the step; a step has no first token."""
+    if card.anchor is None or card.unanchored is None or not card.anchor.has("tpot"):
+        return {}
+    return {"tpot": float(card.total) / float(card.unanchored.total)}
 
 
 def bounds(lower: SupportsFloat, upper: SupportsFloat) -> str:
