@@ -223,7 +223,10 @@ def test_every_command_speaks_json(words):
         ("plan deepseek-v3 gb200-nvl72 --ttft -1", "greater than 0"),
         ("plan deepseek-v3 gb200-nvl72 --input 0", "--input must be at least 1"),
         ("plan deepseek-v3 gb200-nvl72 --chips 0", "chips must be at least 1"),
-        ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "--cached must be at most 1"),
+        ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "--cached must be a share of at least 0 and below 1, not 1.5"),
+        ("plan deepseek-v3 gb200-nvl72 --cached 1", "--cached must be a share of at least 0 and below 1, not 1"),
+        ("plan deepseek-v3 gb200-nvl72 --speed 50 --tpot 0.02", "--speed and --tpot limit the same latency"),
+        ("train deepseek-v3 gb200-nvl72 --batch 1024", "--chips: is missing; give it, or --deadline or --budget with --tokens"),
         ("plan deepseek-v3 gb200-nvl72 --mode both", "unknown mode 'both'"),
         ("plan deepseek-v3 gb200-nvl72 --mode aggregated,any", "mode any cannot be combined with other modes"),
         ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),
@@ -456,7 +459,7 @@ def test_validate_and_calibrate(tmp_path, closed_forms):
     (tmp_path / "runs.csv").write_text(RUNS)
     shown = run("validate runs.csv --predictions out.csv", columns=80, folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.startswith("Median error of predictions: time per output token by ")
+    assert shown.stdout.startswith("Median error: ")
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
     assert json.loads(run("validate runs.csv --json", folder=tmp_path).stdout)["tpot"]["all"]["runs"] == 2
@@ -582,3 +585,16 @@ def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
     assert (shown.returncode, "No rate is within the limits" in shown.stdout) == (1, True)
     as_json = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --json")
     assert (as_json.returncode, json.loads(as_json.stdout)["requests_per_s"]) == (1, 0)
+
+
+def test_a_rate_puts_the_fleet_first():
+    shown = run("plan llama-3.1-8b hgx-h100 --rate 100 --speed 30 --ttft 2 --input 500 --output 100").stdout
+    assert shown.startswith("For 100 requests/s: ")
+    assert "Each replica serves " in " ".join(shown.split())
+
+
+def test_one_sequence_decodes_and_the_range_has_a_cause_in_words():
+    shown = " ".join(run("step llama-3.1-8b hgx-h100 --batch 1 --context 1000 --full").stdout.split())
+    assert "1 sequence decodes with 1,000 tokens" in shown
+    assert "Width of the range" in shown
+    assert "others 0" not in shown

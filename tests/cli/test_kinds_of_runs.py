@@ -28,8 +28,8 @@ def test_validate_tells_of_kinds_and_names_what_cannot_be_right(tmp_path):
     words = " ".join(shown.stdout.split())
     assert "by kind aggregated 2" in words
     assert "Output tokens per second" in words
-    assert "not in the tables: f: cannot be right: faster than physics" in words
-    assert "not in the tables: w: cannot be right: weights do not fit" in words
+    assert "Run 'f' is left out of the tables: cannot be right: faster than physics" in words
+    assert "Run 'w' is left out of the tables: cannot be right: weights do not fit" in words
     assert "columns that are not read: host." in words
     out = {row["id"]: row for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines())}
     assert list(out) == [row["id"] for row in LINES]
@@ -69,8 +69,8 @@ def test_calibrate_says_what_it_leaves_out(tmp_path):
     shown = run("calibrate runs.csv --engine mine --prior vllm", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     words = " ".join(shown.stdout.split())
-    assert "left out: o: not in the fit: its throughput (offline)" in words
-    assert "left out: f: cannot be right: faster than physics" in words
+    assert "Run 'o' is left out: not in the fit: its throughput (offline)" in words
+    assert "Run 'f' is left out: cannot be right: faster than physics" in words
     assert 'title = "vllm fitted to 4 runs"' in (tmp_path / "mine.toml").read_text()
 
 

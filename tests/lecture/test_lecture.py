@@ -47,12 +47,13 @@ def test_verdicts_are_as_stored(place, one):
 
 def test_verdicts_by_hand():
     assert verdict([1.04], 1) == verdict([0.96], 1) == "holds"
-    assert verdict([1.9], 1) == verdict([0.51], 1) == "holds within a factor"
-    assert verdict([2.1], 1) == verdict([-1.0], 1) == "fails"
-    assert verdict([1.0, 2.1], 1) == verdict([], 1) == verdict([math.nan], 1) == "undecided"
+    assert verdict([2.4], 1) == verdict([0.41], 1) == "holds within a factor"
+    assert verdict([2.6], 1) == verdict([-1.0], 1) == "fails"
+    assert verdict([1.0, 2.6], 1) == verdict([], 1) == verdict([math.nan], 1) == "undecided"
     assert verdict([1.0, 1.5], 1) == "holds within a factor"
     assert verdict([5.0], 1, relation="at least") == verdict([0.2], 1, relation="at most") == "holds"
-    assert verdict([0.2], 1, relation="at least") == "fails"
+    # A limit holds or fails: a factor is no excuse for it.
+    assert verdict([0.9], 1, relation="at least") == verdict([1.1], 1, relation="at most") == "fails"
     with pytest.raises(RangeError, match="at least"):
         verdict([1.0], 1, relation="above")
 

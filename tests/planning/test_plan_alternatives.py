@@ -53,10 +53,10 @@ def test_a_sentence_names_what_the_best_alternative_saves():
     """A fifth less cost, or 1 / 0.8 as much output."""
     rented = made(alternatives=(other(0.2, caveat="if it works"),), usd_per_million_output_tokens=2.0)
     assert (
-        alternative_sentence(rented) == " The best alternative is KV cache in fp8 (--kv fp8): about 20% cheaper, if it works."
+        alternative_sentence(rented) == " The best alternative is KV cache in fp8 (--kv fp8): about 20 % cheaper, if it works."
     )
     free = made(alternatives=(other(0.2, option=""),))
-    assert alternative_sentence(free) == " The best alternative is KV cache in fp8: about 25% more output per chip."
+    assert alternative_sentence(free) == " The best alternative is KV cache in fp8: about 25 % more output per chip."
     assert alternative_sentence(made()) == ""
 
 

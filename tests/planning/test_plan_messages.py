@@ -40,7 +40,7 @@ FREE = replace(PROBLEM, system=replace(NODES, rent=NO_RENT))
         ),
         (PROBLEM, made(("speed", "memory")), f"slower than 20.0 ms, and {STOPS['memory']}."),
         (PROBLEM, made(("prompt queue",)), STOPS["prompt queue"]),
-        (PROBLEM, made(("prefill rate",)), "already at 90% utilization"),
+        (PROBLEM, made(("prefill rate",)), "already at 90 % utilization"),
         (PROBLEM, made(("transfer rate",)), STOPS["transfer rate"]),
         (PROBLEM, made(("saturation",)), "would cost the same per token, since"),
         (FREE, made(("saturation",)), "would bring no more output, since"),
@@ -62,14 +62,14 @@ def test_why_names_the_limits_that_bind(given, plan, says):
 
 def test_why_tells_where_the_time_of_a_step_goes():
     """The two longest parts, each above a twentieth."""
-    assert why(PROBLEM, made()).endswith(" A step spends 60% of its time on reading weights and 35% on reading the KV cache.")
+    assert why(PROBLEM, made()).endswith(" A step spends 60 % of its time on reading weights and 35 % on reading the KV cache.")
     assert why(PROBLEM, made(role="decode")).endswith(
-        " A decode step spends 60% of its time on reading weights and 35% on reading the KV cache."
+        " A decode step spends 60 % of its time on reading weights and 35 % on reading the KV cache."
     )
     small = {"weights": 0.05, "scale-up": 0.95}
-    assert why(PROBLEM, made(resources=small)).endswith(" A step spends 95% of its time on the scale-up network.")
+    assert why(PROBLEM, made(resources=small)).endswith(" A step spends 95 % of its time on the scale-up network.")
     assert why(PROBLEM, made(resources={"weights": 0.1, "made": 0.9})).endswith(
-        "90% of its time on made and 10% on reading weights."
+        "90 % of its time on made and 10 % on reading weights."
     )
 
 
@@ -77,17 +77,17 @@ def test_why_tells_where_the_time_of_a_step_goes():
     ("elasticities", "better", "cheaper", "served"),
     [
         # 1 - 1.1^-0.5 = 4.65 %, and 1 / 0.9535 - 1 = 4.88 % more requests.
-        ({"hbm_bandwidth": -0.5, "arithmetic": -0.2, "rent": 1.0}, "10 % more HBM bandwidth", "4.7% cheaper.", "4.9% more"),
-        ({"kv_bytes": 0.5, "arithmetic": -0.4}, "10 % fewer KV bytes per token", "4.7% cheaper.", "4.9% more"),
-        ({"hbm_capacity": -2.0}, "10 % more HBM capacity", "17.4% cheaper. Faster steps save 9.1%", "21.0% more"),
-        ({"arithmetic": -1.0}, "10 % more FLOP/s", "9.1% cheaper.", "10.0% more"),
+        ({"hbm_bandwidth": -0.5, "arithmetic": -0.2, "rent": 1.0}, "10 % more HBM bandwidth", "4.7 % cheaper.", "4.9 % more"),
+        ({"kv_bytes": 0.5, "arithmetic": -0.4}, "10 % fewer KV bytes per token", "4.7 % cheaper.", "4.9 % more"),
+        ({"hbm_capacity": -2.0}, "10 % more HBM capacity", "17.4 % cheaper: 9.1 % from faster steps", "21.0 % more"),
+        ({"arithmetic": -1.0}, "10 % more FLOP/s", "9.1 % cheaper.", "10.0 % more"),
     ],
 )
 def test_why_names_the_figure_that_would_help_most(elasticities, better, cheaper, served):
     text = why(PROBLEM, made(elasticities=elasticities))
     assert f" {better} would help most: {cheaper}" in text
     assert f" {better} would help most: {served} requests per second" in why(FREE, made(elasticities=elasticities))
-    assert text.endswith(("meet the limits too.", cheaper))
+    assert text.endswith(("then meet the limits.", cheaper))
 
 
 def test_why_says_where_no_figure_helps():

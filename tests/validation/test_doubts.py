@@ -125,7 +125,7 @@ def test_a_run_slower_than_those_with_more_clients_is_in_doubt_alone():
     assert set(reasons(rows)) == {""}
     rows[1]["tpot_s"] = str(2 * float(rows[-1]["tpot_s"]))
     found = reasons(rows)
-    assert found[1].startswith("in doubt: out of step: ")
+    assert found[1].startswith("in doubt: slower with fewer clients: ")
     assert {text for i, text in enumerate(found) if i != 1} == {""}
     rows[1] |= {"engine_version": "another"}  # of another day or software it contradicts nothing
     assert set(reasons(rows)) == {""}
@@ -135,4 +135,4 @@ def test_a_series_that_contradicts_itself_twice_is_in_doubt_whole():
     rows = as_measured([plain(id=f"c{c}", concurrency=str(c)) for c in CLIENTS])
     for i in (0, 2):
         rows[i]["tpot_s"] = str(2 * float(rows[i + 1]["tpot_s"]))
-    assert all(text.startswith("in doubt: out of step: ") for text in reasons(rows))
+    assert all(text.startswith("in doubt: slower with fewer clients: ") for text in reasons(rows))

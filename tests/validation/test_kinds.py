@@ -58,8 +58,8 @@ def test_drafts_that_nobody_measured_have_a_reason():
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        (plain(concurrency=""), "concurrency must be a number, got ''"),
-        (plain(tp=""), "tp must be a number, got ''"),
+        (plain(concurrency=""), "concurrency is empty"),
+        (plain(tp=""), "tp is empty"),
         (plain(scenario="Ofline"), "unknown scenario 'Ofline'; did you mean Offline"),
         (plain(part="trtmax"), "unknown part 'trtmax'; did you mean trt_max"),
         (plain(drafted="9"), "drafted must be at most 8 tokens, got 9"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from steptime.cli.main import app_for
 from steptime.errors import DataFileError, InputError
 from steptime.physics.engine import load_engine
 from steptime.validation.bench_results import read_files
@@ -61,3 +64,13 @@ def test_an_engine_without_losses_is_no_prior():
     with pytest.raises(InputError, match=r"ideal has no attention_time: take vllm, sglang, trtllm or typical as prior"):
         calibrated_engine([ROW], name="mine", prior=load_engine("ideal"))
     assert calibrated_engine([ROW], name="mine", prior=load_engine("typical")).name == "mine"
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
+@pytest.mark.parametrize(
+    "words", ["validate /dev/zero", "plan llama-3.3-70b hgx-h100 --trace /dev/zero", "calibrate /dev/zero --engine mine"]
+)
+def test_a_device_is_refused_before_it_is_read(words):
+    done = CliRunner().invoke(app_for(words.split()), words.split())
+    assert isinstance(done.exception, DataFileError)
+    assert "is not a regular file" in str(done.exception)

@@ -67,7 +67,7 @@ def test_validate_command_prints_number_reason_and_first_lines(tmp_path):
     run = run_command(["validate", str(path), "--skip-bad"])
     text = " ".join(run.stdout.split())
     assert run.exit_code == 0
-    assert "left out: 5 of 6 runs" in text
+    assert "5 of 6 runs are left out" in text
     assert "line 3, line 4, line 5" in text
     refused = run_command(["validate", str(path)])
     assert isinstance(refused.exception, DataFileError)
@@ -109,3 +109,12 @@ def test_validate_a_task_of_ml_energy_has_prompts_sampling_and_median_intervals(
     assert mean > stated > later > greedy
     with pytest.raises(InputError, match="sampling must be greedy or top-p"):
         read_runs(written(tmp_path / "wrong.csv", plain(sampling="beam")))
+
+
+def test_empty_cells_are_named_and_a_file_without_a_usable_run_exits_with_1(tmp_path):
+    path = written(tmp_path / "runs.csv", plain(tpot_s="0.01"), *(plain(tpot_s="0.01", input_tokens="") for _ in range(5)))
+    text = " ".join(run_command(["validate", str(path), "--skip-bad"]).stdout.split())
+    assert "5 of 6 runs are left out: they have no input_tokens" in text
+    path = written(tmp_path / "no_times.csv", plain())
+    assert run_command(["validate", str(path)]).exit_code == 1
+    assert run_command(["validate", str(path), "--predictions", str(tmp_path / "out.csv")]).exit_code == 0

@@ -18,6 +18,7 @@ from steptime.cli.main import app_for
 from steptime.errors import DataFileError, UnknownName
 from steptime.lecture import lecture_content
 from steptime.lecture.current_figures import flipped_share
+from steptime.lecture.lecture_content import WITHIN_FACTOR, between, statements
 from steptime.lecture.story import (
     catalogue_tables,
     chapters,
@@ -174,6 +175,32 @@ def test_one_file_has_all_and_asks_for_nothing(tmp_path):
     # Chapters, claims and cards are in the file without JavaScript.
     assert page.count('<section class="chapter') == len(CHAPTERS) + 1
     assert all(f'id="{one["id"]}"' in page for one in CHAPTERS)
+
+
+def test_numbers_of_the_text_multiply_and_cells_are_escaped():
+    page = lecture_html(is_live=False)
+    shown = {
+        name: float(re.search(rf'data-name="{name}">([\d,.]+)', page)[1].replace(",", ""))
+        for name in ("balance", "sparsity", "best_batch", "riders", "cost_alone")
+    }
+    assert shown["balance"] * shown["sparsity"] == pytest.approx(shown["best_batch"], abs=1)
+    assert shown["cost_alone"] == shown["best_batch"]
+    # The text names the cost of a lone token by the full engine, which claim 26 computes.
+    (full_engine,) = next(claim.statement.computed for claim in lecture_content.claims() if claim.number == 26)
+    assert full_engine == pytest.approx(8200, rel=0.01)
+    assert "about 8,200 times" in page
+    # 900 arrivals per second, a pass every 20 ms.
+    assert shown["riders"] == 18
+    assert not re.search(r"<td>[<>]=", page)
+    assert "<td>&lt;= " in page
+    assert not re.search(r"\b1 (questions|token are|times the floor)", page)
+
+
+def test_one_factor_and_no_reason_that_repeats_its_number():
+    for place, statement in statements():
+        assert statement.factor == WITHIN_FACTOR, place
+        computed = between(min(statement.computed), max(statement.computed), statement.unit)
+        assert not statement.reason.startswith(computed.split()[0]), (place, statement.reason)
 
 
 def test_wrong_files_are_refused(tmp_path):

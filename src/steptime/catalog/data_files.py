@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -188,6 +189,28 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def require_regular_file(path: str | os.PathLike[str]) -> None:
+    """Refuse a device, pipe or socket, which may never end.
+
+    Args:
+        path: File that a user names; a missing one is left to whoever opens it.
+
+    Raises:
+        DataFileError: The path is neither a regular file nor a folder.
+
+    >>> require_regular_file(os.devnull)
+    Traceback (most recent call last):
+        ...
+    steptime.errors.DataFileError: /dev/null: is not a regular file (a device, pipe or socket); save its content to a file
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataFileError(path, "is not a regular file (a device, pipe or socket); save its content to a file")
+
+
 def is_dir(path: Path) -> bool:
     """Return whether a path is a folder that can be looked at.
 
@@ -328,6 +351,7 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     """Return the text of a data file without a byte order mark."""
+    require_regular_file(path)
     size, largest = path.stat().st_size, LARGEST.get(path.suffix, LARGEST[".toml"])
     if size > largest:
         problem = f"has {size / 1e6:,.1f} MB; files of this kind have at most {largest / 1e6:g} MB: is it the right file?"

@@ -103,7 +103,7 @@ def _ask(card: "Card", place: str) -> bool:
 def _judge_answer(card: "Card", answer: str) -> str:
     """Say how near an answer is to the stated or computed number."""
     from steptime.errors import UnitError
-    from steptime.lecture.lecture_content import FACTOR, HOLDS, verdict
+    from steptime.lecture.lecture_content import FACTOR, HOLDS, WITHIN_FACTOR, verdict
     from steptime.units import parse
 
     statement = card.statement
@@ -112,7 +112,7 @@ def _judge_answer(card: "Card", answer: str) -> str:
     except UnitError:
         return "Not a number; here is the answer."
     grades = {verdict([value], right, tolerance=0.1) for right in (statement.stated, *statement.computed)}
-    return "Right." if HOLDS in grades else "Near: within a factor of two." if FACTOR in grades else "No."
+    return "Right." if HOLDS in grades else f"Near: within a factor of {WITHIN_FACTOR:g}." if FACTOR in grades else "No."
 
 
 @grouped

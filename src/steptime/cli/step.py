@@ -36,7 +36,8 @@ def step(
     if summary.layout.chips > single.chips:
         from steptime.physics.layout import show_layout
 
-        say(f"steptime: layout {show_layout(summary.layout)} is the smallest that fits {summary.model}; --tp sets another")
+        words = f"layout {show_layout(summary.layout)} is the smallest that holds the weights of {summary.model}"
+        say(f"steptime: {words}; --tp sets another")
     if output.csv is not None:
         write_csv(output.csv, summary)
     if output.json:

@@ -21,6 +21,7 @@ from steptime.cli.output import (
     writing,
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
+from steptime.units import counted
 
 if TYPE_CHECKING:
     from steptime.physics.bias_correction import Anchors
@@ -141,9 +142,12 @@ def validate(
         own_runs = None if anchor is None else _read_own_runs(anchor, settings, engine, catalog)
         validation = compare_runs(files, engine=engine, anchor=own_runs, skip_bad=skip_bad, catalog=catalog, **settings)
     if predictions:
-        with reported(predictions, f"times of {validation.runs:,} runs in s and tok/s, with 90 % ranges"):
+        with reported(predictions, f"times of {counted(validation.runs, 'run')} in s and tok/s, with 90 % ranges"):
             write_predictions(predictions, validation.rows, validation.predictions)
     output.print(validation, "validation_view.validation_view")
+    # Without a usable run nothing was compared; predictions alone may be what was asked.
+    if not validation.tables and not predictions:
+        raise typer.Exit(1)
 
 
 def _read_own_runs(text: str, settings: dict[str, Any], engine: str | None, catalog: str | None) -> "Anchors":
@@ -161,7 +165,8 @@ def _validate_training(path: str, predictions: str | None, engine: str | None, c
     with patience(f"reading and predicting the training runs of {path}"):
         validation = validate_training(path, engine=engine, catalog=catalog)
     if predictions:
-        with reported(predictions, f"steps of {validation.runs:,} training runs in s, with 90 % ranges, and their memory"):
+        subject = f"steps of {counted(validation.runs, 'training run')} in s, with 90 % ranges, and their memory"
+        with reported(predictions, subject):
             write_training_predictions(predictions, validation.predictions)
     if output.csv is not None:
         write_csv(output.csv, validation)

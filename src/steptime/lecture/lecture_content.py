@@ -24,18 +24,25 @@ from steptime.errors import DataFileError, RangeError
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.units import show
 
+# Largest ratio, up or down, within which a number "holds within a factor"; the same for every number.
+WITHIN_FACTOR: Final = 2.5
 HOLDS, FACTOR, FAILS, UNDECIDED = VERDICTS = ("holds", "holds within a factor", "fails", "undecided")
 RELATIONS: Final = ("about", "at least", "at most")
 
 
 def verdict(
-    computed: Sequence[float], stated: float, *, tolerance: float = 0.05, factor: float = 2.0, relation: str = "about"
+    computed: Sequence[float],
+    stated: float,
+    *,
+    tolerance: float = 0.05,
+    factor: float = WITHIN_FACTOR,
+    relation: str = "about",
 ) -> str:
     """Return the verdict on a stated number from one or several computed numbers.
 
     The number holds within the relative `tolerance`; otherwise it holds within the `factor` up or down; otherwise it
-    fails. "at least" and "at most" test one side only. Several computed numbers (chips, laws, models) must all agree:
-    the verdict is undecided if some fail and others do not, or if a number is missing.
+    fails. "at least" and "at most" test one side only, and hold or fail. Several computed numbers (chips, laws, models)
+    must all agree: the verdict is undecided if some fail and others do not, or if a number is missing.
 
     Args:
         computed: Computed numbers in the unit of `stated`.
@@ -70,6 +77,8 @@ def _grade(value: float, stated: float, tolerance: float, factor: float, relatio
         return HOLDS
     if abs(value - stated) <= (tolerance + 1e-12) * abs(stated):
         return HOLDS
+    if relation != "about":
+        return FAILS
     # Numbers of opposite sign have no ratio.
     return FACTOR if value * stated > 0 and max(value / stated, stated / value) <= factor else FAILS
 
@@ -94,7 +103,7 @@ class Statement:
     stated: float = field(metadata=unit("", "number as spoken or published", key="stated"))
     relation: str = field(default="about", metadata=unit("", "about, at least or at most"))
     tolerance: float = field(default=0.05, metadata=unit("", "relative distance for the verdict holds"))
-    factor: float = field(default=2.0, metadata=unit("", "ratio for the verdict holds within a factor"))
+    factor: float = field(default=WITHIN_FACTOR, metadata=unit("", "ratio for the verdict holds within a factor"))
     check: int = field(default=0, metadata=unit("", "number of the acceptance check; 0: no check"))
     today: bool = field(default=False, metadata=unit("", "whether the number is about real models, machines or prices"))
     undecided: bool = field(default=False, metadata=unit("", "whether public figures cannot decide it"))
@@ -325,6 +334,7 @@ class Row:
     check: int = field(metadata=unit("", "number of the acceptance check; 0: no check"))
     name: str = field(metadata=unit("", "description of the number"))
     stated: float = field(metadata=unit("", "number as spoken or published"))
+    relation: str = field(metadata=unit("", "about, at least or at most"))
     low: float = field(metadata=unit("", "smallest computed number"))
     high: float = field(metadata=unit("", "largest computed number"))
     verdict: str = field(metadata=unit("", "computed verdict"))
@@ -468,9 +478,9 @@ def format_claim(value: float, relation: str, unit: str) -> str:
         The number with its relation and unit.
 
     >>> format_claim(2400, "about", ""), format_claim(1, "at least", ""), format_claim(0.02, "about", "s")
-    ('2,400', '>= 1', '20.0 ms')
+    ('about 2,400', '>= 1', 'about 20.0 ms')
     """
-    return {"about": "", "at least": ">= ", "at most": "<= "}[relation] + written(value, unit)
+    return {"about": "about ", "at least": ">= ", "at most": "<= "}[relation] + written(value, unit)
 
 
 def written(value: float, unit: str) -> str:

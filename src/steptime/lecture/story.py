@@ -283,12 +283,13 @@ SCALES: Final[Mapping[str, tuple[tuple[float, float, str], ...]]] = {
 }  # fmt: skip
 
 
-def write_number(value: float, unit: str) -> str:
+def write_number(value: float, unit: str, digits: int = 0) -> str:
     """Write a number of the page for readers, with three digits, or four for sequences.
 
     Args:
         value: The number.
         unit: Its unit.
+        digits: Digits of a number whose text multiplies it; 0: the usual digits.
 
     Returns:
         Text with unit.
@@ -302,7 +303,7 @@ def write_number(value: float, unit: str) -> str:
         return "unknown here" if np.isnan(value) else "no limit"
     # Ties such as 23.25 ms round up, in Python and in JavaScript.
     value *= 1 + 1e-12
-    digits = 4 if unit == "sequences" else 3
+    digits = digits or (4 if unit == "sequences" else 3)
     if unit in ("USD/Mtok", "USD/h"):
         return f"${in_digits(value, digits)}{' per hour' if unit == 'USD/h' else ''}"
     if unit in SCALES:

@@ -352,7 +352,8 @@ class Anchor(Result):
             Sentences.
         """
         hint = " --no-anchor ignores these runs." if self.is_stored else ""
-        exclusions = f" Not used: {one_line('; '.join(self.left_out))}." if self.left_out else ""
+        parts = [line.partition(": ") for line in self.left_out]
+        exclusions = "".join(one_line(f" Run {short_repr(name)} is not used: {reason}.") for name, _, reason in parts)
         if not self.has_group and applied is not None and all(abs(factor - 1) < SMALL_CHANGE for factor in applied.values()):
             return f"Your runs are of other models or systems; the prediction is unchanged.{hint}{exclusions}"
         count = len(self.measured)
@@ -360,8 +361,8 @@ class Anchor(Result):
         if applied is None:
             factors = "each step by its load"
         else:
-            parts = [f"{QUANTITIES[name]} x {factor:.2f}" for name, factor in applied.items()] or ["steps x 1"]
-            factors = f"{', '.join(parts)} here"
+            by_quantity = [f"{QUANTITIES[name]} x {factor:.2f}" for name, factor in applied.items()] or ["steps x 1"]
+            factors = f"{', '.join(by_quantity)} here"
         quantities = [name for name in QUANTITIES if self.has(name)] if applied is None else applied
         caution = "" if self.has_group else " None of them is of this model and system, so that they say little."
         ratios = "".join(f" {self._worst(name)}" for name in quantities) if self.has_group else ""

@@ -140,7 +140,8 @@ def alternative_sentence(plan_: Plan) -> str:
     if alternative is None:
         return ""
     money = math.isfinite(plan_.usd_per_million_output_tokens)
-    gain = f"{alternative.saving:.0%} cheaper" if money else f"{1 / (1 - alternative.saving) - 1:.0%} more output per chip"
+    share = alternative.saving if money else 1 / (1 - alternative.saving) - 1
+    gain = f"{100 * share:.0f} % {'cheaper' if money else 'more output per chip'}"
     option = f" ({alternative.option})" if alternative.option else ""
     hangs = f", {alternative.caveat}" if alternative.caveat else ""
     return f" The best alternative is {alternative.words}{option}: about {gain}{hangs}."

@@ -84,7 +84,7 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     leading = sorted(resources, key=lambda name: -resources[name])[:2]
     time_shares = [(resources[name] / total, WAITS.get(name, name)) for name in leading if resources[name] > 0.05 * total]
     shares = " and ".join(
-        f"{share:.0%}{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(time_shares)
+        f"{100 * share:.0f} %{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(time_shares)
     )
     rented = math.isfinite(float(case.rent))
     step = "step" if server.role == "serve" else "decode step"
@@ -98,11 +98,11 @@ def why(case: PlanProblem, deployment: Plan) -> str:
         return text + f" No single hardware figure, 10 % better, would {'lower the cost' if rented else 'raise the output'}."
     name, saving = change
     better = BETTER.get(name, f"10 % more {IN_WORDS.get(name, name)}")
-    gain = f"{saving:.1%} cheaper" if rented else f"{saving / (1 - saving):.1%} more requests per second"
+    gain = f"{100 * saving:.1f} % cheaper" if rented else f"{100 * saving / (1 - saving):.1f} % more requests per second"
 
     # More than 10 % of output for 10 % of a figure: faster steps alone cannot explain it.
-    explained = "save 9.1%" if rented else "serve 10.0% more"
-    reason = f". Faster steps {explained}; other batches or layouts then meet the limits too"
+    explained = "9.1 %" if rented else "10 %"
+    reason = f": {explained} from faster steps, the rest because larger batches or other layouts then meet the limits"
     return text + f" {better} would help most: {gain}{reason * (saving > 1 - 1 / NUDGE + 5e-4)}."
 
 
@@ -119,7 +119,7 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
         "speed": show(1 / case.limits.tpot, "tok/s"),
         "slots": counted(case.pinned.max_num_seqs or deployment.pools[-1].max_num_seqs, "slot"),
         "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
-        "busiest": f"{MOST_UTILISED:.0%}",
+        "busiest": f"{100 * MOST_UTILISED:.0f} %",
         "same": "cost the same per token" if rented else "bring no more output",
     }
     return ", and ".join(words[name].format(**values) for name in deployment.binding)

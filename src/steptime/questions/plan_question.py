@@ -13,7 +13,7 @@ import numpy as np
 from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive
+from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive, share
 from steptime.physics.engine import Engine
 from steptime.physics.engine_releases import TOP_P
 from steptime.planning.evidence import EVIDENCE
@@ -60,9 +60,7 @@ class RequestSizes:
         None, "standard deviation of output lengths over their mean", minimum=0.0, maximum=LARGEST_SPREAD,
         group=REQUESTS_GROUP, default_words="as spread",
     )  # fmt: skip
-    cached: Any = number(
-        0.0, "share of the prompt that is in the prefix cache (0 to 1)", minimum=0.0, maximum=1.0, group=REQUESTS_GROUP
-    )
+    cached: Any = number(0.0, "share of the prompt that is in the prefix cache (0 to below 1)", group=REQUESTS_GROUP)
     trace: str | None = text(
         None, "requests whose mean lengths and spreads to take: azure-chat, azure-code, mooncake, or a trace file",
         group=REQUESTS_GROUP, metavar="NAME", default_words="input, output and spread",
@@ -98,6 +96,7 @@ class RequestSizes:
             The workload.
         """
         sizes = self.with_trace()
+        share("cached", sizes.cached, whole_too=False)
         return Workload(
             input_tokens=sizes.input + gained, output_tokens=sizes.output, cached_share=sizes.cached,
             input_spread=sizes.spread, output_spread=sizes.spread if sizes.output_spread is None else sizes.output_spread,
@@ -129,8 +128,8 @@ class LatencyLimits:
         """
         if self.speed is not None and self.tpot is not None:
             raise RangeError(
-                f"speed and tpot limit the same latency, got speed {short_repr(self.speed)} and tpot {short_repr(self.tpot)}; "
-                "keep one"
+                f"speed (--speed) and tpot (--tpot) limit the same latency, got {short_repr(self.speed)} tok/s and "
+                f"{short_repr(self.tpot)} s; keep one"
             )
         for name, unit in (("speed", "tok/s"), ("tpot", "s"), ("ttft", "s")):
             positive(name, 1.0 if getattr(self, name) is None else getattr(self, name), unit)

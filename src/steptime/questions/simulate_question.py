@@ -98,7 +98,10 @@ class TrafficInputs(SessionInputs):
         # A run has one source of requests.
         kinds = [name for name in ("trace", "rate", "concurrency") if getattr(self, name) is not None]
         if len(kinds) != 1:
-            raise RangeError(f"simulate: needs one of trace, rate and concurrency, got {' and '.join(kinds) or 'none of them'}")
+            raise RangeError(
+                "simulate: needs one of trace (--trace), rate (--rate) and concurrency (--concurrency), got "
+                + (" and ".join(f"{kind} (--{kind})" for kind in kinds) or "none of them")
+            )
         if self.sessions is not None:
             return self._turns(gained, longest)
         if self.trace is not None:

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steptime.catalog.data_files import files, is_dir, is_file
+from steptime.catalog.data_files import files, is_dir, is_file, require_regular_file
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
@@ -209,6 +209,7 @@ def _check_given(overrides: Mapping[str, str], catalog: str | None) -> None:
 
 
 def _is_json(path: Path) -> bool:
+    require_regular_file(path)
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             return file.read(4096).lstrip()[:1] in ("{", "[")
@@ -237,6 +238,7 @@ def read_results(
         DataFileError: The file is not UTF-8, or a run is bad and `skip_bad` is False.
         NotTold: A run lacks a column that a prediction needs.
     """
+    require_regular_file(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

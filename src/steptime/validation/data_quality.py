@@ -186,9 +186,9 @@ class Doubts:
             slow = slower_with_fewer(clients, self.tpot[indices])
             excess = f"over {SLOWER:g} times as long as a run with more clients"
             if slow.sum() == 1:
-                verdicts[indices[slow]] = f"{DOUBTFUL}out of step: it took {excess} in the same series"
+                verdicts[indices[slow]] = f"{DOUBTFUL}slower with fewer clients: it took {excess} in the same series"
             elif slow.any():
-                verdicts[indices] = f"{DOUBTFUL}out of step: {slow.sum()} runs of the same series took {excess}"
+                verdicts[indices] = f"{DOUBTFUL}slower with fewer clients: {slow.sum()} runs of the same series took {excess}"
         return verdicts
 
     def _chips(self, runs: Runs, indices: Array) -> None:

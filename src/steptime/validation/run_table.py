@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.catalog.data_files import files, folded
+from steptime.catalog.data_files import files, folded, require_regular_file
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName, did_you_mean, short_repr
 from steptime.hardware.system import System
@@ -182,6 +182,8 @@ def _wrong_kind(row: Mapping[str, str]) -> str:
 
 
 def _wrong_whole(name: str, text: str, least: int = 1) -> str:
+    if not text:
+        return f"{name} is empty"
     try:
         value = float(text)
     except ValueError:
@@ -234,6 +236,7 @@ def read_runs(
         DataFileError: A column is missing, or a row is bad and `skip_bad` is False (with its line).
     """
     find_problem, systems = checker(catalog), files("systems", catalog)
+    require_regular_file(path)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from steptime.catalog.data_files import require_regular_file
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, short_repr
 from steptime.hardware.system import System
@@ -131,6 +132,7 @@ def read_header(path: str | os.PathLike[str]) -> list[str]:
     Returns:
         Column names; an empty list if the file is not a CSV file.
     """
+    require_regular_file(path)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             return [name.strip() for name in next(csv.reader(file), [])]
@@ -154,6 +156,7 @@ def read_training_runs(
     Raises:
         DataFileError: The file is not a CSV file, or a column is missing.
     """
+    require_regular_file(path)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = [{k.strip(): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]

@@ -25,6 +25,7 @@ from steptime.atomic_files import write_text_atomically
 from steptime.errors import DataFileError
 from steptime.lecture.lecture_content import (
     LECTURE,
+    WITHIN_FACTOR,
     Card,
     Statement,
     between,
@@ -52,6 +53,7 @@ from steptime.lecture.story import (
     write_number,
 )
 from steptime.sweeps.export import Cell, Untraceable, trace
+from steptime.units import counted
 
 FOLDER: Final = Path(__file__).parent / "static" / "lecture"
 SCRIPTS: Final = ("state.js", "chart.js", "scenes.js", "page.js")
@@ -184,7 +186,7 @@ def lecture_html(*, is_live: bool) -> str:
     parts = {
         "META": meta, "STYLE": style, "SCRIPT": script, "CHAPTERS": body, "CONTENTS": contents, "LECTURE": LECTURE,
         "CLAIMS": _claims(), "COUNT": f"{len(claims())}",
-        "WORDS": _glossary(), "WORKBENCH": _workbench(is_live=is_live), "CONTEXT": f"{CONTEXT:,}",
+        "WORDS": _glossary(), "WORKBENCH": _workbench(is_live=is_live), "CONTEXT": f"{CONTEXT:,}", "RULE": VERDICT_RULE,
     }  # fmt: skip
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], template)
 
@@ -313,7 +315,7 @@ def _number(values: Mapping[str, Any], match: re.Match[str]) -> str:
     variable = next((number for number in state()["variables"] if number["name"] == name), None)
     number = variable or next(number for number in (*state()["derived"], *state()["lookups"]) if number["name"] == name)
     value = float(values[name])
-    words = write_number(value, number.get("unit", ""))
+    words = write_number(value, number.get("unit", ""), number.get("digits", 0))
     if variable is None:
         return f'<output class="num" data-name="{name}">{words}</output>'
     low, high, start = (np.format_float_positional(end, trim="-") for end in (variable["low"], variable["high"], value))
@@ -337,11 +339,18 @@ def _verdicts(chapter: Mapping[str, Any]) -> str:
     table = f"<table><thead>{HEAD}</thead><tbody>{''.join(rows)}</tbody></table>"
     quiz = f"<h3>Questions</h3>{''.join(questions)}" if questions else ""
     limits = "".join(f"<p>{html.escape(section.fails)}</p>" for section in chapter_sections)
-    summary = f"{len(rows)} numbers of the lecture, computed{f', and {len(questions)} questions' if questions else ''}"
-    details = f"<summary>{summary}</summary>{table}<h3>Where it fails</h3>{limits}{quiz}"
+    questions_text = f", and {counted(len(questions), 'question')}" if questions else ""
+    summary = f"{len(rows)} numbers of the lecture, computed{questions_text}"
+    details = f"<summary>{summary}</summary><p>{VERDICT_RULE}</p>{table}<h3>Where it fails</h3>{limits}{quiz}"
     return f'<details class="verdicts">{details}</details>'
 
 
+# The rule of `lecture_content.verdict` in words.
+VERDICT_RULE: Final = (
+    "A number holds if the computed one is within its tolerance (5 %, or 0 to 20 % for a few), and holds within a "
+    f"factor if they differ by at most {WITHIN_FACTOR:g} times; otherwise it fails. Limits (at least, at most) hold or fail. "
+    "Where several computed numbers disagree about a failure, the verdict is undecided."
+)
 HEAD: Final = "<tr><th>number</th><th>stated</th><th>computed</th><th>verdict</th><th>why</th></tr>"
 
 
@@ -349,8 +358,8 @@ def _row(statement: Statement) -> str:
     source = "" if statement.source == LECTURE else f' <a href="{html.escape(statement.source)}" rel="noreferrer">source</a>'
     low, high = min(statement.computed), max(statement.computed)
     cells = [
-        html.escape(statement.name), format_claim(statement.stated, statement.relation, statement.unit),
-        between(low, high, statement.unit), f'<b class="{statement.verdict.split()[0]}">{statement.verdict}</b>',
+        html.escape(statement.name), html.escape(format_claim(statement.stated, statement.relation, statement.unit)),
+        html.escape(between(low, high, statement.unit)), f'<b class="{statement.verdict.split()[0]}">{statement.verdict}</b>',
         html.escape(statement.reason) + source,
     ]  # fmt: skip
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

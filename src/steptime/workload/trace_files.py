@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.data_files import UTF16, is_dir, is_file
+from steptime.catalog.data_files import UTF16, is_dir, is_file, require_regular_file
 from steptime.errors import DataFileError, InputError, short_repr
 from steptime.number_checks import whole_number
 from steptime.workload.traffic import MAX_REQUESTS, Traffic
@@ -111,6 +111,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     The format is JSONL where the file starts with a brace or has that extension, else CSV.
     """
     number = 0
+    require_regular_file(path)
     try:
         with path.open("rb") as raw:
             start = raw.read(4096)

@@ -241,7 +241,7 @@ def choose_speculation(model: Model, drafts: int, acceptance: float | None = Non
     if not model.can_draft:
         raise InputError(
             f"drafts: {model.name} has no layers that draft tokens (multi-token prediction); give what drafts, eagle3 or a "
-            "small model with the same vocabulary (--draft-model), or plan without --drafts"
+            "small model with the same vocabulary (--draft-model), or leave out --drafts"
         )
     method, place = drafted_with(model)
     if acceptance is not None:

@@ -121,7 +121,12 @@ def _computed(statement: Statement) -> str:
 def _counts(counts: Mapping[str, int]) -> str:
     """Write the number of each verdict, in their order."""
     plurals = {HOLDS: "hold", FACTOR: "hold within a factor", FAILS: "fail", UNDECIDED: "are undecided"}
-    return ", ".join(f"{counts[name]} {words}" for name, words in plurals.items() if counts.get(name))
+    singulars = {FAILS: FAILS, HOLDS: HOLDS, FACTOR: FACTOR, UNDECIDED: "is undecided"}
+    return ", ".join(
+        f"{counts[name]} {singulars[name] if counts[name] == 1 else words}"
+        for name, words in plurals.items()
+        if counts.get(name)
+    )
 
 
 def _verdict(verdict: str, values: Sequence[float], stated: float) -> Text:
@@ -197,7 +202,7 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool) -> Answer:
             kind.capitalize() + ": {number} | Number: {name} | Stated: {said} | Computed: {found} | Verdict: {verdict}"
             + (" | Why: {reason}" if full and width >= WIDE else ""),
             [row for row in rows if row.place.partition(" ")[0] == kind], numbers=(0, 2, 3),
-            number=lambda row: row.place.partition(" ")[2], said=lambda row: written(row.stated, row.unit),
+            number=lambda row: row.place.partition(" ")[2], said=lambda row: format_claim(row.stated, row.relation, row.unit),
             found=lambda row: between(row.low, row.high, row.unit), verdict=verdict,
         )
         for kind in dict.fromkeys(row.place.partition(" ")[0] for row in rows)
@@ -205,10 +210,14 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool) -> Answer:
     kinds = Counter(row.place.partition(" ")[0] for row in verdicts.rows)
     places = ", ".join(f"{count} of {kind}s" for kind, count in kinds.items())
     checks = sum(row.check > 0 for row in verdicts.rows)
+    inexact = Counter(row.place.partition(" ")[0] for row in rows)
+    parts = [f"{count} of {kind}s" for kind, count in inexact.items()]
+    listed = f" {counted(len(rows), 'number')} {'does' if len(rows) == 1 else 'do'} not hold: {', '.join(parts)}. "
+    listed += f"The list has those of {next(iter(inexact), '')}s first."
     return Answer(
         sentence=f"{counted(len(verdicts.rows), 'number')}, {places}: {_counts(counts)}. "
         f"{counted(len(verdicts.changed), 'verdict')} changed since the stored ones.",
-        conditions=f"{checks} of them are acceptance checks." + ("" if full else " Numbers that do not hold:"),
+        conditions=f"{checks} of them are acceptance checks." + (listed if rows and not full else ""),
         body=grids, full_adds="all numbers",
     )  # fmt: skip
 

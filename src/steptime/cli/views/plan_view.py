@@ -113,7 +113,7 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
     drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
     warnings = _warnings(plan)
     parts: list[RenderableType | None] = [
-        _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_single_systems(plan), *_sessions(plan), *_fleet(plan),
+        *_fleet(plan), _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_single_systems(plan), *_sessions(plan),
         *replay, *_tiers(plan, full), _figure_table(plan), _pools(plan, full), _short_legend(plan, full),
         *_own_runs(plan), *notes(warnings if full or plan.sessions is None else warnings[:FEW_NOTES]),
         *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
@@ -140,7 +140,7 @@ def has_rent(plan: Plan) -> bool:
 
 def _workload(plan: Plan) -> str:
     w = plan.workload
-    cached = f" ({w.cached_share:.0%} cached, assumed)" if w.cached_share and plan.sessions is None else ""
+    cached = f" ({100 * w.cached_share:.0f} % cached, assumed)" if w.cached_share and plan.sessions is None else ""
     spreads = [f"{float(spread):.3g}" for spread in (w.input_spread, w.output_spread)]
     spread = spreads[0] if spreads[0] == spreads[1] else "{} in, {} out".format(*spreads)
     words = "" if spread == "0" else f" on average, spread {spread}"
@@ -150,7 +150,8 @@ def _workload(plan: Plan) -> str:
 def _answer(plan: Plan) -> Text:
     """Say what the plan serves, on what, and for how much."""
     idle = f", {plan.idle_chips:,} of them idle," if plan.idle_chips else ""
-    subject = f"Serve {plan.model} ({formats_in_words(plan.served)}) on {plan.machines_text}{idle}"
+    verb = "Serve" if plan.fleet is None else "Each replica serves"
+    subject = f"{verb} {plan.model} ({formats_in_words(plan.served)}) on {plan.machines_text}{idle}"
     if has_rent(plan):
         cost = ranged(plan.usd_per_million_output_tokens, plan.cost_range, "USD")
         words = (f" for {cost} per million output tokens", " at full load, input included.")
@@ -186,7 +187,7 @@ def _conditions(plan: Plan) -> Text:
         chips = f"{plan.prefill_chips:,} prefill chips (--prefill-chips) and {plan.chips:,} decode chips (--chips)"
     rate = f"{in_digits(plan.requests_per_second)} requests/s"
     setting = f"{chips}, {plan.mode} (--mode), engine {plan.engine}"
-    return Text(f"Load: {rate} of {_workload(plan)}. Assumed: {setting}.{_narrower_format(plan)}")
+    return Text(f"Load: {rate} of {_workload(plan)}. Not given, so chosen: {setting}.{_narrower_format(plan)}")
 
 
 def _narrower_format(plan: Plan) -> str:
@@ -195,7 +196,7 @@ def _narrower_format(plan: Plan) -> str:
     if alternative is None or alternative.saving < LARGE_SAVING or not alternative.option.startswith(FORMAT_OPTIONS):
         return ""
     words = alternative.words[0].upper() + alternative.words[1:]
-    return f" {words} would cost about {alternative.saving:.0%} less ({alternative.option})."
+    return f" {words} would cost about {100 * alternative.saving:.0f} % less ({alternative.option})."
 
 
 def _cautions(plan: Plan) -> list[str]:
@@ -275,7 +276,8 @@ def _warnings(plan: Plan) -> list[str]:
     warnings = [*_evidence(plan), *(words for words in plan.warnings if words not in first_lines)]
     if cached and plan.sessions is None:
         warnings.append(
-            f"The cached share of {cached:.0%} is assumed: nothing holds it or takes time to load. --sessions computes it."
+            f"The cached share of {100 * cached:.0f} % is assumed: nothing holds it or takes time to load. "
+            "--sessions computes it."
         )
     if plan.session_cache is not None and not plan.session_cache.is_replayed:
         warnings.append(
@@ -290,9 +292,9 @@ def _warnings(plan: Plan) -> list[str]:
         )
     # Probability of the limits: promised by --sure, or low enough to name the option.
     if plan.sure is not None:
-        warnings.append(f"The plan meets each limit with at least {plan.sure:.0%} probability (--sure {plan.sure:g}).")
+        warnings.append(f"The plan meets each limit with at least {100 * plan.sure:.3g} % probability (--sure {plan.sure:g}).")
     elif plan.slo_probability and plan.tpot_range is not None and min(plan.slo_probability.values()) < LIKELY:
-        warnings.append("If times are as predicted, limits are met; --sure 0.9 asks for 90 %.")
+        warnings.append("The chance to meet each limit is beside it; --sure 0.9 plans for 90 %.")
     # Own runs change the plan: show it without them.
     if plan.unanchored is not None:
         before = plan.unanchored
@@ -318,7 +320,7 @@ def _evidence(plan: Plan) -> list[str]:
         cheapest = plan.unmeasured
         if has_rent(plan):
             saving = 1 - cheapest.usd_per_million_output_tokens / plan.usd_per_million_output_tokens
-            gain = f"costs {usd(cheapest.usd_per_million_output_tokens)}, {saving:.0%} less"
+            gain = f"costs {usd(cheapest.usd_per_million_output_tokens)}, {100 * saving:.0f} % less"
         else:
             gain = f"yields {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
         # The same layout has less evidence with smaller chunks.
@@ -328,9 +330,9 @@ def _evidence(plan: Plan) -> list[str]:
         cheapest, cost = plan.free, plan.usd_per_million_output_tokens
         saving = 1 - cheapest.usd_per_million_output_tokens / cost
         if saving > AS_CHEAP:
-            words = f"{saving:.0%} less: {cheapest.layout_text}"
+            words = f"{100 * saving:.0f} % less: {cheapest.layout_text}"
         elif saving < -AS_CHEAP:
-            words = f"{-saving:.0%} more, because it keeps to layouts with more evidence"
+            words = f"{-100 * saving:.0f} % more, because it keeps to layouts with more evidence"
         else:
             words = "the same"
         lines.append(f"Without your choices the plan costs {usd(cheapest.usd_per_million_output_tokens)}, {words}.")
@@ -352,7 +354,8 @@ def _sessions(plan: Plan) -> list[Text]:
         f"{in_digits(cache.sessions_in_progress)} in progress."
     )
     served = " when turns are served one by one" if cache.is_replayed else ""
-    text = f"Prefix cache: {cache.hit_share:.1%} of prompt tokens are found{served}, of {cache.held_share:.1%} that repeat."
+    text = f"Prefix cache: {100 * cache.hit_share:.1f} % of prompt tokens are found{served}, "
+    text += f"of {100 * cache.held_share:.1f} % that repeat."
     if cache.held_share:
         needed = f"needs the {cache.needed_tier} tier" if cache.needed_tier else "is more than its tiers have"
         text += f" To find 95 % of these, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
@@ -366,7 +369,7 @@ def _tiers(plan: Plan, full: bool) -> list[RenderableType | None]:
         return []
     if not full:
         used = [tier for tier in cache.tiers if tier.hit_share >= LEAST_SHOWN] or list(cache.tiers[:1])
-        words = "; ".join(f"{tier.name} {show(tier.capacity, 'B')} finds {tier.hit_share:.1%}" for tier in used)
+        words = "; ".join(f"{tier.name} {show(tier.capacity, 'B')} finds {100 * tier.hit_share:.1f} %" for tier in used)
         return [Text(f"Tiers of a replica: {words}; loads take {show(cache.load_seconds, 's')} of the first token on average.")]
     rows = [
         (
@@ -390,7 +393,8 @@ def _single_systems(plan: Plan) -> list[Text]:
             words += f"not possible: {single.reason}"
         elif has_rent(plan) and math.isfinite(single.usd_per_million_output_tokens):
             change = single.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
-            words += f"{usd(single.usd_per_million_output_tokens)} ({abs(change):.0%} {'more' if change > 0 else 'less'}), "
+            words += f"{usd(single.usd_per_million_output_tokens)} "
+            words += f"({100 * abs(change):.0f} % {'more' if change > 0 else 'less'}), "
             words += f"{in_digits(single.requests_per_second)} requests/s, {single.layout_text}"
         else:
             words += f"{in_digits(single.tokens_per_second_per_chip)} tok/s per chip, "
@@ -404,7 +408,7 @@ def _rent_against(plan: Plan, single: SingleSystem) -> str:
     if not (has_rent(plan) and math.isfinite(single.usd_per_second)):
         return ""
     change = single.usd_per_second / plan.usd_per_second - 1
-    against = "the same" if abs(change) < SAME_RENT else f"{abs(change):.0%} {'more' if change > 0 else 'less'}"
+    against = "the same" if abs(change) < SAME_RENT else f"{100 * abs(change):.0f} % {'more' if change > 0 else 'less'}"
     return f" in whole hosts, {show(single.usd_per_second, 'USD/s')}, {against} rent"
 
 
@@ -418,7 +422,8 @@ def _fleet(plan: Plan) -> list[Text]:
     is_largest = math.isfinite(fleet.power_cap)
     words = f"Within {show(fleet.power_cap, 'W')}" if is_largest else f"For {in_digits(fleet.rate)} requests/s"
     words += f": {size}"
-    words += f"{spares} on {counted(fleet.hosts, 'host')} ({counted(fleet.chips, 'chip')}), {fleet.utilisation:.0%} utilized"
+    words += f"{spares} on {counted(fleet.hosts, 'host')} ({counted(fleet.chips, 'chip')}), "
+    words += f"{100 * fleet.utilisation:.0f} % utilized"
     if is_largest:
         words += f" at {in_digits(fleet.rate)} requests/s; {show(fleet.watts, 'W')}, from {power_in_words(plan.power)}"
     if has_rent(plan):
@@ -506,7 +511,7 @@ def _totals(plan: Plan) -> list[Text]:
     """Return the load of the deployment, the runner-up, and the share of measured runs inside such ranges."""
     transfer = f"; {show(plan.transfer_seconds, 's')} of KV transfer per request" if plan.transfer_seconds else ""
     load = f"{in_digits(plan.requests_per_second)} requests/s; {in_digits(plan.concurrency)} requests in flight"
-    lines = [Text(f"{load}; {plan.utilisation:.0%} utilization of prefill{transfer}.")]
+    lines = [Text(f"{load}; {100 * plan.utilisation:.0f} % utilization of prefill{transfer}.")]
     if plan.runner_up:
         runner_up = plan.runner_up
         lines.append(Text(f"Runner-up: {runner_up.layout_text}, batch {runner_up.batch:,}: {_compared_cost(plan)}."))
@@ -522,10 +527,11 @@ def _compared_cost(plan: Plan) -> str:
         return "the same cost" if has_rent(plan) else "the same output per chip"
     if not has_rent(plan):
         change = cost_difference / (1 + cost_difference)
-        return f"{abs(change):.1%} {'less' if change > 0 else 'more'} output per chip"
+        return f"{100 * abs(change):.1f} % {'less' if change > 0 else 'more'} output per chip"
     if cost_difference > 0:
-        return f"{cost_difference:.1%} more expensive"
-    return f"{-cost_difference:.1%} cheaper; among layouts within {AS_CHEAP:.1%} in cost, the plan is the fastest"
+        return f"{100 * cost_difference:.1f} % more expensive"
+    within = f"among layouts within {100 * AS_CHEAP:.1f} % in cost, the plan is the fastest"
+    return f"{-100 * cost_difference:.1f} % cheaper; {within}"
 
 
 def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, SupportsFloat
 
@@ -12,7 +13,9 @@ from steptime.cli.views.widgets import Grid, facts, notes, ranged, share_table, 
 from steptime.physics.bias_correction import Anchor
 from steptime.physics.chip_memory import Memory
 from steptime.physics.chip_power import StepEnergy
+from steptime.physics.engine_parameters import DESCRIPTIONS
 from steptime.physics.layout import show_layout
+from steptime.physics.uncertainty import GROUP_WORDS
 from steptime.units import counted, show
 
 if TYPE_CHECKING:
@@ -66,13 +69,13 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     figures = [(RATES[name], ranged(rate, limits, "digits tok/s")) for name, (rate, limits) in card.rates().items()]
     figures += [
         ("Without your runs", show(float(card.unanchored.total), "s") if card.unanchored else ""),
-        ("No losses", f"{show(float(card.ideal.total), 's')} ({ONE_BY_ONE})" if card.ideal else ""),
+        ("No losses, no overlap", f"{show(float(card.ideal.total), 's')} ({ONE_BY_ONE})" if card.ideal else ""),
         ("With losses" if card.ideal else "Bounds", bounds(card.lower, card.upper)),
         ("Bound by", RESOURCES[str(card.bound)][0]),
         ("Power of a chip", _power(card.energy)),
         ("Energy", _energy(card.energy)),
         ("Fits", f"no, {misfit}" if misfit else "yes"),
-        ("Range from", ", ".join(f"{name} {share:.0%}" for name, share in card.range_shares.items()) if full else ""),
+        ("Width of the range", _range_causes(card.range_shares) if full else ""),
     ]
     return Group(
         _answer(card, misfit),
@@ -103,11 +106,28 @@ def _energy(energy: StepEnergy | None) -> str:
     return f"{ranged(energy.joules_per_token, energy.joules_range, 'J')} per token"
 
 
+def _range_causes(shares: Mapping[str, float]) -> str:
+    """Say which causes make the range as wide as it is.
+
+    >>> _range_causes({GROUP_WORDS: 0.91, "seconds_per_state_layer": 0.09, "others": 0.001})
+    '91 % because a new group of runs differs from the fitted ones, 9 % from the time of a mixer with a recurrent state'
+    """
+    causes = []
+    for name, share in shares.items():
+        # The meaning of a constant up to its first comma or semicolon.
+        meaning = re.split("[,;]", DESCRIPTIONS[name]["line"])[0] if name in DESCRIPTIONS else ""
+        words = f"from the {meaning}" if meaning else f"from {name}"
+        words = "because a new group of runs differs from the fitted ones" if name == GROUP_WORDS else words
+        causes += [f"{100 * share:.0f} % {words}"] if share >= 0.005 else []
+    return ", ".join(causes)
+
+
 def _answer(card: StepSummary, misfit: str) -> Text:
     """Say how long the step takes, for which work, and on what."""
     work = []
     if card.phase != "prefill":
-        work.append(f"{counted(int(card.batch), 'sequence')} decode with {int(card.context):,} tokens of context")
+        verb = "decodes" if int(card.batch) == 1 else "decode"
+        work.append(f"{counted(int(card.batch), 'sequence')} {verb} with {counted(int(card.context), 'token')} of context")
     if card.phase != "decode":
         work.append(f"prefill of {counted(int(card.prompts), 'prompt')} of {int(card.tokens):,} tokens")
     layout = f" ({show_layout(card.layout)})" if card.layout.chips > 1 else ""

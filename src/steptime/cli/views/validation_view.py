@@ -30,6 +30,8 @@ MIN_RUNS_FOR_RANGES = 50
 FEW_NAMED = 3
 # Place of a row in a file.
 LINE = re.compile(r"(.*: )?(line|row) \d+")
+# The reason against a run without a value.
+EMPTY_CELL = re.compile(r"^(\w+) is empty$")
 # Runs from which a chart shows more than the table, and up to which each has a letter.
 MIN_SCATTER_RUNS, MAX_MARKED_RUNS = 3, 40
 QUANTITIES = {
@@ -123,13 +125,12 @@ def validation_view(validation: Validation, *, width: int) -> Answer:
     tables = validation.tables
     overall = _error_table("All runs", {QUANTITIES[name]: errors["all"] for name, errors in tables.items()})
     # A run that cannot be right would hide the errors of all others.
-    warnings = [f"not in the tables: {line}" for line in _in_few_lines(validation.doubtful)]
+    warnings = _in_few_lines(validation.doubtful, "left out of the tables")
     if len(validation.doubtful) > FEW_NAMED:
         warnings[-1] += "; --predictions OUT.csv gives all reasons"
     if validation.left_out:
         of_all = counted(validation.runs + len(validation.left_out), "run")
-        reasons = "; ".join(_in_few_lines(validation.left_out))
-        warnings.insert(0, f"left out: {len(validation.left_out):,} of {of_all}: {reasons}")
+        warnings[:0] = _in_few_lines(validation.left_out, "left out", of_all)
     warnings += validation.notes
     warnings += _simplifications(validation) if tables else []
     if validation.unread:
@@ -148,11 +149,12 @@ def _error_sentence(validation: Validation) -> str:
     claims = []
     for name, quantity_errors in validation.tables.items():
         errors = quantity_errors["all"]
-        covered = f" ({errors['coverage']:.0%} of {errors['runs']:,} runs in the 90 % range)"
-        claim = f"{QUANTITIES[name][0].lower()}{QUANTITIES[name][1:]} by {percent(errors['median'])}"
+        covered = f" ({100 * errors['coverage']:.0f} % of {in_runs(errors['runs'])} in the 90 % range)"
+        share = percent(errors["median"]).replace("%", " %")
+        claim = f"{share} in {QUANTITIES[name][0].lower()}{QUANTITIES[name][1:]}"
         claims.append(claim + ("" if math.isnan(errors["coverage"]) else covered))
     if claims:
-        return f"Median error of predictions: {', '.join(claims)}."
+        return f"Median error: {', '.join(claims)}."
     has_times = any(row.get(name) for row in validation.rows for name in (*MEASURED, "ttft_median_s", "output_tok_s"))
     says = "Every row with a measured time is doubtful" if has_times else "No row has a measured time"
     return f"{says}; --predictions writes the predicted times."
@@ -167,7 +169,7 @@ def _simplifications(validation: Validation) -> list[str]:
     spread_count = sum(not row.get(SPREAD) and length_spread(row) > 0 for row in rows)
     if spread_count:
         texts.append(
-            f"{spread_count:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns)"
+            f"{spread_count:,} of {in_runs(len(rows))} drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns)"
         )
     if validation.scripted:
         texts.append(
@@ -227,24 +229,26 @@ def _group_table(title: str, groups: Mapping[str, Any], room: int) -> Grid:
     return grid
 
 
-def _in_few_lines(lines: Sequence[str]) -> list[str]:
-    """Return lines "run: reason"; where they are many, the number of runs with each kind of reason, and the first.
+def _in_few_lines(lines: Sequence[str], verb: str, of_all: str = "") -> list[str]:
+    """Return sentences for lines "run: reason"; where they are many, one for each kind of reason, with the first runs.
 
-    >>> _in_few_lines(["a: bad"]), _in_few_lines([f"{n}: too fast: {n} ms" for n in range(9)])
-    (['a: bad'], ['9 runs: too fast; the first is 0'])
-    >>> _in_few_lines([f"line {n}: tp is 0" for n in range(9)])
-    ['9 runs: tp is 0; the first are line 0, line 1, line 2']
+    >>> _in_few_lines(["a: bad"], "left out"), _in_few_lines([f"{n}: too fast: {n} ms" for n in range(9)], "left out")
+    (["Run 'a' is left out: bad"], ['9 runs are left out: too fast; the first is 0'])
+    >>> _in_few_lines([f"line {n}: tp is empty" for n in range(9)], "left out", "20 runs")
+    ['9 of 20 runs are left out: they have no tp; the first are line 0, line 1, line 2']
     """
+    parts = [line.partition(": ")[::2] for line in lines]
     if len(lines) <= FEW_NAMED:
-        return list(lines)
+        names = [name[:1].upper() + name[1:] if LINE.fullmatch(name) else f"Run {name!r}" for name, _ in parts]
+        return [f"{name} is {verb}: {reason}" for name, (_, reason) in zip(names, parts, strict=True)]
     kinds: dict[str, list[str]] = {}
-    for line in lines:
-        name, _, reason = line.partition(": ")
+    for name, reason in parts:
         sure = next((words for words in (WRONG, DOUBTFUL) if reason.startswith(words)), "")
         cause = reason.removeprefix(sure).split(":")[0].split(",")[0]
-        kinds.setdefault(sure + cause, []).append(name)
+        kinds.setdefault(EMPTY_CELL.sub(r"they have no \1", sure + cause), []).append(name)
     return [
-        f"{counted(len(names), 'run')}: {kind}; "
+        (f"{len(names):,} of {of_all}" if of_all else counted(len(names), "run"))
+        + f" {'is' if len(names) == 1 else 'are'} {verb}: {kind}; "
         + (f"the first are {', '.join(names[:FEW_NAMED])}" if all(map(LINE.fullmatch, names)) else f"the first is {names[0]}")
         for kind, names in kinds.items()
     ]
@@ -294,7 +298,7 @@ def calibration_view(calibrated: Calibrated, *, tables: Mapping[str, Mapping[str
         for name, of_all in tables.get(fitted, {}).items()
         if (old := tables.get(before, {}).get(name))
     ]
-    warnings = [f"left out: {line}" for line in _in_few_lines(calibrated.left_out)]
+    warnings = _in_few_lines(calibrated.left_out, "left out")
     if runs < MIN_RUNS_FOR_RANGES:
         # The constant that the fit changes most, of those that are not 0.
         ratios = {
@@ -340,5 +344,6 @@ def anchors_view(anchors: Anchors) -> Answer:
     runs, groups = sum(len(anchor.runs) for anchor in anchors.anchors), counted(len(anchors.anchors), "group")
     return Answer(
         sentence=f"{counted(runs, 'run')} in {groups} correct predictions of plan, step and simulate by these factors.",
-        body=[grid, footnote(FACTORS)], warnings=[f"left out: {why}" for anchor in anchors.anchors for why in anchor.left_out],
+        body=[grid, footnote(FACTORS)],
+        warnings=[line for anchor in anchors.anchors for line in _in_few_lines(anchor.left_out, "left out")],
     )  # fmt: skip

@@ -139,7 +139,7 @@ function slider(name) {
 const numbers = $$("[data-name]");
 function showNumbers() {
   for (const one of numbers) {
-    const name = one.dataset.name, text = written(now[name], unitOf(name));
+    const name = one.dataset.name, text = written(now[name], unitOf(name), ABOUT.get(name)?.digits);
     if (one.textContent !== text) one.textContent = text;
     if (one.role === "slider") { one.setAttribute("aria-valuenow", now[name]); one.setAttribute("aria-valuetext", text); }
   }

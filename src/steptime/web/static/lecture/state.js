@@ -51,10 +51,10 @@ function inDigits(value, digits) {
   return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? "." + part : "");
 }
 
-function written(given, unit = "") {
+function written(given, unit = "", more = 0) {
   if (!Number.isFinite(given)) return Number.isNaN(given) ? "unknown here" : "no limit";
   const value = given * (1 + 1e-12);  // ties round up, as in Python
-  const digits = unit === "sequences" ? 4 : 3;
+  const digits = more || (unit === "sequences" ? 4 : 3);
   if (unit === "USD/Mtok" || unit === "USD/h") return `$${inDigits(value, digits)}${unit === "USD/h" ? " per hour" : ""}`;
   if (DATA.scales[unit]) {
     const [, size, name] = DATA.scales[unit].find(([low]) => Math.abs(value) >= low * 0.9995);
