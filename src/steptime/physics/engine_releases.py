@@ -65,8 +65,8 @@ def select_release(releases: tuple[Release, ...], version: str) -> Release | Non
     >>> select_release((old,), "vllm v0.11.1") is old, select_release((old,), "0.12.0"), select_release((old,), "")
     (True, None, None)
     """
-    named = RELEASE.match(version)
-    numbers = version_numbers(named[1]) if named else ()
+    release = RELEASE.match(version)
+    numbers = version_numbers(release[1]) if release else ()
     return next((entry for entry in releases if numbers and numbers < version_numbers(entry.before)), None)
 
 
