@@ -226,7 +226,7 @@ def test_every_command_speaks_json(words):
         ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "--cached must be a share of at least 0 and below 1, not 1.5"),
         ("plan deepseek-v3 gb200-nvl72 --cached 1", "--cached must be a share of at least 0 and below 1, not 1"),
         ("plan deepseek-v3 gb200-nvl72 --speed 50 --tpot 0.02", "--speed and --tpot limit the same latency"),
-        ("train deepseek-v3 gb200-nvl72 --batch 1024", "--chips: is missing; give it, or --deadline or --budget with --tokens"),
+        ("train deepseek-v3 gb200-nvl72 --batch 1024", "give --chips, or --tokens with --deadline or --budget"),
         ("plan deepseek-v3 gb200-nvl72 --mode both", "unknown mode 'both'"),
         ("plan deepseek-v3 gb200-nvl72 --mode aggregated,any", "mode any cannot be combined with other modes"),
         ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),

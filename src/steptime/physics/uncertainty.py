@@ -468,7 +468,8 @@ def step_range(
 
 def _longest(sizes: Mapping[str, Any]) -> Number:
     """Return the longest sequence of a pass, in tokens."""
-    longest: Array = np.maximum(sizes.get("context", 0), np.asarray(sizes.get("prefix", 0)) + np.asarray(sizes.get("tokens", 0)))
+    prompt = np.asarray(sizes.get("prefix", 0)) + np.asarray(sizes.get("tokens", 0))
+    longest: Array = np.maximum(sizes.get("context", 0), prompt)
     return longest
 
 
