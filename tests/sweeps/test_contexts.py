@@ -63,7 +63,8 @@ def test_laws_of_walls(found):
     base, int4, keep = found.walls
     assert not found.priced
     assert base.longest_priced == pytest.approx(found.context, rel=0.01)  # for what it costs now, as long as now
-    assert int4.longest > 3 * base.longest
+    # A cache of a quarter, in kernels that reach less of the bandwidth.
+    assert int4.longest > 2.5 * base.longest
     assert math.isinf(keep.longest)
     faster = st.context_walls(*PAIR, techniques=[], tpot=0.015).base
     assert faster.longest < base.longest

@@ -79,13 +79,13 @@ def test_the_engine_alone_makes_the_range_that_a_step_states():
     model, system = "llama-3.3-70b", "hgx-h100"
     low, high = step_range(model, system, batch=256, context=4096, layout=st.Layout(tp=8))
     seconds = found.base
-    engine = [one for one in found.swings if one.name == "scatter" or one.basis.startswith("fitted")]
+    engine = [one for one in found.swings if one.name == "scatter" or one.basis.startswith(("fitted", "a prior"))]
     for side, end in (("at_low", low), ("at_high", high)):
         logs = [math.log(one.at_high / seconds) if side == "at_high" else math.log(min(one.at_low, one.at_high) / seconds)
                 for one in engine if one.name == "scatter"]  # fmt: skip
-        # Errors of constants are correlated, and effects are not quite linear.
+        # Errors of constants are correlated, effects are not quite linear, and constants with a small effect have no row.
         constants = [0.5 * math.log(one.at_high / one.at_low) for one in engine if one.name != "scatter"]
-        assert math.sqrt(sum(x * x for x in [*logs, *constants])) == pytest.approx(abs(math.log(end / seconds)), rel=0.02)
+        assert math.sqrt(sum(x * x for x in [*logs, *constants])) == pytest.approx(abs(math.log(end / seconds)), rel=0.05)
 
 
 def test_grades_have_widths_in_their_order():
