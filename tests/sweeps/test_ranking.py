@@ -86,6 +86,19 @@ def test_ranges_that_overlap_with_that_of_the_cheapest_are_ties():
     assert [(one.system, one.place) for one in _placed([unpriced])] == [("e", 1)]
 
 
+def test_a_pair_with_more_chips_than_a_single_system_is_noted():
+    """Eight chips of one system beside forty of a pair are no comparison of equals."""
+    one, pair = replace(standing("a", 3.7, 2.0, 6.0), chips=8), replace(standing("b", 3.0, 2.0, 6.0), chips=40)
+    pair = replace(pair, prefill_system="c", prefill_chips=32)
+
+    def noted(*standings):
+        notes = Ranking(workload=WORK, slo=SLO, standings=tuple(_placed(standings))).notes
+        return [note for note in notes if "--chips 40" in note]
+
+    assert len(noted(one, pair)) == 1
+    assert noted(replace(one, chips=40), pair) == noted(one) == noted(pair) == []
+
+
 @pytest.mark.slow
 def test_a_rent_that_flips_the_order_does(found, closed_forms):
     """Rent is paid for all of the time, so that cost is in proportion to it."""

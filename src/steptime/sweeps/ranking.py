@@ -180,6 +180,15 @@ class Ranking(Tabular):
             notes.append(
                 f"the first rows have rents of several kinds ({', '.join(kinds)}); compare like with like by --rent contract"
             )
+        most_of_pair, most_of_one = (
+            max((standing.chips for standing in self.priced if bool(standing.prefill_system) == is_pair), default=0)
+            for is_pair in (True, False)
+        )
+        if most_of_pair > most_of_one > 0:
+            notes.append(
+                f"pairs have up to {most_of_pair} chips, single systems up to {most_of_one}: as many chips of one system may be "
+                f"cheaper (--chips {most_of_pair})"
+            )
         return (*notes, *self._evidence_notes())
 
     def _evidence_notes(self) -> Iterator[str]:
