@@ -186,8 +186,8 @@ class Ranking(Tabular):
         )
         if most_of_pair > most_of_one > 0:
             notes.append(
-                f"pairs have up to {most_of_pair} chips, single systems up to {most_of_one}: as many chips of one system may be "
-                f"cheaper (--chips {most_of_pair})"
+                f"pairs have up to {most_of_pair} chips, single systems up to {most_of_one}: as many chips of one system may "
+                f"be cheaper (--chips {most_of_pair})"
             )
         return (*notes, *self._evidence_notes())
 
