@@ -448,9 +448,10 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
                 # `busy_parts` has the parts that idle.
                 rows = np.where(np.isfinite(kernels.latent_contexts), np.inf, rows)
             entries = decode_entries(kernel, entries, rows)
-            decodes = np.asarray(work.decode) > 0
-            queries = np.where(decodes, work.decode, 1.0) / np.where(decodes, work.sequences, 1.0)
-            filled = padding(a.heads / a.kv_shards, queries)
+            if has_nonzero(work.decode - work.sequences):
+                decodes = np.asarray(work.decode) > 0
+                queries = np.where(decodes, work.decode, 1.0) / np.where(decodes, work.sequences, 1.0)
+                filled = padding(a.heads / a.kv_shards, queries)
         flops = work.decode * filled * (a.flops_per_pair_decode * entries + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (entries * (a.kv_bytes * layout.cp / kv_ways) + 2 * a.state_bytes / state_shards)
         busy = busy_parts(work.sequences, kernels.latent_contexts) if latent else 1.0
