@@ -499,6 +499,26 @@ def interval_of_groups(log_errors: Array, rows: list[dict[str, str]], mask: Arra
     return [round(float(low), 4), round(float(high), 4)]
 
 
+def held_by_others(errors: Array, models: Array, rows: list[dict[str, str]]) -> tuple[Array, float]:
+    """Return which left-out runs are inside the range that follows from the groups of other models.
+
+    Args:
+        errors: log(predicted / measured) of left-out runs, of shape (runs,).
+        models: Model of each run.
+        rows: The runs.
+
+    Returns:
+        Booleans of shape (runs,), and the median ratio of the ends of the ranges.
+    """
+    inside, widths = np.zeros(len(errors), dtype=bool), []
+    for model in sorted(set(models)):
+        place = models == model
+        low, high = interval_of_groups(errors, rows, ~place)
+        inside[place] = (np.exp(-errors[place]) >= low) & (np.exp(-errors[place]) <= high)
+        widths.append(high / low)
+    return inside, float(np.median(widths))
+
+
 def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
     """Return the vendors, systems and parameter variance of a fit.
 

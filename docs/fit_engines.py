@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from engine_cross_validation import LEFT_OUT as WHOLE
-from engine_cross_validation import Calibration, fit_all, interval_of_groups
+from engine_cross_validation import Calibration, fit_all, held_by_others
 
 from steptime.catalog.hardware_loading import resolve_system
 from steptime.number_checks import Number
@@ -202,16 +202,6 @@ def _told(row: dict[str, str]) -> dict[str, str]:
     return row | {"ttft_s": "", "ttft_median_s": ""} if held else row
 
 
-def inside_others(errors: Number, rows: list[dict[str, str]]) -> Number:
-    """Whether each run is inside the range that follows from the groups of other models."""
-    models, inside = np.array([row["model"] for row in rows]), np.zeros(len(rows), dtype=bool)
-    for model in sorted(set(models)):
-        mine = models == model
-        low, high = interval_of_groups(errors, rows, ~mine)
-        inside[mine] = (np.exp(-errors[mine]) >= low) & (np.exp(-errors[mine]) <= high)
-    return inside
-
-
 def held(every: list[dict[str, str]], rows: list[dict[str, str]], found: Calibration) -> dict[str, dict[str, list[float]]]:
     """Return the coverage of the TPOT range and the number of runs, by engine and kind of run.
 
@@ -220,7 +210,8 @@ def held(every: list[dict[str, str]], rows: list[dict[str, str]], found: Calibra
     """
     engine = np.array([row["engine"] for row in rows])
     vendor = np.array([resolve_system(row["system"]).chip.vendor for row in rows])
-    inside = np.mean([inside_others(found.left_out[what], rows) for what in WHOLE], axis=0)
+    models = np.array([row["model"] for row in rows])
+    inside = np.mean([held_by_others(found.left_out[what], models, rows)[0] for what in WHOLE], axis=0)
     shares: dict[str, dict[str, list[float]]] = {}
     for name, fitted in found.engines.items():
         mine = (engine == name) | (name == TYPICAL)

@@ -22,7 +22,7 @@ from engine_cross_validation import (
     constants_of,
     fit,
     group_all,
-    interval_of_groups,
+    held_by_others,
     pair_weights,
     reading,
 )
@@ -158,7 +158,7 @@ def leave_out(paths: Sequence[str]) -> LeftOut:
                 logs = solve(errors[mine], slopes[mine], start, of.near(typical))
             left[place] = errors[place] + slopes[place] @ (logs - start)
         by_name[name] = left
-        inside[name], widths[name] = held(left, labels[1], in_order)
+        inside[name], widths[name] = held_by_others(left, labels[1], in_order)
     first = measured_first_tokens(rows)
     loops = simulated(groups, target, of, start, first)
     late = {
@@ -166,17 +166,6 @@ def leave_out(paths: Sequence[str]) -> LeftOut:
         for name, kinds in LEAVING_OUT.items() if kinds in ((0,), (1,), (2,))
     }  # fmt: skip
     return LeftOut(in_order, labels, by_name, inside, widths, late)
-
-
-def held(errors: Array, models: Array, rows: list[dict[str, str]]) -> tuple[Array, float]:
-    """Return which runs the range holds that follows from the groups of other models, and the median ratio of its ends."""
-    inside, widths = np.zeros(len(errors), dtype=bool), []
-    for model in sorted(set(models)):
-        place = models == model
-        low, high = interval_of_groups(errors, rows, ~place)
-        inside[place] = (np.exp(-errors[place]) >= low) & (np.exp(-errors[place]) <= high)
-        widths.append(high / low)
-    return inside, float(np.median(widths))
 
 
 def large_groups(labels: Array) -> list[str]:

@@ -463,7 +463,7 @@ def step_range(
     Returns:
         Two times in seconds; None for the ideal engine.
     """
-    return step_and_range(model, system, engine=engine, anchor=anchor, drafts=drafts, **inputs)[1]
+    return explained_step_range(model, system, engine=engine, anchor=anchor, drafts=drafts, **inputs)[1]
 
 
 def _longest(sizes: Mapping[str, Any]) -> Number:
@@ -509,31 +509,6 @@ def range_shares(
     if (small := 1 - sum(shares.values())) > 1e-9:
         shares["others"] = small
     return shares
-
-
-def step_and_range(
-    model: ModelLike,
-    system: SystemLike,
-    *,
-    engine: Engine | str | None = None,
-    anchor: Anchors | Anchor | None = None,
-    drafts: int = 0,
-    **inputs: Any,
-) -> tuple[Step, tuple[Number, Number] | None]:
-    """Return a step and its 90 % range, from one evaluation.
-
-    Args:
-        model: A model, or its name.
-        system: A system, or its name.
-        engine: An engine, or its name; by default the engine of the system.
-        anchor: Correction from your own runs.
-        drafts: Speculative tokens that the step verifies and drafts, in place of `query`.
-        inputs: The other arguments of `mixed_step`, which may be arrays.
-
-    Returns:
-        The step of `mixed_step`, or of `drafted_step`, and the range of `step_range`.
-    """
-    return explained_step_range(model, system, engine=engine, anchor=anchor, drafts=drafts, **inputs)[:2]
 
 
 def explained_step_range(

@@ -29,6 +29,7 @@ from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics.bias_correction import MAX_RUNS, Anchor, Anchors, MeasuredRun, select_anchor
 from steptime.physics.engine import Engine
+from steptime.physics.engine_releases import version_numbers
 from steptime.validation.bench_results import OPTIONS, NotTold, Place, Runs, file_names, read_rows
 from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.error_summary import Predictions, measured_figures
@@ -332,11 +333,7 @@ def _groups(rows: Iterable[dict[str, str]], catalog: str | None) -> dict[Group, 
         group = model(row["model"]), system(row["system"]), engine(row["engine"]), release_label(row)
         groups.setdefault(group, []).append(row)
     newest = {group: max(row.get("measured") or "" for row in members) for group, members in groups.items()}
-    return dict(sorted(groups.items(), key=lambda item: (newest[item[0]], _numbers(item[0][3]))))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d{1,9}", version)))
+    return dict(sorted(groups.items(), key=lambda item: (newest[item[0]], version_numbers(item[0][3]))))
 
 
 # --- stored runs --------------------------------------------------------------------------------------------------------

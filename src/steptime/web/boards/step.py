@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.lecture.current_figures import Pair, build_pair
-from steptime.physics.uncertainty import step_and_range
+from steptime.physics.uncertainty import explained_step_range
 from steptime.svg import PART_NAMES, PARTS, in_colours
 from steptime.units import counted, in_digits, show
 from steptime.web.board import Answer, Board, Figure, Shared, question_input, slider
@@ -39,7 +39,7 @@ def answer(inputs: Inputs) -> Answer:
     steps, room = replica.step(BATCHES, inputs.context), float(replica.room(inputs.context))
     pair = build_pair(replica.model, replica.system, context=inputs.context)
     arguments: dict[str, Any] = {"batch": inputs.batch, "context": inputs.context, "layout": replica.layout}
-    step, limits = step_and_range(replica.model, replica.system, **arguments, engine=replica.engine)
+    step, limits, _ = explained_step_range(replica.model, replica.system, **arguments, engine=replica.engine)
     total = float(step.total)
     low, high = (float(np.ravel(end)[0]) for end in limits) if limits else (total, total)
     parts = {name: float(seconds) for name, seconds in in_colours(step.resources).items()}
