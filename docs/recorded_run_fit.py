@@ -30,6 +30,7 @@ PRIOR = {
     "memory_efficiency": 0.1,
     "compute_efficiency": 0.15,
     "attention_time": 0.2,
+    "chip_departure": 0.5,
     "seconds_per_kernel": 0.3,
     "seconds_per_step": 0.7,
     "seconds_per_sequence": 0.7,
