@@ -20,9 +20,9 @@ from steptime.number_checks import Array
 from steptime.physics.engine import TYPICAL, Engine, label_values, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.physics.expert_kernels import ExpertFactor, load_kernels, stored_kind
-from steptime.physics.uncertainty import REGIMES
+from steptime.physics.uncertainty import REGIMES, WAITS, wait_regime
 from steptime.validation import engine_fit
-from steptime.validation.closed_loop import Runs
+from steptime.validation.closed_loop import Runs, solve_closed_loops
 from steptime.validation.engine_fit import (
     BETWEEN_ENGINES,
     FirstTokens,
@@ -91,6 +91,7 @@ FIXED_CONSTANTS: dict[str, Any] = {
     "fill_bytes": 300.0,
     "activation_traffic": 1.0,
     "network_efficiency": 0.65,
+    "exchange_time": 1.0,
     "chip_departure": 0.5,
     "seconds_per_layer": 6e-6,
     "seconds_per_latent_layer": 6e-6,
@@ -121,6 +122,7 @@ NOT_DETERMINED = {
     "unmeasured_expert_time": FACTOR_DEVIATION,
     "expert_evenness": 0.5,
     "network_efficiency": 0.3,
+    "exchange_time": 0.3,
     "block_efficiency": 0.2,
     "fp4_efficiency": 0.15,
     "narrow_efficiency": 0.15,
@@ -346,7 +348,7 @@ class Calibration:
     """Fitted engines by name, and log(predicted / measured) of every run.
 
     fitted: errors of TPOT with all runs in the fit; left_out: errors of TPOT by the dimension left out (`LEFT_OUT`);
-    left_out_ttft: errors of TTFT with the model left out; regime and bound: of each run.
+    left_out_ttft: errors of TTFT with the model left out; regime, waiting and bound: of each run.
     """
 
     engines: dict[str, Engine]
@@ -354,6 +356,7 @@ class Calibration:
     left_out: dict[str, Array]
     left_out_ttft: Array
     regime: Array
+    waiting: Array
     bound: Array
 
 
@@ -388,10 +391,11 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
         weight = pair_weights(prefill_groups, first)
         fitted_engines[name], loops[name] = with_waits(engine, prefill_groups, first, WAITS_USUAL, WAITS_DEVIATIONS, weight)
     fitted, out_ttft = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    bound, regime = (np.empty(len(rows), dtype=object) for _ in range(2))
+    bound, regime, waiting = (np.empty(len(rows), dtype=object) for _ in range(3))
     for runs in groups:
         tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, fitted_engines[runs.engine])
         fitted[runs.index] = np.log(tpot) - target[runs.index]
+        waiting[runs.index] = waits_of(runs, fitted_engines[runs.engine])
 
     # Errors on a model or system that the fit has not seen give the 90 % range.
     out = {dimension: np.full(len(rows), np.nan) for dimension in LEFT_OUT}
@@ -415,7 +419,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     every = np.ones(len(rows), dtype=bool)
     ranges = {
         "tpot": dict.fromkeys(REGIMES, interval_of_groups(worse, rows, every)),
-        "ttft": {name: interval_of_groups(out_ttft, rows, regime == name) for name in REGIMES},
+        "ttft": {name: interval_of_groups(out_ttft, rows, waiting == name) for name in WAITS},
     }
     engines = {}
     for name, engine in fitted_engines.items():
@@ -428,7 +432,13 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
             "runs": int(of_name.sum()),
         }
         engines[name] = replace(engine, fit=info | known_from(groups_by_engine[name], replace(engine, fit=info)))
-    return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, bound=bound)
+    return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, waiting=waiting, bound=bound)
+
+
+def waits_of(runs: Runs, engine: Engine) -> Array:
+    """Return the regime of the first tokens of runs."""
+    loop = solve_closed_loops(runs, engine)
+    return wait_regime(loop.ttft, loop.prompt_seconds)
 
 
 def _leave_first_tokens_out(
@@ -531,12 +541,16 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
     Returns:
         Vendors of the chips, runs by system, and mean variance of log(time) from the constants, by quantity and regime.
     """
-    regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
+    regimes = {
+        "tpot": np.concatenate([predict_runs(runs, engine)[3] for runs in groups]),
+        "ttft": np.concatenate([waits_of(runs, engine) for runs in groups]),
+    }
     parts = [time_variances(runs, engine) for runs in groups]
     variances = {}
     for quantity in ("tpot", "ttft"):
         variance = np.concatenate([part[quantity] for part in parts])
-        variances[quantity] = {name: float(np.nanmean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
+        regime = regimes[quantity]
+        variances[quantity] = {str(name): float(np.nanmean(variance[regime == name])) for name in sorted(set(regime))}
     count = Counter(name for runs in groups for name in [runs.system.name] * len(runs.index))
     vendors = sorted({runs.system.chip.vendor for runs in groups})
     return {"vendors": vendors, "systems": dict(sorted(count.items())), "parameter_variance": variances}

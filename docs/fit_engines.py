@@ -17,7 +17,7 @@ from engine_cross_validation import Calibration, fit_all, held_by_others
 from steptime.catalog.hardware_loading import resolve_system
 from steptime.number_checks import Number
 from steptime.physics.engine import IDEAL, TYPICAL, Engine
-from steptime.physics.uncertainty import LEFT_OUT, REGIMES, factors
+from steptime.physics.uncertainty import LEFT_OUT, REGIMES, WAITS, factors
 from steptime.validation.engine_fit import engine_file
 from steptime.validation.predictions import grouped, predict, predict_runs
 from steptime.validation.published_deployments import polls_rarely
@@ -56,8 +56,8 @@ NOT_MODELLED = """## What is not modelled
   steps, or every 30 from 16 clients on (`--scheduler-recv-interval`, default 1). A file of runs states it as
   `stream_interval`; those runs have no such column, so their first tokens are neither fitted nor scored here. `validate`
   takes 10 and 20 for them (`validation/published_deployments.py`): the median error is 12 % for runs with a median TTFT and
-  31 % for runs with a mean TTFT. First tokens of TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to
-  four chips and in time on eight. With DP attention its public runs wait until each rank has a prompt, at most 60 steps
+  31 % for runs with a mean TTFT. First tokens of TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 steps late on up
+  to four chips, as its script says. With DP attention its public runs wait until each rank has a prompt, at most 60 steps
   (`published_deployments.balance_period`); those of December 2025 waited up to twice as long. First requests of SGLang with
   DeepSeek in nvfp4 wait 5 to 9 s on average.
 """
@@ -82,7 +82,7 @@ def insides(errors: Number, quantity: str, engine: Number, found: Calibration) -
     inside = np.zeros(len(errors), dtype=bool)
     for name in sorted(set(engine)):
         mine = engine == name
-        low, high = factors(found.engines[name], quantity, found.regime[mine])
+        low, high = factors(found.engines[name], quantity, (found.regime if quantity == "tpot" else found.waiting)[mine])
         inside[mine] = (np.exp(-errors[mine]) >= low) & (np.exp(-errors[mine]) <= high)
     return inside
 
@@ -171,10 +171,10 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
         "|---|---|",
     ]
     for quantity, name in (("tpot", "TPOT"), ("ttft", "TTFT")):
-        for regime in REGIMES if quantity == "ttft" else REGIMES[:1]:
+        for regime in WAITS if quantity == "ttft" else REGIMES[:1]:
             low, high = factors(found.engines[TYPICAL], quantity, regime)
-            beside = {"decode": ", little prefill beside it", "mixed": ", much prefill beside it"}[regime]
-            lines.append(f"| {name}{beside if quantity == 'ttft' else ''} | {float(low):.2f} to {float(high):.2f} |")
+            kind = {"prompt": ", up to six times its prefill", "queue": ", longer"}.get(regime, "")
+            lines.append(f"| {name}{kind} | {float(low):.2f} to {float(high):.2f} |")
     lines += [
         "",
         "## The ten largest errors, with the reason",

@@ -22,8 +22,10 @@ from scipy.optimize import least_squares
 from steptime.catalog.hardware_loading import load_system
 from steptime.hardware.system import System
 from steptime.physics.chip_power import NINETY_PERCENT, StepWork, chip_joules, energy_coefficients, step_work
-from steptime.physics.engine import load_engine
+from steptime.physics.engine import at_release, load_engine, with_sampling
+from steptime.physics.engine_releases import TOP_P
 from steptime.physics.layout import Layout
+from steptime.physics.uncertainty import REGIMES, factors
 from steptime.validation.run_table import served_model
 
 PROMPT_TOKENS = {"lm-arena-chat": 150.0, "gpqa": 250.0}
@@ -38,6 +40,9 @@ GENERATIONS = {
     "blackwell": ("hgx-b200", ["b200", "b300", "gb200", "gb300"]),
 }
 OUTPUT = Path(__file__).parents[1] / "src" / "steptime" / "data" / "chip_power.json"
+
+# Release of vLLM in all rows, which draw their tokens with top-p.
+RELEASE = "0.11.1"
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Row:
 
 def read_rows(path: str) -> list[Row]:
     """Return the rows of the file with their work."""
-    engine, rows = load_engine("vllm"), []
+    engine, rows = with_sampling(at_release(load_engine("vllm"), RELEASE), TOP_P), []
     with open(path, newline="", encoding="utf-8") as file:
         runs = [row for row in csv.DictReader(file) if not row["doubt"] and row["task"] in PROMPT_TOKENS]
     for run in runs:
@@ -126,17 +131,29 @@ def score(label: str, errors: np.ndarray, spread: float = 0.0) -> None:
     print(text)
 
 
+def joined_range(rows: list[Row], shares: dict[str, float], spread: float) -> np.ndarray:
+    """Return log factors of the 90 % range of joules: that of the time, and independently that of the coefficients."""
+    engine, ends = load_engine("vllm"), np.empty((2, len(rows)))
+    for place, row in enumerate(rows):
+        coefficients = energy_coefficients(row.system, shares)
+        for side, factor in enumerate(factors(engine, "tpot", REGIMES[0], system=row.system)):
+            energies = [chip_joules(coefficients, row.work, row.predicted * x) for x in (float(factor), 1.0)]
+            ends[side, place] = (2 * side - 1) * np.hypot(np.log(energies[0] / energies[1]), NINETY_PERCENT * spread)
+    return ends
+
+
 def main() -> None:
     """Fit, print the scores, and write the file."""
     rows = read_rows(sys.argv[1])
     groups: dict[str, Any] = {}
-    all_errors, of_predicted = [], []
+    all_errors, of_predicted, ranges = [], [], []
     for name, (system_name, chips) in GENERATIONS.items():
         members = [row for row in rows if row.system.name == system_name]
         errors = left_out(members)
         spread = float(np.sqrt(np.mean(errors**2)))
         all_errors.append(errors)
         of_predicted.append(left_out(members, "predicted"))
+        ranges.append(joined_range(members, fitted(members), spread))
         score(f"{name}, models left out, measured rate", errors, spread)
         score(f"{name}, models left out, predicted rate", of_predicted[-1])
         chip, link = members[0].system.chip, members[0].system.scale_up.link
@@ -153,6 +170,10 @@ def main() -> None:
         float(np.sqrt(np.mean(np.concatenate(all_errors) ** 2))),
     )
     score("all, models left out, predicted rate", np.concatenate(of_predicted))
+    low, high = np.concatenate(ranges, 1)
+    off = -np.concatenate(of_predicted)
+    inside = (off > low) & (off < high)
+    print(f"  range of time and coefficients: holds {inside.mean():.0%}, median width {np.median(np.exp(high - low)):.2f}")
 
     # Other chips: coefficients of all rows, and the error of the generation that is left out.
     unseen = []

@@ -283,3 +283,15 @@ def test_prefixes_are_gathered_where_some_points_have_prompts():
 
 def test_one_chip_reduces_nothing():
     assert "all-reduce" not in decode(one_matrix(), NODES, layout=Layout(), batch=1, context=1).terms
+
+
+@pytest.mark.parametrize(("generation", "seconds"), [("blackwell", 1.723e-5), ("hopper", 1.179e-5), ("", 1.451e-5)])
+def test_a_phase_of_an_exchange_takes_the_time_of_timed_kernels(generation, seconds):
+    """Ten layers, each with one dispatch and one combine: their phases replace those of other collectives."""
+    system = replace(NODES, chip=replace(NODES.chip, generation=generation))
+    given = {"model": model_of(experts(weights=1.0)), "batch": 64, "context": 1, "layout": Layout(dp=4, ep=4)}
+    plain, timed = (
+        decode(system=system, on=engine(seconds_per_collective=5e-6, exchange_time=factor), **given) for factor in (0.0, 2.0)
+    )
+    for term in ("dispatch", "combine"):
+        assert timed.terms[term] - plain.terms[term] == pytest.approx(10 * (2 * seconds - 5e-6), rel=1e-3)

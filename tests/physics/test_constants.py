@@ -24,6 +24,7 @@ RANGES = {
         "unpack_rate": (1e9, math.inf),
         "latent_contexts": (1, math.inf),
         "attention_time": (0, 10),
+        "exchange_time": (0, 10),
         "chip_departure": (0, 2),
         "roofline_norm": (1, math.inf),  # below 1 overlapping would take longer than one after another
         "fill_bytes": (0, 1e5),
@@ -119,7 +120,7 @@ UNITS = {
     "": {"roofline_norm", "expert_skew"},
     "weights/s": {"unpack_rate"},
     "sequences": {"latent_contexts"},
-    "factor": {"expert_imbalance", "first_token_factor", "expert_time", "unmeasured_expert_time", "attention_time"},
+    "factor": {"expert_imbalance", "first_token_factor", "expert_time", "unmeasured_expert_time", "attention_time", "exchange_time"},
     "shape": {"expert_evenness"},
     "tokens": {"step_tokens"},
     "0 or 1": {"prefill_first", "small_kv"},

@@ -25,7 +25,7 @@ from steptime.physics.uncertainty import (
 from tests.conftest import engine, machine, one_matrix
 
 STREAM = machine(flops=1e30)
-TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.7]}}
+TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"prompt": [0.6, 1.7]}}
 
 
 def fitted(**more):
@@ -50,8 +50,8 @@ def test_half_of_a_range():
     [
         ("tpot", "decode", 0.8, 1.25),
         ("tpot", "mixed", 0.7, 1.5),
-        ("ttft", "decode", 0.6, 1.7),
-        ("ttft", "mixed", 0.5, 2.0),  # of which the file says nothing
+        ("ttft", "prompt", 0.6, 1.7),
+        ("ttft", "queue", 0.5, 2.0),  # of which the file says nothing
         ("other", "decode", 0.5, 2.0),
     ],
 )

@@ -16,7 +16,7 @@ from steptime.planning.slo_probability import effective_targets, extrapolation_f
 from tests.conftest import engine
 from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan, equal_requests
 
-TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.6], "mixed": [0.5, 3.0]}}
+TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"prompt": [0.6, 1.6], "queue": [0.5, 3.0]}}
 FITTED = engine(fit={"names": [], "interval": TABLES, "systems": {"toy": 100}})
 CASE = replace(case(slo=st.Slo(tpot=0.02, ttft=2.0)), engine=FITTED, sure=0.95)
 
@@ -28,7 +28,7 @@ def test_whoever_asks_for_no_probability_aims_at_the_limits():
 
 def test_a_limit_is_met_in_nineteen_of_twenty_where_the_end_of_the_range_meets_it():
     assert effective_targets(CASE, Layout(), None) == pytest.approx((0.02 / 1.25, 2 / 1.6))
-    assert effective_targets(CASE, Layout(), None, prompts=0.5) == pytest.approx((0.02 / 1.5, 2 / 3))  # mixed
+    assert effective_targets(CASE, Layout(), None, prompts=0.5) == pytest.approx((0.02 / 1.5, 2 / 1.6))  # mixed
     assert effective_targets(replace(CASE, sure=0.9), Layout(), None)[0] == pytest.approx(0.02 / 1.25**0.779129)
     assert effective_targets(replace(CASE, sure=0.5), Layout(), None) == (0.02, 2.0)
     assert effective_targets(replace(CASE, aim=(0.9, 0.5)), Layout(), None) == pytest.approx((0.9 * 0.02 / 1.25, 1 / 1.6))
@@ -36,10 +36,10 @@ def test_a_limit_is_met_in_nineteen_of_twenty_where_the_end_of_the_range_meets_i
 
 
 def test_first_tokens_of_a_pool_of_their_own_err_as_those_of_mixed_runs():
-    """Apart: 0.2 more in quadrature to log 1.25, and 1.5 to log 3."""
+    """Apart: 0.2 more in quadrature to log 1.25, and 1.5 to log 1.6."""
     tpot, ttft = effective_targets(CASE, Layout(), Layout())
     assert tpot == pytest.approx(0.02 / math.exp(math.hypot(math.log(1.25), 0.2)))
-    assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(3), 1.5)))
+    assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(1.6), 1.5)))
 
 
 def test_chips_that_were_never_measured_aim_at_half_of_both_limits():

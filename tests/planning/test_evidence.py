@@ -110,7 +110,7 @@ def test_a_plan_of_a_real_model_prefers_what_was_measured():
     assert found.unmeasured.usd_per_million_output_tokens < 0.9 * found.usd_per_million_output_tokens
 
 
-TABLES = {"tpot": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}, "ttft": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}}
+TABLES = {"tpot": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}, "ttft": {"prompt": [0.9, 1.1], "queue": [0.9, 1.2]}}
 
 
 @pytest.mark.parametrize(("name", "expected"), [("toy", MEASURED), ("other", PUBLISHED)])

@@ -147,16 +147,16 @@ def test_batches_that_can_be_stable_are_evaluated(monkeypatch, model):
 
 def test_targets_of_a_probability_are_those_of_each_mode():
     """90 % of ranges that end at 1.25 of decode and 1.5 of mixed steps, and 0.2 more, in logarithms, of separate pools."""
-    tables = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.6], "mixed": [0.5, 3.0]}}
+    tables = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"prompt": [0.6, 1.6], "queue": [0.5, 3.0]}}
     on = engine(fit={"names": [], "interval": tables, "systems": {"toy": 100}})
     given = replace(case(slo=st.Slo(tpot=0.02, ttft=2.0)), engine=on, sure=0.95)
     columns = table(tpot=[0.01, 0.01], ttft=[1.0, 1.0], rate=[1.0, 1.0], input_share=[0.0, 0.9])
     tpot, ttft = _aims(given, replace(columns, mode=AGGREGATED))
     assert tpot == pytest.approx([0.02 / 1.25, 0.02 / 1.5])
-    assert ttft == pytest.approx([2 / 1.6, 2 / 3])
+    assert ttft == pytest.approx(2 / 1.6)
     tpot, ttft = _aims(given, columns)
     assert np.broadcast_to(tpot, 2) == pytest.approx([0.02 / np.exp(np.hypot(np.log(1.25), 0.2))] * 2)
-    assert np.broadcast_to(ttft, 2) == pytest.approx([2 / np.exp(np.hypot(np.log(3), 1.5))] * 2)
+    assert np.broadcast_to(ttft, 2) == pytest.approx([2 / np.exp(np.hypot(np.log(1.6), 1.5))] * 2)
 
 
 def test_one_layout_that_holds_a_request_is_enough():

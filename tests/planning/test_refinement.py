@@ -33,7 +33,7 @@ from steptime.planning.steady_state import load_shares
 from tests.conftest import engine, machine
 from tests.planning.cases import WORK, case
 
-TABLES = {"tpot": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}, "ttft": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}}
+TABLES = {"tpot": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}, "ttft": {"prompt": [0.9, 1.1], "queue": [0.9, 1.2]}}
 FITTED = engine(fit={"names": [], "interval": TABLES})
 TIGHT = machine(size=4, capacity=11e9, up=2e9)
 

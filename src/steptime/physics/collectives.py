@@ -1,18 +1,26 @@
-"""Collectives of a forward pass: the exchanges that its layers need, with times."""
+"""Collectives of a forward pass: the exchanges that its layers need, with times.
+
+A phase of an exchange of tokens with experts takes longer than one of other collectives: counts and rows of each expert are
+sent, and every chip waits for all. Kernels of DeepEP (low latency) take 14 to 22 us for a few tokens on NVLink, where a phase
+of an all-reduce takes 5 us. `data/kernels/exchange.toml` has the seconds by generation of chips (`docs/fit_exchange.py`).
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
 from steptime.blackboard.expert_activation import distinct_hit
+from steptime.catalog.data_files import PACKAGED, read_file
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op
 from steptime.number_checks import Number, has_nonzero
 from steptime.physics import network_time
 from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.engine import Engine
+from steptime.physics.expert_kernels import ANY
 from steptime.physics.layout import Layout, shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import Work, ledger
@@ -97,6 +105,7 @@ def run_collective(
     name: str = "",
     count: Number = 1,
     pipelined: bool = False,
+    phase: Number | None = None,
 ) -> None:
     """Add one collective to a clock.
 
@@ -110,6 +119,7 @@ def run_collective(
         count: Number of collectives in `traffic`.
         pipelined: Whether the levels work at the same time, because tokens are forwarded as they arrive. Otherwise the
             levels run one after another.
+        phase: Seconds of a phase besides its transfer; by default the engine's `seconds_per_collective`.
     """
     reached = engine.kernels.network_efficiency
     busy = {d.kind: b / reached for d, b in zip(system.domains, traffic.busy, strict=True) if has_nonzero(b)}
@@ -127,10 +137,11 @@ def run_collective(
         for b in busy.values():
             moving = moving + b
     waiting = blame["latency"] = traffic.latency
-    if has_nonzero(engine.overheads.seconds_per_collective):
-        blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
+    phase = engine.overheads.seconds_per_collective if phase is None else phase
+    if has_nonzero(phase):
+        blame["overhead"] = traffic.calls * phase
         waiting = waiting + blame["overhead"]
-    line = {"name": name, "count": count, "traffic": traffic, "at_once": pipelined}
+    line = {"name": name, "count": count, "traffic": traffic, "at_once": pipelined, "seconds_each": phase}
     clock.add({term: moving + waiting}, blame, {**busy, "latency": waiting}, **line)
 
 
@@ -162,6 +173,7 @@ def _run_exchange(
         active_groups=groups[1],
         stride=sharing,
     )
+    phase = exchange_phase(system, engine)
     gathered = None
     # Chips that share an expert each need all of its rows.
     if np.any(sharing > 1):
@@ -172,6 +184,30 @@ def _run_exchange(
         ("dispatch", min(ACTIVATION_BYTES, max(1.0, op.format.bytes))),
         ("combine", ACTIVATION_BYTES),
     ):
-        run_collective(clock, term, per_byte.resized(value_bytes), system, engine, count=count, pipelined=True)
+        run_collective(clock, term, per_byte.resized(value_bytes), system, engine, count=count, pipelined=True, phase=phase)
         if gathered is not None:
             run_collective(clock, term, gathered.resized(value_bytes), system, engine, name=SHARED, count=count)
+
+
+def exchange_phase(system: System, engine: Engine) -> Number:
+    """Return the seconds of a phase of an exchange of tokens with experts, besides the transfer.
+
+    Args:
+        system: The system.
+        engine: The engine.
+
+    Returns:
+        Seconds: those of timed kernels times the engine's factor, or the time of other collectives without a factor.
+    """
+    factor = engine.kernels.exchange_time
+    if not has_nonzero(factor):
+        return engine.overheads.seconds_per_collective
+    seconds = load_exchanges()
+    return factor * seconds.get(system.chip.generation, seconds[ANY])
+
+
+@lru_cache(maxsize=1)
+def load_exchanges() -> dict[str, float]:
+    """Return the seconds of a phase of an exchange by generation of chips."""
+    entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "exchange.toml")["kernel"]
+    return {entry["chips"]: entry["seconds"] for entry in entries}

@@ -75,6 +75,10 @@ class Kernels:
         least=1.0,
     )
     network_efficiency: Number = _share(1.0, "share of link bandwidth in collectives")
+    exchange_time: Number = constant(
+        0.0, "factor on the time of a phase of an exchange of tokens with experts; 0: as other collectives", unit="factor",
+        maximum=10.0,
+    )  # fmt: skip
     chip_departure: Number = constant(
         0.0,
         "exponent on the ratio of a chip's measured share of its data sheet to the usual share",

@@ -26,8 +26,9 @@ pipeline stages. Layouts beyond were compared with 398 public disaggregated runs
 gb200-nvl72 and mi355x-8, 140 of them with speculative tokens). Ratios of measured to predicted time per token, for nine
 runs in ten:
 
-- NVIDIA, pools of up to eight chips: 0.8 to 1.5. Wider pools: 0.7 to 1.3.
-- AMD without data-parallel ranks: 0.7 to 1.3. With data-parallel ranks (MoRI's exchange, in no other run): 1.0 to 3.5.
+- NVIDIA, pools of up to eight chips: 0.8 to 1.6. Wider pools: 0.6 to 1.3.
+- AMD without data-parallel ranks: 0.8 to 1.4. With data-parallel ranks: 0.6 to 1.5, after the time of MoRI's exchange was
+  fitted to these runs.
 - 144 runs with speculative tokens in one pool: 0.9 to 2.2 (SGLang on hgx-b200 is the slowest).
 
 First tokens of pools took 2.1 times the predicted time at the median. They wait in routers and queues that no column of the
@@ -80,8 +81,8 @@ class Distance:
 
 
 SEPARATE_POOLS: Final = Distance(words="separate prefill and decode pools", low=0.2, high=0.2, late=1.5)
-WIDE_REPLICA: Final = Distance(words="replicas of more than 8 chips", low=0.15, high=0.1)
-GROUPS: Final = Distance(words="data-parallel ranks on AMD chips", low=0.1, high=1.2)
+WIDE_REPLICA: Final = Distance(words="replicas of more than 8 chips", low=0.3, high=0.1)
+GROUPS: Final = Distance(words="data-parallel ranks on AMD chips", low=0.5, high=0.6)
 # A guess: no run has pipeline stages.
 STAGED: Final = Distance(words="pipeline stages", low=0.33, high=0.33)
 WITH_DRAFTS: Final = Distance(words="speculative tokens", low=0.1, high=0.3)
@@ -161,6 +162,10 @@ Z90 = 1.645
 WIDE = (0.5, 2.0)
 # Decode takes most of the time, or prefill of other requests takes a considerable part.
 REGIMES = ("decode", "mixed")
+# First tokens wait for little besides their prompt, or for others. Errors of the second are twice as large.
+WAITS = ("prompt", "queue")
+# Times of the prefill of a prompt alone above which a first token belongs to the second.
+QUEUED = 6.0
 # Kinds of runs in `fit.held`, which gives the share of runs inside their range.
 LEFT_OUT, DRAFTED, POOLS = "left_out", "drafted", "pools"
 # Share of prefill in the time of a token above which a run is "mixed".
@@ -183,6 +188,22 @@ def latency_regime(prefill_share: Number) -> Any:
     ['decode', 'mixed']
     """
     return np.where(np.asarray(prefill_share) > PREFILL_SHARE, REGIMES[1], REGIMES[0])
+
+
+def wait_regime(ttft: Number, prefill: Number) -> Any:
+    """Return the regime of a time to first token.
+
+    Args:
+        ttft: Time to first token [s].
+        prefill: Time of the prefill of its prompt alone [s].
+
+    Returns:
+        "prompt" or "queue", with the broadcast shape of the arguments.
+
+    >>> wait_regime(np.array([0.2, 1.0]), 0.1).tolist()
+    ['prompt', 'queue']
+    """
+    return np.where(np.asarray(ttft) > QUEUED * np.asarray(prefill), WAITS[1], WAITS[0])
 
 
 def half_width(scatter: Number, excess: Number) -> Number:
@@ -356,7 +377,7 @@ def factors(
     Args:
         engine: The engine.
         quantity: "tpot" (also for a step) or "ttft".
-        regime: One of `REGIMES`, or an array of them.
+        regime: One of `REGIMES`, of `WAITS` for "ttft", or an array of them.
         variance: `parameter_variance` of the prediction; by default the variance of the fitted runs.
         system: The system; None for chips of a measured vendor.
         wider: Logarithms that distance from measured runs adds below and above (`extrapolation`).
@@ -434,8 +455,11 @@ def widest(engine: Engine, system: System, wider: tuple[Number, Number] = (0.0, 
 
 
 def _by_regime(table: Mapping[str, float], default: float, regime: Number | str) -> Number:
-    decode, mixed = (table.get(name, default) for name in REGIMES)
-    return np.where(np.asarray(regime) == REGIMES[1], mixed, decode)
+    names = np.asarray(regime)
+    values: Array = np.full(names.shape, default)
+    for name, value in table.items():
+        values = np.where(names == name, value, values)
+    return values
 
 
 def step_range(

@@ -6,21 +6,23 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.number_checks import Number
 from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.engine import Engine
-from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, latency_regime, widening, with_variances
+from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, latency_regime, wait_regime, widening, with_variances
 from steptime.planning.plan_problem import Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import first_token_of, matched_rate
 from steptime.planning.slo_probability import decode_widening, extrapolation_flags, pool_flags
-from steptime.planning.steady_state import State, mean_context
+from steptime.planning.steady_state import State, fresh_tokens, mean_context
 
 Range = tuple[float, float]
 # The layout with the best of several predictions delivers less than predicted: mean and standard deviation of the logarithm,
 # over measured fronts of 8 models (docs/fronts.md, docs/fit_fronts.py).
-OPTIMISM, OPTIMISM_DEVIATION = 0.029, 0.18
+OPTIMISM, OPTIMISM_DEVIATION = 0.025, 0.16
 
 
 def candidate_ranges(
@@ -55,10 +57,16 @@ def candidate_ranges(
         soon = first_token_of(ideal_case, candidate, now, first, utilisation)
         return (now.tpot, soon) if first is None else (now.tpot, soon, first.step.total)
 
+    def prompt_seconds() -> Number:
+        if prefill is not None:
+            return prefill.step.total
+        chunks = np.ceil(fresh_tokens(case.workload) / max(candidate.chunk, 1))
+        return chunks * (state.mixed or state.decode).total
+
     # The variance of the constants adds to that of the candidate's own steps.
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = latency_regime(state.input_share)
-    waiting = decoding if prefill is None else REGIMES[1]
+    waiting = wait_regime(ttft, prompt_seconds())
     first_system = case.system if prefill is None else case.prefill.system
     of_decode, of_prefill = pool_flags(case, candidate.layout, candidate.prefill_layout)
     # An acceptance length that is a prior is another independent error of the time per token.

@@ -16,7 +16,7 @@ from steptime.errors import RangeError, UnknownName
 from steptime.number_checks import Array, Number, single
 from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import Distance, distances, factors, has_range, latency_regime, widening
+from steptime.physics.uncertainty import WAITS, Distance, distances, factors, has_range, latency_regime, widening
 from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.steady_state import mean_context
 from steptime.workload.workload import Slo, Speculation, Workload
@@ -236,12 +236,13 @@ def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, 
     if case.sure is None or not has_range(case.engine):
         return case.slo.tpot, case.slo.ttft
     regime = latency_regime(prompts)
-    waiting, first = (regime, case.system) if reader is None else ("mixed", case.prefill.system)
+    # Whether first tokens wait for others is not known yet either.
+    first = case.system if reader is None else case.prefill.system
     of_decode, of_prefill = pool_flags(case, layout, reader)
     tpot_wider, ttft_wider = decode_widening(of_decode, case.speculation), widening(of_prefill, "ttft")
     # The load is not known yet: own runs count as at their load.
     point = OperatingPoint(layout=layout, context=mean_context(case.workload))
     slow = factors(case.engine, "tpot", regime, system=case.system, wider=tpot_wider, point=point)[1]
-    late = factors(case.engine, "ttft", waiting, system=first, wider=ttft_wider, point=point)[1]
+    late = factors(case.engine, "ttft", WAITS[0], system=first, wider=ttft_wider, point=point)[1]
     share = deviations(case.sure)
     return case.slo.tpot * case.aim[0] / slow**share, case.slo.ttft * case.aim[1] / late**share

@@ -158,9 +158,9 @@ def _transfer(entry: Entry, system: System, engine: Engine) -> str:
     joined = [f"max({', '.join(parts)})" if entry.at_once and len(parts) > 1 else " + ".join(parts)] if parts else []
     if float(np.asarray(traffic.latency)) > 0:
         joined.append(f"{show(float(np.asarray(traffic.latency)) / count, 's')} latency")
-    if float(engine.overheads.seconds_per_collective) > 0:
+    if float(entry.seconds_each) > 0:
         calls = float(np.asarray(traffic.calls)) / count
-        joined.append(f"{calls:g} x {show(float(engine.overheads.seconds_per_collective), 's')}")
+        joined.append(f"{calls:g} x {show(float(entry.seconds_each), 's')}")
     return " + ".join(joined)
 
 

@@ -121,7 +121,8 @@ class ClosedLoop:
     """Times of closed loops, as arrays of one shape.
 
     tpot: mean time per output token [s]; ttft and ttft_median: mean and median time to first token [s]; running: sequences that
-    have a slot; decode: their decode step; decode_share: share of `tpot` that is decode.
+    have a slot; decode: their decode step; decode_share: share of `tpot` that is decode; prompt_seconds: prefill of a prompt
+    alone.
     """
 
     tpot: Array
@@ -130,6 +131,7 @@ class ClosedLoop:
     running: Array
     decode: Step
     decode_share: Array
+    prompt_seconds: Array
 
 
 def running_sequences(
@@ -211,6 +213,7 @@ def closed_loop(
             running=np.asarray(running),
             decode=decode,
             decode_share=np.ones_like(decode_tpot),
+            prompt_seconds=nothing,
         )
     arguments: dict[str, Any] = {"prompts": layout.dp, "drafts": drafts, "layout": layout, "engine": engine}
     prefill_only = drafted_step(model, system, tokens=input_tokens, **arguments, parts=False).total
@@ -250,6 +253,7 @@ def closed_loop(
         running=np.asarray(running),
         decode=decode,
         decode_share=decode_tpot / tpot,
+        prompt_seconds=np.asarray(prefill_only),
     )
 
 

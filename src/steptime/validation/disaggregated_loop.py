@@ -26,7 +26,7 @@ from steptime.number_checks import Array
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, shaped
 from steptime.physics.speculative_step import drafted_sequences
-from steptime.physics.uncertainty import REGIMES, distances
+from steptime.physics.uncertainty import REGIMES, WAITS, distances
 from steptime.planning.batch_queue import passes
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.steady_state import Transfer, decode_pool, kv_transfer, ttft_seen
@@ -92,7 +92,7 @@ def predict_pools(rows: list[dict[str, str]], model: Model, system: System, engi
     engine = with_contexts(engine, latent_contexts(rows[0]))
     figures = closed_pools(pools, engine)
     flags = distances(engine, system, pools.decode, pools.prefill)
-    return with_ranges(figures, engine, REGIMES[0], system, flags) | {"reason": collect_doubts(rows, pools, engine)}
+    return with_ranges(figures, engine, REGIMES[0], WAITS[1], system, flags) | {"reason": collect_doubts(rows, pools, engine)}
 
 
 def build_pools(rows: list[dict[str, str]], model: Model, system: System) -> Pools:

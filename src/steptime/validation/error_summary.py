@@ -78,6 +78,7 @@ def with_ranges(
     figures: Mapping[str, Any],
     engine: Engine,
     regime: Array | str,
+    waiting: Array | str,
     system: System,
     flags: Iterable[tuple[Distance, Array]] = (),
     variances: Mapping[str, Array] | None = None,
@@ -91,6 +92,7 @@ def with_ranges(
         figures: Predicted values by name.
         engine: Engine.
         regime: Latency regime.
+        waiting: Regime of first tokens.
         system: System.
         flags: Differences of the runs from those of the fit, which widen the ranges.
         variances: Variances of the logarithms of times from the engine's constants; None for those of the fitted runs.
@@ -101,9 +103,9 @@ def with_ranges(
     """
     (low, high), (ttft_low, ttft_high) = (
         factors(
-            engine, name, regime, variance=(variances or {}).get(name), system=system, wider=widening(flags, name), point=point
+            engine, name, of, variance=(variances or {}).get(name), system=system, wider=widening(flags, name), point=point
         )
-        for name in ("tpot", "ttft")
+        for name, of in (("tpot", regime), ("ttft", waiting))
     )
     tpot, ttft, speed = (figures[name] for name in ("tpot", "ttft", "output_tok_s"))
     return dict(figures) | {

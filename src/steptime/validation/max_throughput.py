@@ -49,7 +49,7 @@ from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.layout import MODEL, Layout, collect_facts, shaped, stacked
 from steptime.physics.layout_rules import allowed
 from steptime.physics.step import decode_step
-from steptime.physics.uncertainty import FEW_RUNS, REGIMES, distances, latency_regime
+from steptime.physics.uncertainty import FEW_RUNS, REGIMES, WAITS, distances, latency_regime
 from steptime.planning.steady_state import MOST_LOADED, State, aggregated, mean_context, split_chunks, ttft_seen
 from steptime.validation.data_quality import WRONG
 from steptime.validation.disaggregated_loop import read_workload
@@ -154,7 +154,7 @@ def predict_highest(rows: list[dict[str, str]], model: Model, system: System, en
         ),
         *scenario_distances(row, [run["output_tok_s"] for run, _ in likely], shares, typical["end_loss"]),
     )
-    return with_ranges(figures, engine, typical["regime"], system, flags) | {"reason": reasons}
+    return with_ranges(figures, engine, typical["regime"], WAITS[1], system, flags) | {"reason": reasons}
 
 
 def limit_to_offline(rows: Sequence[Mapping[str, str]], figures: Mapping[str, Array]) -> None:

@@ -29,7 +29,7 @@ from steptime.physics.bias_correction import Anchors, OperatingPoint
 from steptime.physics.engine import IDEAL, TYPICAL, Engine, anchored, bare, load_engine, with_constants
 from steptime.physics.engine_releases import GREEDY, release_bound
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import distances, has_range, latency_regime, with_variances
+from steptime.physics.uncertainty import distances, has_range, latency_regime, wait_regime, with_variances
 from steptime.validation.closed_loop import Runs, round_time, solve_closed_loops
 from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import POOL_COLUMNS, predict_pools
@@ -362,11 +362,12 @@ def _predicted(runs: Runs, corrected: Engine, simulated: bool) -> dict[str, Arra
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
     # The median of the intervals between tokens is that of a decode step, since most steps have no prefill.
     token_time = tpot * loop.decode_share if runs.is_median else tpot
+    waiting = wait_regime(loop.ttft, loop.prompt_seconds)
     figures = {"tpot": token_time, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
     reach = runs.input_tokens + runs.output_tokens
     flags = distances(corrected, runs.system, runs.layout, drafts=bool(runs.drafts), context=reach)
     variances = time_variances(runs, engine) if has_range(engine) else None
-    return with_ranges(figures, corrected, regime, runs.system, flags, variances, point) | {"bound": loop.decode.bound}
+    return with_ranges(figures, corrected, regime, waiting, runs.system, flags, variances, point) | {"bound": loop.decode.bound}
 
 
 def time_variances(runs: Runs, engine: Engine) -> dict[str, Array]:

@@ -164,6 +164,13 @@ the scripts of InferenceX for DeepSeek-R1 and the benchmarks of TensorRT-LLM (at
 a prompt waits."""
 
 
+BATCH_WAIT_STEPS = 20.0
+"""Steps that TensorRT-LLM waits for more prompts in InferenceX's runs of Llama-70B with 1,024 tokens in and out on fewer than
+eight chips, unless 0.9 times 16,384 tokens wait: `batch_wait_timeout_iters: 20` of
+github.com/SemiAnalysisAI/InferenceX, benchmarks/70b_fp8_b200_trt_slurm.sh (September 2025 until its removal on 2025-10-29)."""
+BATCHED_MODEL, BATCHED_CHIPS, BATCHED_UNTIL = "llama-3.1-70b", 8.0, "2025-10-30"
+
+
 def balance_period(groups: int, clients: float, output_tokens: float) -> float:
     """Return the steps between two prefills with balanced data-parallel ranks.
 
@@ -285,11 +292,34 @@ def usual_interval(row: Mapping[str, str], clients: float) -> float:
     >>> usual_interval({"engine": "vllm", "system": "hgx-b200"}, 4)
     1.0
     """
+    if waits_for_batch(row):
+        return 1 + BATCH_WAIT_STEPS
     if row["engine"] == "trtllm" and float(row.get("dp") or 1) > 1:
         return 1 + balance_period(int(float(row["dp"])), clients, float(row["output_tokens"])) / 2
     if not polls_rarely(row):
         return 1.0
     return BUSY_POLLING_STEPS if clients >= BUSY_CLIENTS else POLLING_STEPS
+
+
+def waits_for_batch(row: Mapping[str, str]) -> bool:
+    """Check whether a deployment waits for more prompts before it starts a prefill (`BATCH_WAIT_STEPS`).
+
+    Args:
+        row: Run.
+
+    Returns:
+        True for TensorRT-LLM with Llama-70B, short prompts and few chips.
+
+    >>> row = {"engine": "trtllm", "model": "meta-llama/Llama-3.1-70B-Instruct", "tp": "4", "measured": "2025-10-29"}
+    >>> row |= {"input_tokens": "1024", "output_tokens": "1024"}
+    >>> waits_for_batch(row), waits_for_batch(row | {"tp": "8"}), waits_for_batch(row | {"output_tokens": "8192"})
+    (True, False, False)
+    """
+    if row["engine"] != "trtllm" or BATCHED_MODEL not in row.get("model", "").casefold():
+        return False
+    if float(row.get("tp") or 1) >= BATCHED_CHIPS or not "" < (row.get("measured") or "") <= BATCHED_UNTIL:
+        return False
+    return _whole_cells(row, LENGTHS) == SHORT
 
 
 def polls_rarely(row: Mapping[str, str]) -> bool:
