@@ -41,6 +41,7 @@ from steptime.catalog.data_files import files
 from steptime.lecture.lecture_content import Lecture, Verdicts
 from steptime.lecture.lecture_content import Section
 from steptime.lecture.pair_roofline import Roofline
+from steptime.validation.live_drift import Watched
 from steptime.validation.validate_api import Calibrated, Validation
 from steptime.validation.training_validation import TrainingValidation
 from steptime.models.model_loading import load_model
@@ -130,6 +131,7 @@ ANSWERS: dict[type, str] = {
     "`anchor` and `policy`.",
     Replay: "`steptime plan --simulate`, under `simulated`; `st.replay`.",
     Anchors: "`steptime anchors`, `st.load_anchor`.",
+    Watched: "`steptime watch URL`; without `--once` a line of JSON for each window.",
     Validation: "`steptime validate`, `st.validate`.",
     TrainingValidation: "`steptime validate` of a file of training runs.",
     Calibrated: "`st.calibrate`.",

@@ -36,6 +36,9 @@ from steptime.reversible.sboxes import sbox_card
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
 from steptime.scaling.compute_optimal import optimal, predict_losses
 from steptime.svg import curve, stacked
+from steptime.validation.engine_metrics import read_scrape, window_between
+from steptime.validation.live_drift import Watcher
+from tests.validation.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
 KEYS = tomllib.loads((ROOT / "tests" / "golden" / "json_keys.toml").read_text(encoding="utf-8"))
@@ -124,6 +127,15 @@ def stacks():
     )  # fmt: skip
 
 
+def watched():
+    engine, watcher = FakeEngine(), Watcher(model="llama-3.1-8b", system="hgx-h100", weights="bf16")
+    engine.run(10.0)
+    first = read_scrape(engine.text(), 0.0)
+    engine.run(10.0)
+    second = read_scrape(engine.text(), 10.0)
+    return watcher.compare(second, window_between(first, second))
+
+
 STEP = {"batch": np.array([1, 64]), "context": 4096}
 MAKE = {
     "plan": lambda: st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=0.02, ttft=1)),
@@ -183,6 +195,7 @@ MAKE = {
     "price proposal": lambda: st.propose_prices("llama-3.1-8b", "hgx-h100", margin=2, mix="1k:256"),
     "self-hosting": lambda: st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=1e8, mix="1k:256", chips=1),
     "anchors": lambda: st.load_anchor([RUN]),
+    "watched": watched,
     "stacks": stacks,
     "mixing": lambda: mixing(samples=200, depth=4, width=64),
     "S-box": lambda: sbox_card("present"),

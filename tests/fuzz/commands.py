@@ -19,6 +19,7 @@ WRITES = (
     "--predictions",
     "--export",
     "--chrome",
+    "--report",
     "--csv",
     "--plot",
 )  # files, which are written to a folder of their own

@@ -23,7 +23,7 @@ def test_a_script_for_each_host_of_each_replica(build):
     files = launch_files(build(*PAIR), "vllm")
     assert set(files) == {
         "addresses.sh", "prefill-0.sh", "prefill-1.sh", "decode-0-node-0.sh", "decode-0-node-1.sh", "router.sh", "dynamo.yaml",
-        "README.md",
+        "litellm.yaml", "focus.csv", "README.md",
     }  # fmt: skip
     second = files["decode-0-node-1.sh"]
     assert "HEAD_ADDRESS=$HOST_0\nNODE_ADDRESS=$HOST_1\n" in second

@@ -134,6 +134,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "anchors add vllm-result.json --system hgx-h200 --tp 4 --weights fp8 --name mine",
         "anchors remove mine",
     ),
+    "watch": (
+        "watch localhost:8000 --model llama-3.1-8b --system hgx-h100 --weights bf16",
+        "watch localhost:30000 --model qwen3-32b --system hgx-h200 --tp 2 --weights bf16 --exporter 9105",
+        "watch --dashboard board.json",
+    ),
     "calibrate": (
         "calibrate runs.csv --prior vllm --engine mine --out mine.toml",
         "calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8",
@@ -149,6 +154,7 @@ NEAR_COMMANDS: dict[str, str] = {
     "hardware": "systems",
     "quiz": "lecture --quiz",
     "benchmark": "validate runs.csv",
+    "monitor": "watch localhost:8000 --model MODEL --system SYSTEM --weights FORMAT",
 }
 # Arguments whose values a command lists, with an example.
 CATALOGUES = {"model": ("models", "llama-3.3-70b"), "system": ("systems", "hgx-h100")}
@@ -176,6 +182,7 @@ SUMMARIES: dict[str, str] = {
     "engines": "List the serving engines and the training stacks, or show the constants of one.",
     "validate": "Compare predictions with measured runs: error, bias, and the share of runs inside the 90 % range.",
     "anchors": "Keep your benchmark results; plan, step and simulate correct their predictions by them.",
+    "watch": "Compare a running vLLM or SGLang server with its prediction: TPOT, TTFT, throughput, cost, and what drifted.",
     "calibrate": "Fit an engine's physical constants to your own measured runs, with a shipped engine as prior.",
 }
 

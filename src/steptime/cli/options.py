@@ -388,7 +388,7 @@ class SubjectChanges:
     anchor: Annotated[
         str | None,
         option(
-            "Benchmark results that correct the prediction. A result of `vllm bench serve` or SGLang's bench_serving, "
+            "Benchmark results that correct the prediction. A result of a benchmark harness, as for `steptime validate`, "
             "followed by settings that the file lacks (result.json,tp=4,weights=fp8), or a CSV file of runs.",
             SUBJECT, "--anchor", metavar="RESULTS", show_default="the runs that `steptime anchors` stores",
         ),

@@ -73,6 +73,9 @@ class SimulateOutput(Output):
     ] = False
     export: Annotated[str | None, option("Write every request to a .csv or .parquet file.", OUTPUT, metavar="FILE")] = None
     chrome: Annotated[str | None, option("Write the timeline as a Chrome trace.", OUTPUT, metavar="FILE")] = None
+    report: Annotated[
+        str | None, option("Write an llm-d Benchmark Report v0.2 to a .json or .yaml file.", OUTPUT, metavar="FILE")
+    ] = None
 
 
 @grouped
@@ -82,14 +85,18 @@ def simulate(ctx: typer.Context, inputs: SimulateInputs, changes: SubjectChanges
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
+    from steptime.validation.llmd_report import check_report_path
+
     # Wrong options and files are reported before the run.
     _check_traffic(inputs, output)
     files = [*changes.files(vars(inputs)), inputs.trace or ""]
-    output.check(ctx, _needs(inputs, output), files, export=output.export, chrome=output.chrome)
+    output.check(ctx, _needs(inputs, output), files, export=output.export, chrome=output.chrome, report=output.report)
     if output.export is not None and not output.export.casefold().endswith((".csv", ".parquet")):
         raise InputError(f"{output.export}: --export needs a file name that ends in .csv or .parquet")
     if output.export is not None and output.export.casefold().endswith(".parquet") and find_spec("pyarrow") is None:
         raise InputError("parquet files need pyarrow: pip install pyarrow, or write a .csv file")
+    if output.report is not None:
+        check_report_path(output.report)
     not_empty("--policy", inputs.policy, "continuous, prefill-first, static or train")
     need_numba()
     from steptime.physics.uncertainty import has_range
@@ -139,7 +146,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--prefix-cache": (cached, "prefixes"),
         "--rate or --find-rate": (random, "arrivals burst fast_share"),
         "--trace": (not is_synthetic, "rate_scale"),
-        "a run at one rate, not --find-rate": (once, "export chrome range_"),
+        "a run at one rate, not --find-rate": (once, "export chrome report range_"),
         "--arrivals gamma": (inputs.arrivals == "gamma", "burst"),
         "--lengths uniform or lognormal": (lengths != "fixed", "spread output_spread"),
         "--spread greater than 0, unless fixed": (lengths not in ("uniform", "lognormal") or varied, "lengths"),
@@ -320,7 +327,7 @@ def _with_progress(total: int, quiet: bool, work: "Callable[..., Simulation]") -
 
 
 def _write(run: "Simulation", output: SimulateOutput) -> None:
-    """Write the files of --export and --chrome."""
+    """Write the files of --export, --chrome and --report."""
     import os
 
     from steptime.simulation.simulation_result import write_chrome_trace, write_requests
@@ -333,3 +340,8 @@ def _write(run: "Simulation", output: SimulateOutput) -> None:
         omitted_requests = write_chrome_trace(output.chrome, run)
         note = f"; without the last {omitted_requests:,} requests" if omitted_requests else ""
         wrote(output.chrome, f"a timeline for chrome://tracing or ui.perfetto.dev{note}", replaced=existed)
+    if output.report is not None:
+        from steptime.validation.llmd_report import write_report
+
+        with reported(output.report, "an llm-d Benchmark Report v0.2; times in s"):
+            write_report(output.report, run)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from steptime.physics.bias_correction import Anchors
 
 FILES = (
-    "CSV of runs (`steptime validate --columns` lists its columns), result JSON of `vllm bench serve` or of SGLang's "
-    "bench_serving, or folders of them."
+    "CSV of runs (`steptime validate --columns` lists its columns), results of `vllm bench serve`, SGLang's bench_serving, "
+    "llm-d, AIPerf, GuideLLM, inference-perf or InferenceX, or folders of them."
 )
 SKIP = Annotated[bool, typer.Option("--skip-bad", help="Leave out runs that cannot be read, and say which.")]
-PANEL = "Settings that a vLLM or SGLang result file lacks"
+PANEL = "Settings that a result file lacks"
 ACTIONS = ("add", "remove")
 
 
@@ -128,7 +128,7 @@ def validate(
         make_console().print(columns_view())
         return
     if not files:
-        raise RangeError("give a CSV file of runs (--columns lists its columns) or result JSON of vLLM or SGLang")
+        raise RangeError("give a CSV file of runs (--columns lists its columns) or results of a benchmark harness")
     not_empty("--engine", engine, "the name of an engine")
     inputs = [*files, engine or "", anchor_path(anchor or ""), run_settings.model, run_settings.system]
     output.check(ctx, inputs=inputs, predictions=predictions)
@@ -264,7 +264,7 @@ def anchors(
         str | None,
         typer.Argument(
             metavar="[FILE|NAME]",
-            help="add: result JSON of `vllm bench serve` or of SGLang's bench_serving, or a CSV of runs; remove: a name.",
+            help="add: results of a benchmark harness, as for validate, or a CSV of runs; remove: a name.",
             show_default=False,
         ),
     ] = None,

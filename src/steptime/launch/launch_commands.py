@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from steptime.errors import install_hint
 from steptime.launch import sglang, trtllm, vllm
+from steptime.launch.deployment_files import label, write_deployment_files
 from steptime.launch.host_placement import Replica, in_words, place_replicas, racks
 from steptime.launch.serve_args import (
     AMD,
@@ -220,7 +221,7 @@ def _router_lines(plan: Plan, engine: str, ports: Mapping[Replica, int]) -> list
 
 
 def launch_files(plan: Plan, engine: str) -> dict[str, str]:
-    """Return the files that start a plan: scripts, a router, a manifest and a README.
+    """Return the files that start a plan: scripts, a router, manifests, values, cost rows and a README.
 
     There is one script per host of each replica. An engine that does not run on the plan's chips has only a README.
 
@@ -249,7 +250,9 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
     # PyYAML writes the manifest.
     if plan.served.vendor == NVIDIA and find_spec("yaml") is not None:
         files["dynamo.yaml"] = _manifest(plan, engine, replicas, pools)
-    files["README.md"] = _readme(plan, engine, replicas, files)
+    deployments, lines = write_deployment_files(plan, engine, replicas, pools, has_yaml=find_spec("yaml") is not None)
+    files |= deployments
+    files["README.md"] = _readme(plan, engine, replicas, files, lines)
     return files
 
 
@@ -293,7 +296,9 @@ def _addresses(replicas: tuple[Replica, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mapping[str, str]) -> str:
+def _readme(
+    plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mapping[str, str], deployment_lines: Sequence[str]
+) -> str:
     """Return the README: the files of the folder, and the order of the start."""
     rows = []
     for r in replicas:
@@ -334,6 +339,7 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
         *rows,
         "",
         *after,
+        *deployment_lines,
         TRUST,
     ]
     return "\n".join(text) + "\n"
@@ -368,12 +374,10 @@ def _manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Map
         components.append(component)
         notes += [f"{name}: {note}" for note in command.notes]
 
-    # Kubernetes accepts names of lower case, digits and dashes.
-    label = re.sub(r"[^a-z0-9]+", "-", plan.model.rpartition("/")[2].lower()).strip("-")[:50].strip("-") or "model"
     deployment = {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
-        "metadata": {"name": label},
+        "metadata": {"name": label(plan.model)},
         "spec": {"components": components},
     }
 

@@ -1,6 +1,6 @@
 """Measured runs of a user: CSV files, rows, and results of serving benchmarks, which are converted to rows.
 
-Two load generators are supported:
+Two load generators write what is read here; `harness_results` converts the files of five further harnesses to it:
 
 - `vllm bench serve --save-result` (earlier `benchmarks/benchmark_serving.py`): one JSON object per file, or with
   `--append-result` one per line. https://github.com/vllm-project/vllm/blob/main/vllm/benchmarks/serve.py
@@ -27,17 +27,19 @@ import os
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from steptime.catalog.data_files import files, is_dir, is_file, require_regular_file
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, install_hint, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.model_loading import load_model
 from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import TYPICAL
 from steptime.units import count
+from steptime.validation.harness_results import HARNESS_NAMES, inferencex_columns, is_inferencex, split_results
 from steptime.validation.run_table import AXES, COLUMNS, DRAWN_SPREAD, OPTIONAL, REQUESTS, SPREAD, as_read, checker, read_runs
 
 OPTIONS = {
@@ -54,6 +56,8 @@ MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}
 ENGINES = {"vllm": "vllm", "openai": "vllm", "sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}
 # Suffixes of the run files in a folder.
 SUFFIXES = (".json", ".jsonl", ".csv")
+# First line of a YAML document: a key, or the mark of a document. The header of a CSV has commas.
+YAML_START = re.compile(r"(---\s*$|%YAML |[\w'\"-]+:(\s|$))")
 # Credible range of a time, a length or a count.
 SMALLEST_CREDIBLE, LARGEST_CREDIBLE = 1e-9, 1e15
 # Prefix cache hit rate [%]; above it the prompts of a run were not new.
@@ -159,7 +163,7 @@ def read_files(
         InputError: No file has a usable run.
     """
     run_files = [path for name in paths for path in _files(Path(name))]
-    results = [path for path in run_files if _is_json(path)]
+    results = [path for path in run_files if _first_lines(path)]
 
     # A CSV has a column for each of these values, so an override would contradict it.
     if overrides and not results:
@@ -208,16 +212,37 @@ def _check_given(overrides: Mapping[str, str], catalog: str | None) -> None:
             number_format(overrides[column])
 
 
-def _is_json(path: Path) -> bool:
+def _first_lines(path: Path) -> str:
+    """Return the format of a results file, "json" or "yaml"; "" for a table."""
     require_regular_file(path)
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
-            return file.read(4096).lstrip()[:1] in ("{", "[")
+            start = file.read(4096)
     except OSError as error:
         raise DataFileError(short_repr(str(path)).strip("'"), error.strerror or str(error)) from None
     # The name has a zero byte.
     except ValueError:
         raise DataFileError(short_repr(str(path)).strip("'"), "no such file") from None
+    if start.lstrip()[:1] in ("{", "["):
+        return "json"
+    line = next((line for line in start.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    return "yaml" if YAML_START.match(line) else ""
+
+
+def _yaml_objects(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """Yield the line and the value of each YAML document, or an InputError."""
+    if find_spec("yaml") is None:
+        raise DataFileError(path, f"is YAML, which PyYAML reads: {install_hint('launch')}")
+    import yaml
+
+    try:
+        for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            loader = yaml.SafeLoader("")
+            yield document.start_mark.line + 1, loader.construct_document(document)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or "nested too deep, or a value of a wrong form"
+        yield (mark.line + 1 if mark else 1), InputError(f"is not valid YAML: {reason!s:.100}")
 
 
 def read_results(
@@ -247,7 +272,8 @@ def read_results(
     rows, problems = [], []
 
     # One file may have several runs; then the number makes their ids unique.
-    values = list(objects(text))
+    parsed = _yaml_objects(path, text) if _first_lines(path) == "yaml" else objects(text)
+    values = [(line, result) for line, value in parsed for result in split_results(value)]
     for number, (line, value) in enumerate(values, 1):
         try:
             row = convert_result(value, overrides, id_=path.name if len(values) == 1 else f"{path.name}:{number}")
@@ -330,8 +356,11 @@ def convert_result(result: Any, overrides: Mapping[str, str], *, id_: str) -> di
     """
     if isinstance(result, InputError):
         raise result
+    if is_inferencex(result):
+        filled = dict.fromkeys(OPTIONS, "") | MAY_LACK | inferencex_columns(result) | dict(overrides)
+        return {"id": id_, **filled}
     if not isinstance(result, dict) or not {"completed", "duration", "total_input_tokens"} <= result.keys():
-        raise InputError("is not a result of `vllm bench serve` or of SGLang's bench_serving")
+        raise InputError(f"is not a result of {HARNESS_NAMES}")
     server = result.get("server_info") if isinstance(result.get("server_info"), dict) else {}
     _refuse(result, server or {})
     requests = _positive(result, "completed")
@@ -378,9 +407,12 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
 
 def _spread(result: Mapping[str, Any]) -> float:
     """Return the spread of output lengths as a share of their mean, for a uniform distribution with their deviation."""
-    lengths, ratio = result.get("output_lens"), result.get("random_range_ratio")
+    lengths, ratio, deviation = result.get("output_lens"), result.get("random_range_ratio"), result.get("std_output_tokens")
     if isinstance(lengths, list) and len(lengths) > 1 and all(isinstance(n, int) and n > 0 for n in lengths):
         return float(min(1.0, math.sqrt(3) * statistics.pstdev(lengths) / statistics.fmean(lengths)))
+    if isinstance(deviation, int | float) and deviation >= 0:
+        mean = result["total_output_tokens"] / result["completed"]
+        return float(min(1.0, math.sqrt(3) * deviation / mean))
     # SGLang draws lengths from `ratio` times the longest to the longest.
     if isinstance(ratio, int | float) and 0 <= ratio <= 1:
         return float((1 - ratio) / (1 + ratio))
