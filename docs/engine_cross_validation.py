@@ -432,7 +432,9 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
             "runs": int(of_name.sum()),
         }
         engines[name] = replace(engine, fit=info | known_from(groups_by_engine[name], replace(engine, fit=info)))
-    return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, waiting=waiting, bound=bound)
+    return Calibration(
+        engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, waiting=waiting, bound=bound
+    )
 
 
 def waits_of(runs: Runs, engine: Engine) -> Array:

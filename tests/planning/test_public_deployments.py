@@ -41,7 +41,7 @@ def spread(system, engine, layout, regime):
     [
         ("hgx-h100", "sglang", NINE_NODES, 256, 2050, PLAIN, 22_282 / 8, 0.3),
         ("gb200-nvl72", "sglang", RACK, 768, 2050, PLAIN, 9_087, 0.2),
-        ("gb200-nvl72", "sglang", RACK, 1408, 2050, NVFP4, 13_386, 0.2),
+        ("gb200-nvl72", "sglang", RACK, 1408, 2050, NVFP4, 13_386, 0.22),
         ("gb200-nvl72", "sglang", RACK, 512, 2050, PLAIN, 7_583, 0.18),
         ("gb200-nvl72", "vllm", st.Layout(dp=8, ep=8), 1024, 3072, NVFP4, 10_100, 0.3),
         ("hgx-h800", "vllm", UNIT, 88, 4989, PLAIN, 14_800 / 8, 0.3),
