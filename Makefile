@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: check test slow lint names types imports docs bench mutants
+.PHONY: check test slow lint names types imports docs site bench mutants
 
 check: test lint names types imports docs
 
@@ -26,6 +26,10 @@ imports:
 
 docs:
 	$(PYTHON) docs/generate.py --check
+
+# The documentation site, in build/site. All its commands run; STEPTIME_SITE_RUN=0 leaves their outputs out.
+site:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 bench:
 	$(PYTHON) benchmarks/speed.py

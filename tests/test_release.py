@@ -173,6 +173,6 @@ def test_stages_of_the_workflow_are_those_of_the_script():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     stages = set(re.findall(r"^stage_(\w+)\(\)", script, re.MULTILINE))
     used = re.findall(r"\.ci/run ([\w ]+)", (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
-    assert stages == {"test", "checks", "package", "slow", "oracle"}
+    assert stages == {"test", "checks", "site", "package", "slow", "oracle"}
     assert {word for words in used for word in words.split()} == stages
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0

@@ -111,3 +111,8 @@ def test_read_answers_path_through_nothing_is_none():
     answers = {"days": Answer(source="run.days"), "first": Answer(source="losses.0.loss")}
     result = SimpleNamespace(run=None, losses=(SimpleNamespace(loss=2.5),))
     assert read_answers(answers, result) == {"days": None, "first": 2.5}
+
+
+def test_sizes_may_be_texts_where_the_layout_is_chosen():
+    fixed = {"model": "llama-3.1-8b", "system": "hgx-h100", "engine": "ideal"}
+    assert st.ask("step", **fixed, context="8k", batch="64")["time"] == st.ask("step", **fixed, context=8000, batch=64)["time"]

@@ -1,4 +1,4 @@
-"""The commands `steptime lecture`, `roofline` and `web`: the lecture behind the tool, for a real model, and as a page."""
+"""The commands `steptime lecture`, `roofline`, `web` and `mcp`: the lecture, for a real model, as a page; and servers."""
 
 import re
 from typing import TYPE_CHECKING, Annotated
@@ -190,3 +190,26 @@ def web(
         host, port, browse=not no_browser, allowed=allowed,
         announce=lambda address: typer.echo(f"steptime at {address} (Ctrl+C ends it)"),
     )  # fmt: skip
+
+
+def mcp(
+    http: Annotated[
+        int | None, count("--http", "Port of loopback HTTP, in place of standard input and output.", HOW, show_default=False)
+    ] = None,
+) -> None:
+    """Serve the questions as tools of an assistant, by the Model Context Protocol.
+
+    Args:
+        http: port of loopback HTTP; None: standard input and output.
+    """
+    from importlib.util import find_spec
+
+    from steptime.errors import InputError, RangeError, install_hint
+
+    if http is not None and not 1 <= http <= 65_535:
+        raise RangeError(f"--http must be from 1 to 65,535, not {http}")
+    if find_spec("mcp") is None:
+        raise InputError(f"steptime mcp needs the SDK of the Model Context Protocol: {install_hint('mcp')}")
+    from steptime.web.mcp_server import serve
+
+    serve(http)

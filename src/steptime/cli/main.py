@@ -21,6 +21,7 @@ ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 MODULES = {
     "anchors": "validate", "calibrate": "validate", "rl": "budget", "laws": "budget", "systems": "models", "engines": "models",
     "context": "compare", "design": "sweep", "sensitivity": "sweep", "roofline": "lecture", "web": "lecture",
+    "mcp": "lecture",
 }  # fmt: skip
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
@@ -117,6 +118,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "context qwen3-32b hgx-b200 --technique window=1024@5of6+share=2 --technique latent=512 --technique kv=int4",
     ),
     "web": ("web", "web --port 9000 --no-browser", "web --export lecture.html", "web --export site/"),
+    "mcp": ("mcp", "mcp --http 8422"),
     "models": (
         "models deepseek-v3",
         "models --like qwen3",
@@ -177,6 +179,7 @@ SUMMARIES: dict[str, str] = {
     "roofline": "Compute the lecture's numbers (R, best batch, L*, price of speed) for a model on one rack or node.",
     "context": "Find the longest context for a speed and a price, and what compressing the cache changes.",
     "web": "Open the lecture as an interactive page, with a workbench; or write it to one HTML file.",
+    "mcp": "Serve the questions as tools of an assistant (Model Context Protocol).",
     "models": "List the models, compare some, or show one.",
     "systems": "List the systems, or show one: rates, links, rent, and the source of each figure.",
     "engines": "List the serving engines and the training stacks, or show the constants of one.",

@@ -27,7 +27,7 @@ from steptime.physics.layout_space import default_layout
 from steptime.physics.speculative_step import drafted_memory, drafted_step
 from steptime.physics.step import Step, mixed_step
 from steptime.physics.uncertainty import distances, explained_step_range, has_range, step_range
-from steptime.questions.declaration import WITHIN, Answer, Question, bind, count, inputs_from, number, text
+from steptime.questions.declaration import WITHIN, Answer, Question, bind, count, inputs_from, number, read_value, text
 from steptime.questions.subject import (
     DESIGN,
     DESIGN_ANSWERS,
@@ -539,9 +539,15 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
         lengths = ("input", "output")
 
     # Defaults of the questions that have these inputs.
-    usual = {"context": 4096, "tokens": 8192, "prefix": 0, "input": 1024, "output": 256}
-    context = sum(float(np.min(values.get(name, usual[name]))) for name in lengths)
-    batch = values.get("batch", 1) if lengths == ("context",) else 1
+    usual = {"context": 4096, "tokens": 8192, "prefix": 0, "input": 1024, "output": 256, "batch": 1}
+
+    def size(name: str) -> Any:
+        # A size may be a text such as 8k.
+        value = values.get(name, usual[name])
+        return read_value(name, value, question.inputs[name]) if isinstance(value, str) else value
+
+    context = sum(float(np.min(size(name))) for name in lengths)
+    batch = size("batch") if lengths == ("context",) else 1
     layout = default_layout(model, system, engine=engine, batch=batch, context=context)
     return {**fixed, **{name: int(getattr(layout, name)) for name in SIZES if getattr(layout, name) > 1}}
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -27,18 +27,19 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import InputError, RangeError, SteptimeError, UnknownName, short_repr
+from steptime.errors import InputError, RangeError, SteptimeError, short_repr
 from steptime.lecture.story import engine_rows, pair_tables
 from steptime.models.model_loading import load_model
 from steptime.planning.planner import plan
 from steptime.processes import core_count
-from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXT, TEXTS, Question, read_value
+from steptime.questions.declaration import Question
 from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
 from steptime.web import server
 from steptime.web.board import Board, Shared, load_boards
 from steptime.web.lecture_page import served_page
 from steptime.web.page_subject import WrongField, catalogue_file, listed
+from steptime.web.question_requests import LONGEST_TEXT, check_request, declaration
 from steptime.workload.workload import Slo, Workload
 
 VERSION: Final = version("steptime")
@@ -216,18 +217,6 @@ def _add_board_routes(app: FastAPI, board: Board, desk: Desk) -> None:
 
 # --- questions ---------------------------------------------------------------------------------------------------------
 
-# Inputs that name files.
-FILES: Final = ("catalog", "trace")
-# Inputs that name an entry of the catalogue, with its folder.
-ENTRIES: Final = {
-    "model": "models",
-    "system": "systems",
-    "prefill_system": "systems",
-    "machine": "systems",
-    "engine": "engines",
-}
-# Longest text [characters].
-LONGEST_TEXT: Final = 200
 # Largest body of a request [bytes].
 LARGEST_BODY: Final = 100_000
 
@@ -256,92 +245,6 @@ def add_question_routes(app: FastAPI, desk: Desk) -> None:
         if not isinstance(values, dict):
             raise InputError(f"body must be an object of inputs, not {short_repr(values)}")
         return await desk.answer(partial(_answers, find_question(name)), values)
-
-
-def declaration(question: Question) -> dict[str, Any]:
-    """Return the inputs and answers of a question for JSON.
-
-    Args:
-        question: The question.
-
-    Returns:
-        Meaning, inputs and answers with units and bounds.
-    """
-    return {
-        "meaning": question.meaning,
-        "inputs": {name: plain(asdict(declared)) for name, declared in question.inputs.items() if name not in FILES},
-        "answers": {
-            name: {"meaning": declared.meaning, "unit": declared.unit, "text": declared.text}
-            for name, declared in question.answers.items()
-        },
-    }
-
-
-def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked inputs of a request.
-
-    Args:
-        question: The question.
-        values: Inputs of the request.
-
-    Returns:
-        Inputs, with catalogue names as paths of their files.
-
-    Raises:
-        InputError: An input names a file, has a wrong type, is too long, or is missing.
-        UnknownName: A name is not in the catalogue, or an input does not exist.
-    """
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in FILES or not (name in question.inputs or (question.figures and ("." in name or name == "power"))):
-            raise UnknownName(f"input of {question.name}", name, [key for key in question.inputs if key not in FILES])
-        if value is None:
-            continue
-        kind = question.inputs[name].kind if name in question.inputs else NUMBER
-        _check_kind(name, value, kind)
-        if name in ENTRIES and not (name == "engine" and value == "ideal"):
-            folder = "stacks" if name == "engine" and question.name == "train" else ENTRIES[name]
-            # The path of the catalogue file prevents that a file of that name in the working folder is opened.
-            checked[name] = str(catalogue_file(folder, value))
-            continue
-        # Numbers are valid where a text is expected, such as a rent in USD/h.
-        checked[name] = f"{value:.17g}" if kind == TEXT and not isinstance(value, str) else value
-        _check_texts(question, name, checked[name])
-        if name in question.inputs and kind in (COUNT, NUMBER):
-            checked[name] = read_value(name, value, question.inputs[name])
-    missing = [name for name in question.needs if checked.get(name) is None]
-    if missing:
-        raise InputError(f"{question.name} needs {' and '.join(missing)}")
-    return checked
-
-
-def _check_kind(name: str, value: object, kind: str) -> None:
-    """Raise an error if a value has the wrong JSON type; a number may be written as a text, and a text as a number."""
-    is_text = isinstance(value, str)
-    accepted = {
-        SWITCH: isinstance(value, bool),
-        TEXTS: is_text or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
-    }
-    if not accepted.get(kind, is_text or (isinstance(value, int | float) and not isinstance(value, bool))):
-        raise RangeError(f"{name} must be a {'list of texts' if kind == TEXTS else kind}, not {short_repr(value)}")
-
-
-def _check_texts(question: Question, name: str, value: object) -> None:
-    """Raise an error for a text that could open a file outside the catalogue."""
-    for words in value if isinstance(value, list) else [value]:
-        if not isinstance(words, str):
-            continue
-        if len(words) > LONGEST_TEXT:
-            raise RangeError(f"{name} must be a text of at most {LONGEST_TEXT} characters, not {short_repr(words)}")
-        if name == "match_quality":
-            size = words.partition("@")[0]
-            if not size.rstrip("TBMk").replace(".", "", 1).isdigit():
-                catalogue_file("models", size)
-        elif name == "law" or (question.name == "laws" and name == "name"):
-            for law in words.split(","):
-                catalogue_file("laws", law.strip())
-        elif any(mark in words for mark in ("\\", "..", ".toml", ".json")) or words.startswith(("/", "~")):
-            raise RangeError(f"{name} must not be a path, got {short_repr(words)}")
 
 
 def _answers(question: Question, values: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,834 @@
+"""Server of the Model Context Protocol: questions as tools of an assistant, on standard input and output or loopback HTTP.
+
+Schemas of tools follow from the declarations of the questions. `reply` answers one call as plain data, without the SDK of the
+protocol; `serve` connects it to a client. An answer takes at most `SHORT` bytes; the argument full, or the resource that the
+answer names, has all figures.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.catalog.data_files import files, folded, read_file
+from steptime.errors import ConfigError, InputError, RangeError, SteptimeError, UnknownName, one_line, short_repr
+from steptime.hardware.rental_prices import has_rent, kind_in_words
+from steptime.hardware.system import Rent
+from steptime.models.model import Model
+from steptime.models.model_loading import load_model
+from steptime.physics.engine import IDEAL
+from steptime.questions.declaration import (
+    COUNT,
+    NUMBER,
+    RENT,
+    SWITCH,
+    TEXT,
+    TEXTS,
+    Answer,
+    Input,
+    Question,
+    bind,
+    count,
+    declare,
+    inputs_from,
+    question_of_result,
+    read_value,
+    text,
+)
+from steptime.questions.plan_question import PLAN, LatencyLimits, RequestSizes, answers_from, bind_plan, read_modes
+from steptime.questions.plan_question import solve as solve_plan
+from steptime.questions.registry import HOMES, find_input, find_question
+from steptime.questions.step_question import with_layout
+from steptime.questions.subject import FORMATS, read_machine
+from steptime.result_base import Result, plain, problem
+from steptime.units import HOUR
+from steptime.web.board import LONGEST
+from steptime.web.page_subject import catalogue_file
+from steptime.web.question_requests import ENTRIES, FILES, NOT_ENTRIES, check_request, entry_folder
+
+# Bytes of an answer without the argument full, and of one with it.
+SHORT: Final = 4_000
+LONG: Final = 100_000
+# Longest time of a call [s], and full answers that stay readable as resources.
+MOST_SECONDS: Final = 300.0
+KEPT_ANSWERS: Final = 64
+# Longest text in a short answer [characters], rows of a call of validate, and requests of a simulation.
+LONGEST_TEXT: Final = 400
+MOST_ROWS: Final = 1_000
+MOST_REQUESTS: Final = 200_000
+FULL, FIGURES, URI = "full", "figures", "steptime://"
+# Lists of an answer that lose their last entries first where an answer is too long.
+SHORTENED: Final = ("names", "flips", "notes", "rows", "numbers", "summary")
+KINDS: Final = ("models", "systems", "engines", "stacks", "laws")
+JSON_TYPES: Final[Mapping[str, Any]] = {
+    COUNT: ["integer", "string"],
+    NUMBER: ["number", "string"],
+    TEXT: ["string", "number"],
+    RENT: ["string", "number"],
+    SWITCH: "boolean",
+    TEXTS: "array",
+}
+INSTRUCTIONS: Final = (
+    "steptime computes step time, latency, throughput, cost and training time of large language models from a config and a "
+    "data sheet. Begin with `catalogue` for names. Figures have a unit and, where known, a 90 % range and a grade: of the rent "
+    "for USD, of the evidence for the layout for times of a plan, of the verdict for numbers of the lecture. Quote the range "
+    "with the figure. Nothing is measured here: figures are predictions."
+)
+
+
+# --- questions that exist only as tools ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Requests(RequestSizes, LatencyLimits):
+    """Requests and limits of all pairs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """Models and systems to compare."""
+
+    models: Any = declare(TEXTS, MISSING, "models to compare: names of the catalogue")
+    systems: Any = declare(
+        TEXTS, (), "systems to compare: names of the catalogue", default_words="all systems, which takes long"
+    )
+    chips: Any = text(
+        None, "chips of each system: a number, or any for the cheapest power of two", default_words="the usual number"
+    )
+
+
+def _solve_pairs(values: Mapping[str, Any]) -> Any:
+    from steptime.sweeps.ranking import compare
+
+    sizes = inputs_from(_Requests)
+    requests = bind(_Requests, {name: value for name, value in values.items() if name in sizes}, "compare")
+    models = [str(catalogue_file("models", name)) for name in _several(values["models"])]
+    systems = [str(catalogue_file("systems", name)) for name in _several(values.get("systems") or ())]
+    chips = values.get("chips")
+    return compare(
+        models, systems or None, requests.workload(), requests.slo(), engine=values.get("engine"),
+        modes=read_modes(values.get("mode") or "any"), rent=values.get("rent"), sure=values.get("sure"),
+        percentile=requests.percentile, evidence=values.get("evidence") or PLAN.inputs["evidence"].default,
+        chips=int(chips) if isinstance(chips, str) and chips.isdecimal() else chips,
+    )  # fmt: skip
+
+
+def _several(names: str | Sequence[str]) -> list[str]:
+    words = [names] if isinstance(names, str) else list(names)
+    return [part.strip() for word in words for part in word.split(",") if part.strip()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A part of the lecture."""
+
+    section: Any = count(None, "section of the lecture, from 1", default_words="the list of sections")
+    card: Any = count(None, "question card, from 1, with its answer", default_words="no card")
+
+
+def _solve_lecture(values: Mapping[str, Any]) -> Any:
+    from steptime.lecture import lecture_content
+
+    place = bind(_Place, values, "lecture")
+    if place.section is not None and place.card is not None:
+        raise RangeError("card: cannot be given together with section; leave one of the two out")
+    if place.card is None:
+        return lecture_content.contents() if place.section is None else lecture_content.section(place.section)
+    every = lecture_content.cards()
+    if place.card > len(every):
+        raise RangeError(f"card: must be from 1 to {len(every)}, got {place.card:,}")
+    return every[place.card - 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Names:
+    """Names of the catalogue."""
+
+    kind: str = text(MISSING, "kind of entry; stacks are training engines", choices=KINDS)
+    like: str | None = text(None, "part of a name, such as qwen3", default_words="all names")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """Measured runs."""
+
+    runs: Any = text(
+        MISSING,
+        "CSV text of measured serving runs, with the columns id, model, system, engine, input_tokens, output_tokens, "
+        "concurrency, tp, pp, dp, ep, weight_dtype, expert_dtype, tpot_s or ttft_s",
+    )
+
+
+def _ask_nothing(values: Mapping[str, Any]) -> Any:
+    raise InputError(f"no result for {short_repr(values)}")
+
+
+COMPARE: Final = question_of_result(
+    "compare",
+    "models and systems side by side: the cheapest plan of each pair, ties, and changes that would reverse the order",
+    inputs={
+        **inputs_from(_Pairs),
+        **inputs_from(_Requests),
+        **{name: PLAN.inputs[name] for name in ("evidence", "sure", "mode", "engine", "rent")},
+    },
+    solve=_solve_pairs,
+    answers={},
+)
+LECTURE: Final = question_of_result(
+    "lecture",
+    "the lecture behind the tool: sections with formula and a verdict on each number, or a question card",
+    inputs=inputs_from(_Place),
+    solve=_solve_lecture,
+    answers={},
+)
+VALIDATE: Final = question_of_result(
+    "validate",
+    "predictions against your measured runs: median error, bias and the share of runs inside the 90 % range",
+    inputs=inputs_from(_Runs),
+    solve=_ask_nothing,
+    answers={},
+)
+CATALOGUE: Final = question_of_result(
+    "catalogue",
+    "names of models, systems, serving engines, training stacks and scaling laws",
+    inputs=inputs_from(_Names),
+    solve=_ask_nothing,
+    answers={},
+)
+
+
+@cache
+def questions() -> Mapping[str, Question]:
+    """Return the questions that are tools.
+
+    Returns:
+        Questions by name of the tool: those of the registry, then those of this file.
+    """
+    return {name: find_question(name) for name in HOMES} | {
+        question.name: question for question in (COMPARE, LECTURE, VALIDATE, CATALOGUE)
+    }
+
+
+# --- schemas -------------------------------------------------------------------------------------------------------------
+
+
+def input_schema(question: Question) -> dict[str, Any]:
+    """Return the JSON schema of the arguments of a tool.
+
+    Args:
+        question: The question.
+
+    Returns:
+        Schema with one property per declared input that names no file, `figures` where the machine has inputs, and `full`.
+    """
+    properties = {
+        name: _property(question, name, declared)
+        for name, declared in question.inputs.items()
+        if name not in FILES and not _is_figure(name)
+    }
+    if question.figures:
+        properties[FIGURES] = {
+            "type": "object",
+            "description": "Changed figures of the machine by path, such as chip.hbm.bandwidth: 8 TB/s; scale_up.bandwidth; "
+            "chip.peak.bf16. Also arch.* (fields of the model), times.bandwidth, times.flops, times.capacity, times.link.",
+            "additionalProperties": {"type": ["number", "string"]},
+        }
+    properties[FULL] = {
+        "type": "boolean", "default": False, "description": f"All figures and notes, in place of at most {SHORT:,} bytes.",
+    }  # fmt: skip
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(question.needs),
+        "additionalProperties": False,
+    }
+
+
+def _is_figure(name: str) -> bool:
+    return "." in name or name == "within"
+
+
+def _property(question: Question, name: str, declared: Input) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": JSON_TYPES[declared.kind], "description": declared.help()}
+    if declared.kind == TEXTS:
+        schema["items"] = {"type": "string"}
+    if declared.choices:
+        schema |= {"type": "string", "enum": list(declared.choices)}
+    bounds = {"minimum": declared.minimum, "maximum": declared.maximum}
+    schema |= {bound: value for bound, value in bounds.items() if value is not None and declared.kind in (COUNT, NUMBER)}
+    if name in ENTRIES:
+        alternatives = "".join(f", or {value}" for value in NOT_ENTRIES.get(name, ()))
+        kind = entry_folder(question, name)
+        schema |= {"type": "string", "description": f"{name.replace('_', ' ').capitalize()}: name in {kind}{alternatives}."}
+        if _takes_config(question, name):
+            schema["type"] = ["string", "object"]
+            schema["description"] = f"Model: name in {kind}, or the content of a config.json."
+    if declared.default_words:
+        schema["description"] += f" Default: {declared.default_words}."
+    if declared.default not in (None, (), "") and not declared.required:
+        schema["default"] = declared.default
+    return schema
+
+
+def _takes_config(question: Question, name: str) -> bool:
+    # Prices belong to a released model.
+    return name == "model" and question.name != "prices"
+
+
+def tools() -> list[dict[str, Any]]:
+    """Return the tools of the server.
+
+    Returns:
+        Name, description and input schema of each.
+    """
+    return [
+        {"name": name, "description": _sentence(question.meaning), "inputSchema": input_schema(question)}
+        for name, question in questions().items()
+    ]
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
+
+
+# --- calls ---------------------------------------------------------------------------------------------------------------
+
+
+def reply(tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a call in full.
+
+    Args:
+        tool: Name of the tool.
+        arguments: Its arguments; `full` has no effect here.
+
+    Returns:
+        Figures, rows and notes as plain data.
+
+    Raises:
+        InputError: An argument is wrong; the message names the nearest valid choice.
+
+    >>> answer = reply("step", {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 64, "engine": "ideal"})
+    >>> round(answer["figures"]["time"]["value"] * 1e3, 2), answer["figures"]["time"]["unit"]
+    (14.74, 's')
+    """
+    every = questions()
+    if tool not in every:
+        raise UnknownName("tool", tool, every, f"Known: {', '.join(every)}.")
+    question = every[tool]
+    values = _checked(question, arguments)
+    answer = {"question": tool, **READERS.get(tool, _read_question)(question, values)}
+    command = _command(question, arguments)
+    return plain(answer | ({"command": command} if command else {}))  # type: ignore[no-any-return]
+
+
+def _checked(question: Question, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked inputs of a question: a pasted config as a model, names as paths of catalogue files."""
+    values = {name: value for name, value in arguments.items() if name != FULL}
+    figures = values.pop(FIGURES, None)
+    if figures is not None:
+        if not question.figures:
+            raise UnknownName(f"input of {question.name}", FIGURES, question.inputs)
+        if not isinstance(figures, Mapping):
+            raise RangeError(f"{FIGURES}: must be an object of paths and values, got {short_repr(figures)}")
+        values |= figures
+    if question is VALIDATE:
+        return _checked_runs(values)
+    config = _config(question, values)
+    if config is not None:
+        # A name passes the check in place of the config, which replaces it.
+        values["model"] = next(iter(files("models")))
+    checked = check_request(question, values)
+    for name in figures or {}:
+        # A figure may be a text with its unit.
+        checked[name] = read_value(name, checked[name], find_input(question, name, checked))
+    if config is not None:
+        formats = {name: checked.pop(name) for name in FORMATS if name in checked}
+        checked["model"] = _pasted_model(config, formats)
+    if (requests := checked.get("requests")) is not None and requests > MOST_REQUESTS:
+        raise RangeError(f"requests: must be at most {MOST_REQUESTS:,} here, got {short_repr(requests)}")
+    return with_layout(question, checked)
+
+
+def _config(question: Question, values: Mapping[str, Any]) -> Any:
+    """Return the pasted config of a model; None for a name."""
+    value = values.get("model")
+    if not _takes_config(question, "model") or "model" not in question.inputs:
+        return None
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        if len(value) > LONGEST:
+            raise RangeError(f"model: a config must have at most {LONGEST:,} characters, got {len(value):,}")
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"model: the config is not JSON: {one_line(str(error))[:200]}") from None
+    return value if isinstance(value, Mapping) else None
+
+
+def _pasted_model(config: Mapping[str, Any], formats: Mapping[str, Any]) -> Model:
+    # A file of the catalogue has the config under "config".
+    fields = config.get("config", config)
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"model: config must be an object, got {short_repr(fields)}")
+    try:
+        if len(json.dumps(fields)) > LONGEST:
+            raise RangeError(f"model: a config must have at most {LONGEST:,} characters")
+        return load_model(dict(fields), **formats)
+    except RecursionError:
+        raise ConfigError("model: the config is nested too deeply") from None
+
+
+def _checked_runs(values: Mapping[str, Any]) -> dict[str, Any]:
+    checked = check_request(VALIDATE, {name: value for name, value in values.items() if name != "runs"} | {"runs": "csv"})
+    table = values.get("runs")
+    if not isinstance(table, str) or len(table) > LONGEST:
+        raise RangeError(f"runs: must be CSV text of at most {LONGEST:,} characters, got {short_repr(table)}")
+    try:
+        rows = list(csv.DictReader(io.StringIO(table.strip()), strict=True))
+    except csv.Error as error:
+        raise InputError(f"runs: is not CSV: {one_line(str(error))}") from None
+    if len(rows) > MOST_ROWS:
+        raise RangeError(f"runs: must have at most {MOST_ROWS:,} rows, got {len(rows):,}")
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise InputError(f"runs: row {number} has another number of cells than the header")
+        # Names are those of the catalogue; other cells are numbers or words that name no file.
+        for name, kind in (("model", "models"), ("system", "systems")):
+            if name in row:
+                row[name] = str(catalogue_file(kind, row[name]))
+    return checked | {"runs": rows}
+
+
+def call(tool: str, arguments: Mapping[str, Any] | None, keep: Callable[[str], str] = lambda _: "") -> tuple[str, bool]:
+    """Answer a call as JSON text.
+
+    Args:
+        tool: Name of the tool.
+        arguments: Its arguments.
+        keep: Function that keeps the full answer and returns its address.
+
+    Returns:
+        Text, and whether it is an error.
+    """
+    arguments = arguments or {}
+    try:
+        is_full = arguments.get(FULL, False)
+        if not isinstance(is_full, bool):
+            raise RangeError(f"{FULL}: must be true or false, got {short_repr(is_full)}")
+        answer = reply(tool, arguments)
+        full_text = fit(answer, LONG)
+        if is_full:
+            return full_text, False
+        place = keep(full_text) if _bytes(full_text) > SHORT or _brief(answer) != answer else ""
+        return fit(_brief(answer) | ({"more": place} if place else {}), SHORT), False
+    except SteptimeError as error:
+        return fit({name: value for name, value in problem(error).items() if name != "schema"}, SHORT), True
+    except MemoryError:
+        return json.dumps({"error": "MemoryError", "message": "there is not enough memory for that; ask for less"}), True
+    # A client gets a message, never a traceback.
+    except Exception as error:
+        words = one_line(f"steptime failed on these arguments ({type(error).__name__}: {error})")[:LONGEST_TEXT]
+        return json.dumps({"error": "Failure", "message": f"{words}; change them, or report it"}), True
+
+
+def _brief(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer with the figures that its question shows, and without the result itself."""
+    question = questions()[answer["question"]]
+    brief = {name: value for name, value in answer.items() if name not in ("result", "summary")}
+    if "figures" in brief and question.shows:
+        brief[FIGURES] = {name: figure for name, figure in answer[FIGURES].items() if name in question.shows}
+    return brief
+
+
+def _bytes(words: str) -> int:
+    return len(words.encode())
+
+
+def fit(answer: Mapping[str, Any], limit: int) -> str:
+    """Return an answer as JSON of limited size; what is left out is counted.
+
+    Args:
+        answer: Plain data.
+        limit: Largest size [B].
+
+    Returns:
+        JSON text.
+
+    >>> fit({"question": "lecture", "rows": ["a" * 40] * 3}, 110)
+    '{"question":"lecture","rows":["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"],"left_out":{"rows":2}}'
+    """
+    parts = {name: _cut(value) if limit <= SHORT else value for name, value in answer.items()}
+    left_out: dict[str, int] = {}
+    while _bytes(written := _written(parts, left_out)) > limit:
+        name = next((name for name in SHORTENED if isinstance(parts.get(name), list | dict) and parts[name]), "")
+        if name:
+            # Several at a time, so that long lists need few steps.
+            entries = parts[name]
+            excess = max(1, len(entries) // 8) if _bytes(written) > 2 * limit else 1
+            last = len(entries) - excess
+            parts[name] = entries[:last] if isinstance(entries, list) else dict(list(entries.items())[:last])
+            left_out[name] = left_out.get(name, 0) + excess
+            continue
+        name = next((name for name in ("result", "command", FIGURES, "basis", "nearest") if name in parts), "")
+        if not name:
+            return json.dumps({"error": "Failure", "message": "the answer is too long; ask with fewer inputs"})
+        del parts[name]
+        left_out[name] = 1
+    return written
+
+
+def _written(answer: Mapping[str, Any], left_out: Mapping[str, int]) -> str:
+    every = {**answer, **({"left_out": dict(left_out)} if left_out else {})}
+    return json.dumps(every, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _cut(value: Any) -> Any:
+    """Return a value with shortened texts."""
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_TEXT else f"{value[: LONGEST_TEXT - 4]} ..."
+    if isinstance(value, Mapping):
+        return {name: _cut(item) for name, item in value.items()}
+    return [_cut(item) for item in value] if isinstance(value, list) else value
+
+
+# --- answers -------------------------------------------------------------------------------------------------------------
+
+
+def _read_question(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures and notes of a question of the registry."""
+    if question.name == "plan":
+        result: Any = solve_plan(values, diagnostics=False)
+        _, model, system, _, _ = bind_plan(values)
+        answers = answers_from(result, model, system)
+        # The evidence for the layout grades its times and rates.
+        grades = dict.fromkeys(("s", "tok/s", "requests/s"), result.evidence)
+    else:
+        assert question.solve is not None
+        result = question.solve(values)
+        answers = dict(question.ask(values, frozenset()) if question.name == "step" else question.read_result(result))
+        grades = {}
+    rent = _rent(question, values)
+    if rent is not None:
+        grades["USD"] = rent.grade
+    title, summary = result.headline() if isinstance(result, Result) else ("", {})
+    basis = {
+        "engine": getattr(result, "engine", None),
+        "layout_evidence": getattr(result, "evidence", None) or None,
+        "rent": None if rent is None else _rent_words(rent),
+        "range": "90 %, from the errors of runs left out of the fit" if question.bands else None,
+    }
+    return {
+        "answer": answers["reason"] if set(answers) == {"reason"} else title,
+        FIGURES: dict(_figures(question, answers, grades)),
+        "basis": {name: value for name, value in basis.items() if isinstance(value, str | dict)},
+        "notes": list(_notes(result)),
+        "summary": summary,
+        "result": result.to_dict() if isinstance(result, Result) else plain(result),
+    }
+
+
+def _figures(question: Question, answers: Mapping[str, Any], grades: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield figures with unit, range and grade; unknown ones are left out."""
+    ends = {end for pair in question.bands.values() for end in pair}
+    for name, value in answers.items():
+        if name in ends or _is_unknown(value):
+            continue
+        declared = question.answers.get(name, Answer())
+        figure: dict[str, Any] = {"value": _rounded(value), "unit": declared.unit, "meaning": declared.meaning}
+        if name in question.bands:
+            low, high = (answers.get(end) for end in question.bands[name])
+            if not _is_unknown(low) and not _is_unknown(high):
+                figure["range"] = [_rounded(low), _rounded(high)]
+        grade = grades.get("USD" if declared.unit.startswith("USD") else declared.unit)
+        if grade and not declared.text:
+            figure["grade"] = grade
+        yield name, {key: item for key, item in figure.items() if item != ""}
+
+
+def _is_unknown(value: Any) -> bool:
+    return value is None or value == "" or (isinstance(value, float | np.floating) and not np.isfinite(value))
+
+
+def _rounded(value: Any) -> Any:
+    value = plain(value)
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _rent(question: Question, values: Mapping[str, Any]) -> Rent | None:
+    """Return the rent of a chip of the machine of a question; None without a machine."""
+    if "rent" not in question.inputs or values.get("system") is None:
+        return None
+    try:
+        return read_machine(values).rent
+    except InputError:
+        # A budget within a system may name other inputs than a machine has.
+        return None
+
+
+def _rent_words(rent: Rent) -> dict[str, Any]:
+    if not has_rent(rent):
+        return {"value": None, "kind": "not known"}
+    return {
+        "value": _rounded(float(np.asarray(rent.typical).flat[0]) * HOUR), "unit": "USD per chip-hour",
+        "kind": kind_in_words(rent), "grade": rent.grade, "date": rent.date, "source": rent.url,
+    }  # fmt: skip
+
+
+def _notes(result: Any) -> Iterator[str]:
+    """Yield the notes of a result, each kind with its meaning."""
+    kinds = {
+        "notes": "", "warnings": "", "distance": "differs from measured runs: ",
+        "interval_coverage": "measured times per token inside their range: ",
+    }  # fmt: skip
+    for name, meaning in kinds.items():
+        value = getattr(result, name, ())
+        yield from (f"{meaning}{note}" for note in ([value] if isinstance(value, str) else value) if note)
+
+
+def _read_pairs(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
+    assert question.solve is not None
+    ranking = question.solve(values)
+    rows = [
+        {
+            "place": standing.place,
+            "model": standing.model,
+            "system": standing.system,
+            "usd_per_million_output_tokens": _rounded(standing.cost),
+            "range": None if standing.cost_range is None else [_rounded(float(end)) for end in standing.cost_range],
+            "grade": standing.rent.grade,
+            "rent": kind_in_words(standing.rent),
+            "tokens_per_second_per_user": _rounded(standing.tokens_per_second_per_user),
+            "ttft_s": _rounded(standing.ttft),
+            "tokens_per_second_per_chip": _rounded(standing.tokens_per_second_per_chip),
+            "chips": standing.chips,
+            "layout": standing.layout_text,
+            "evidence": standing.evidence,
+        }
+        if standing.feasible
+        else {"model": standing.model, "system": standing.system, "reason": standing.reason}
+        for standing in ranking.standings
+    ]
+    return {
+        "answer": ranking.text,
+        "unit": "USD of rent per million output tokens, with its 90 % range; grade of the rent",
+        "rows": rows, "notes": list(ranking.notes), "flips": list(ranking.flips), "result": ranking.to_dict(),
+    }  # fmt: skip
+
+
+def _read_lecture(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
+    assert question.solve is not None
+    part = question.solve(values)
+    if hasattr(part, "statements"):
+        return {
+            "answer": f"Section {part.number}: {part.title}", "text": part.summary, "formula": part.formula,
+            "symbols": dict(part.symbols), "fails": part.fails, "numbers": [_number(item) for item in part.statements],
+        }  # fmt: skip
+    if hasattr(part, "question"):
+        return {
+            "answer": part.question, "text": part.answer, "watch": part.watch, "section": part.section,
+            "numbers": [_number(part.statement)],
+        }  # fmt: skip
+    return {"answer": part.headline()[0], "rows": [f"{title.number}. {title.title}" for title in part.sections]}
+
+
+def _number(statement: Any) -> dict[str, Any]:
+    number = {
+        "name": statement.name, "stated": statement.stated, "computed": [_rounded(value) for value in statement.computed],
+        "unit": statement.unit, "grade": statement.computed_verdict, "reason": statement.reason, "source": statement.source,
+    }  # fmt: skip
+    return {name: value for name, value in number.items() if value != ""}
+
+
+def _read_runs(_: Question, values: Mapping[str, Any]) -> dict[str, Any]:
+    from steptime.validation.validate_api import validate
+
+    validation = validate(values["runs"])
+    title, summary = validation.headline()
+    return {
+        "answer": title,
+        "rows": [f"{name}: {words}" for name, words in summary.items()],
+        "notes": [*validation.doubtful, *validation.notes],
+        "result": validation.to_dict(),
+    }
+
+
+def _read_names(_: Question, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = bind(_Names, values, "catalogue")
+    every = sorted(files(names.kind)) + ([IDEAL.name] if names.kind == "engines" else [])
+    part = folded(names.like or "")
+    matches = [name for name in every if part in folded(name)]
+    if not matches:
+        raise UnknownName(names.kind.removesuffix("s"), names.like or "", every)
+    answer: dict[str, Any] = {"answer": f"{len(matches)} of {len(every)} {names.kind}", "names": matches}
+    if len(matches) == 1 and matches[0] != IDEAL.name:
+        answer["title"] = str(read_file(files(names.kind)[matches[0]]).get("title", ""))
+    return answer
+
+
+READERS: Final[Mapping[str, Callable[[Question, Mapping[str, Any]], dict[str, Any]]]] = {
+    "compare": _read_pairs,
+    "lecture": _read_lecture,
+    "validate": _read_runs,
+    "catalogue": _read_names,
+}
+
+
+def _command(question: Question, arguments: Mapping[str, Any]) -> str:
+    """Return the command that gives the same answer; "" where there is none."""
+    figures = arguments.get(FIGURES) or {}
+    if question in (VALIDATE, CATALOGUE) or any(name.startswith(("arch.", "times.", "within")) for name in figures):
+        return ""
+    words, options = ["steptime", question.name], []
+    for name, value in arguments.items():
+        if name in (FULL, FIGURES) or value is None or value is False:
+            continue
+        declared, option = question.inputs[name], f"--{name.replace('_', '-')}"
+        if question is COMPARE and name in ("models", "systems"):
+            words.append(",".join(_several(value)))
+        elif declared.positional or (question is LECTURE and name == "section"):
+            words.append("config.json" if isinstance(value, Mapping) or str(value).lstrip().startswith("{") else str(value))
+        elif declared.kind == SWITCH:
+            options.append(option)
+        else:
+            several = value if isinstance(value, list) else [value]
+            options += [word for item in several for word in (option, f"{item:.12g}" if isinstance(item, float) else str(item))]
+    options += [word for path, value in figures.items() for word in ("--set", f"{path}={value}")]
+    return "" if question is LECTURE and options else shlex.join([*words, *options])
+
+
+# --- the server ----------------------------------------------------------------------------------------------------------
+
+
+class Answers:
+    """The newest full answers, which a client reads as resources."""
+
+    def __init__(self) -> None:
+        self.texts: OrderedDict[str, str] = OrderedDict()
+        self.number = 0
+
+    def keep(self, words: str) -> str:
+        """Keep an answer.
+
+        Args:
+            words: The full answer.
+
+        Returns:
+            Its address.
+        """
+        self.number += 1
+        address = f"{URI}answers/{self.number}"
+        self.texts[address] = words
+        while len(self.texts) > KEPT_ANSWERS:
+            self.texts.popitem(last=False)
+        return address
+
+    def resource(self, address: str) -> str:
+        """Return a resource.
+
+        Args:
+            address: Address of a kept answer, or of a list of the catalogue.
+
+        Returns:
+            JSON text.
+
+        Raises:
+            UnknownName: There is no such resource.
+        """
+        if address in self.texts:
+            return self.texts[address]
+        kind = address.removeprefix(f"{URI}catalogue/")
+        if kind in KINDS:
+            return json.dumps({kind: sorted(files(kind))})
+        addresses = [*(f"{URI}catalogue/{kind}" for kind in KINDS), *self.texts]
+        raise UnknownName("resource", address, addresses, "Kept are the lists of the catalogue, and the newest answers.")
+
+
+def build_server() -> Any:
+    """Return the server with its tools and resources.
+
+    Returns:
+        A `Server` of the SDK.
+    """
+    import anyio
+    from anyio import to_thread
+    from mcp import types
+    from mcp.server.lowlevel import Server
+    from mcp.shared.exceptions import MCPError
+
+    answers = Answers()
+    # One question at a time: most of them take all of a core.
+    place = anyio.CapacityLimiter(1)
+
+    async def list_tools(_context: Any, _parameters: Any) -> Any:
+        hints = types.ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+        listed_tools = [
+            types.Tool(name=tool["name"], description=tool["description"], input_schema=tool["inputSchema"], annotations=hints)
+            for tool in tools()
+        ]
+        return types.ListToolsResult(tools=listed_tools)
+
+    async def call_tool(_context: Any, parameters: Any) -> Any:
+        words, is_error = "", True
+        with anyio.move_on_after(MOST_SECONDS) as scope:
+            words, is_error = await to_thread.run_sync(
+                call, parameters.name, parameters.arguments, answers.keep, limiter=place, abandon_on_cancel=True
+            )
+        if scope.cancelled_caught:
+            words = json.dumps({"error": "Timeout", "message": f"no answer within {MOST_SECONDS:g} s; use smaller inputs"})
+        return types.CallToolResult(content=[types.TextContent(type="text", text=words)], is_error=is_error)
+
+    async def list_resources(_context: Any, _parameters: Any) -> Any:
+        addresses = [*(f"{URI}catalogue/{kind}" for kind in KINDS), *answers.texts]
+        listed_resources = [
+            types.Resource(uri=address, name=address.removeprefix(URI), mime_type="application/json") for address in addresses
+        ]
+        return types.ListResourcesResult(resources=listed_resources)
+
+    async def read_resource(_context: Any, parameters: Any) -> Any:
+        try:
+            words = answers.resource(str(parameters.uri))
+        except UnknownName as error:
+            raise MCPError(types.INVALID_PARAMS, str(error)) from None
+        content = types.TextResourceContents(uri=parameters.uri, mime_type="application/json", text=words)
+        return types.ReadResourceResult(contents=[content])
+
+    return Server(
+        "steptime", version=version("steptime"), instructions=INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool,
+        on_list_resources=list_resources, on_read_resource=read_resource,
+    )  # fmt: skip
+
+
+def serve(port: int | None = None) -> None:
+    """Serve until the client leaves, or until an interrupt.
+
+    Args:
+        port: Port of loopback HTTP; None: standard input and output.
+    """
+    import anyio
+
+    server = build_server()
+    if port is not None:
+        import uvicorn
+
+        sys.stderr.write(f"steptime: tools at http://127.0.0.1:{port}/mcp (Ctrl+C ends it)\n")
+        # The application refuses other host names and origins than those of loopback.
+        uvicorn.run(server.streamable_http_app(host="127.0.0.1"), host="127.0.0.1", port=port, log_level="warning")
+        return
+
+    async def talk() -> None:
+        from mcp.server.stdio import stdio_server
+
+        async with stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
+
+    anyio.run(talk)
