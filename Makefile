@@ -8,7 +8,7 @@ test:
 	$(PYTHON) -m pytest -n auto
 
 slow:
-	$(PYTHON) -m pytest -m slow -n auto
+	$(PYTHON) -m pytest -m "slow or thorough" -n auto
 
 lint:
 	$(PYTHON) -m ruff check src tests benchmarks docs tools

@@ -19,6 +19,7 @@ def generator():
     return module
 
 
+@pytest.mark.thorough
 def test_the_page_of_models_is_up_to_date(generator):
     assert PAGE.read_text(encoding="utf-8") == generator.page()
 

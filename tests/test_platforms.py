@@ -76,7 +76,7 @@ def test_a_command_answers_as_on_linux(system, words):
     assert json.loads(there) | {"sweep_s": 0} == json.loads(here) | {"sweep_s": 0}
 
 
-@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.thorough), "windows"])
 def test_nothing_forks_and_work_stays_in_one_process(system):
     printed = run(
         system,
@@ -87,14 +87,14 @@ def test_nothing_forks_and_work_stays_in_one_process(system):
     assert json.loads(printed) == [False, True, [1, 2, 3]]
 
 
-@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.thorough), "windows"])
 def test_a_message_after_a_while_comes_without_an_alarm(system):
     code = "from steptime.cli import output\nimport time\nwith output.patience('still at work', 0.01):\n    time.sleep(0.3)\n"
     printed = run(system, "sys.stderr = sys.stdout\n" + code)
     assert "still at work" in printed
 
 
-@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.thorough), "windows"])
 def test_files_are_written_whole_elsewhere_too(system, tmp_path):
     printed = run(
         system,
@@ -106,7 +106,7 @@ def test_files_are_written_whole_elsewhere_too(system, tmp_path):
     assert json.loads(printed) == ["two", "three"]
 
 
-@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.thorough), "windows"])
 def test_the_page_is_served_by_one_process(system):
     pytest.importorskip("uvicorn")
     printed = run(

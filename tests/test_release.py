@@ -40,6 +40,7 @@ def matching(pattern: str) -> list[str]:
 # --- licences of data ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_data_file_matches_one_entry_of_the_sources():
     matches = {
         name: [entry["pattern"] for entry in SOURCES["files"] if name in matching(entry["pattern"])] for name in data_files()

@@ -29,6 +29,11 @@ def main() -> None:
         code = INTERRUPTED
     except SystemExit as leaving:
         code = int(leaving.code or 0)
+    except Exception as error:
+        # Ctrl-C while a class is made becomes a RuntimeError, for example.
+        if not _is_interrupt(error):
+            raise
+        code = INTERRUPTED
     # A second Ctrl-C must not interrupt the end of the program.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if code == INTERRUPTED:
@@ -38,6 +43,15 @@ def main() -> None:
                 stream.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error was raised because of Ctrl-C."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 if __name__ == "__main__":

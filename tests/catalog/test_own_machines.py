@@ -92,6 +92,7 @@ def test_a_machine_of_one_domain_is_a_box(read):
     assert card.scale_up_links.count == 72
 
 
+@pytest.mark.thorough
 def test_a_box_is_planned_as_the_same_chips_with_a_network_that_is_not_used(read, closed_forms):
     model = st.load_model("llama-3.1-8b")
     box, joined = (vary(read(text), {"rent": 2 / 3600}) for text in (BOX + CHIP, BOX + OUTSIDE + CHIP))

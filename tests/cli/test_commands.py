@@ -49,6 +49,7 @@ def run(words: str, *, columns: int | str = 100, folder: Path | None = None, int
     return Shown(code, kept.getvalue(), err.getvalue())
 
 
+@pytest.mark.thorough
 def test_large_rates_and_single_tokens_are_written_in_words(closed_forms):
     """A rate of six digits has no exponent, and one token is one."""
     shown = " ".join(run("plan qwen3-0.6b gb200-nvl72 --input 1 --output 1 --full").stdout.split())
@@ -83,7 +84,7 @@ def test_the_program_as_it_is_installed():
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_main_job(columns):
+def test_the_main_job(columns, closed_forms):
     short = run(MAIN, columns=columns)
     assert (short.returncode, short.stderr) == (0, "")
     assert len(short.stdout.splitlines()) <= 40
@@ -174,6 +175,7 @@ def test_imbalance_without_expert_parallelism_is_refused(words):
     assert "give --ep too" in refused.stderr
 
 
+@pytest.mark.thorough
 def test_a_plan_without_expert_parallelism_says_that_the_imbalance_has_no_effect(closed_forms):
     words = "plan deepseek-v3 hgx-h200 --engine ideal --chips 8 --tp 8 --imbalance 2 --json"
     noted = {size: json.loads(run(f"{words} --ep {size}").stdout)["warnings"] for size in (1, 8)}
@@ -382,7 +384,7 @@ SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 20
         "--rate 20 --drafts 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
     ],
 )  # fmt: skip
-def test_simulate(words):
+def test_simulate(words, closed_forms):
     pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
     shown = run(SIMULATE + words, columns=80)
     assert shown.returncode == 0, shown.stderr
@@ -418,7 +420,7 @@ def test_the_range_of_a_simulation_is_wider_where_nothing_like_it_was_measured()
     assert "wider here" not in run(f"{asked} --tp 8").stdout
 
 
-def test_simulate_as_json_and_files(tmp_path):
+def test_simulate_as_json_and_files(tmp_path, closed_forms):
     pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,100,10\n1,0,10\n1.5,200,20\n")
@@ -587,7 +589,7 @@ def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
     assert (as_json.returncode, json.loads(as_json.stdout)["requests_per_s"]) == (1, 0)
 
 
-def test_a_rate_puts_the_fleet_first():
+def test_a_rate_puts_the_fleet_first(closed_forms):
     shown = run("plan llama-3.1-8b hgx-h100 --rate 100 --speed 30 --ttft 2 --input 500 --output 100").stdout
     assert shown.startswith("For 100 requests/s: ")
     assert "Each replica serves " in " ".join(shown.split())

@@ -90,6 +90,7 @@ def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
 PAIRED = "compare llama-3.1-8b hgx-h100,hgx-h200 --pairs --input 2k --output 256 --speed 50 --ttft 1 "
 
 
+@pytest.mark.thorough
 def test_pairs_of_systems_stand_next_to_single_systems(closed_forms):
     found = run(PAIRED + "--chips 8 --json")
     assert found.returncode == 0, found.stderr

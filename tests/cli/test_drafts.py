@@ -86,6 +86,7 @@ def test_a_step_has_its_drafting_and_yields_its_length():
     assert given["speculation"]["acceptance_tokens"] == 2
 
 
+@pytest.mark.thorough
 def test_a_prior_widens_the_range_of_a_plan(closed_forms):
     drafted = f"{PLAN} --drafts 3 --draft-model llama-3.2-1b"
     prior = answer(drafted)
@@ -105,6 +106,7 @@ def test_a_simulation_drafts():
     assert "speculation" not in plain
 
 
+@pytest.mark.thorough
 def test_launch_lines_of_a_plan_name_the_head(closed_forms):
     lines = run(f"{PLAN} --drafts 2 --draft-model eagle3 --launch vllm").stdout
     assert '"model":"RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3","num_speculative_tokens":2' in lines

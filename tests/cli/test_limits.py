@@ -110,7 +110,7 @@ def test_the_highest_rate_of_a_trace_is_one_the_trace_meets(trace, columns):
     assert again["limits"]["ttft_s"] == pytest.approx(at["ttft_s"])
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("more", ["", " --prefill-replicas 1", " --replicas 2"])
 def test_the_most_clients(more, columns):
     shown = run(SMALL + f"--concurrency 8 --find-rate --ttft 0.1 --speed 60{more}", columns=columns)
@@ -124,10 +124,10 @@ def test_the_most_clients(more, columns):
 @pytest.mark.parametrize(
     "more",
     [
-        "--prefill-replicas 1",
+        pytest.param("--prefill-replicas 1", marks=pytest.mark.thorough),
         "--prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB --replicas 2 --route prefix-aware",
         "--fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
-        "--concurrency 8 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB",
+        pytest.param("--concurrency 8 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB", marks=pytest.mark.thorough),
     ],
 )
 def test_a_highest_rate_of_pools_and_caches(more):

@@ -79,7 +79,9 @@ def test_the_energy_of_a_token_by_its_own_figures():
     ("words", "says"),
     [
         (PLAN, "not added, because the rent includes it"),
-        (PLAN + " --rent owned", "not added, because this cost of ownership may include it"),
+        pytest.param(
+            PLAN + " --rent owned", "not added, because this cost of ownership may include it", marks=pytest.mark.thorough
+        ),
         (PLAN + " --rent 2", "not added; add it if your rent does not include it"),
         ("plan llama-3.1-8b m3-ultra", "270 W per chip (the whole machine, without cooling; recalled"),
         ("plan llama-3.1-8b hgx-a100", "400 W per chip (limit of the chip, without host, network and cooling"),

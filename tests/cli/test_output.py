@@ -49,7 +49,7 @@ def process(words: str, **more):
         "validate --columns",
     ],
 )  # fmt: skip
-def test_tables_and_pictures_keep_to_the_width_and_break_no_header(words, columns):
+def test_tables_and_pictures_keep_to_the_width_and_break_no_header(words, columns, closed_forms):
     shown = run(words, columns=columns)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
@@ -114,7 +114,7 @@ def test_parts_of_a_bar_and_curves_differ_without_colour():
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
 @pytest.mark.parametrize("words", [PLAN, "--help", "systems gb200-nvl72 --json", "models deepseek-v3"])
-def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding):
+def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding, closed_forms):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     shown = run(f"{words} --full" if words == PLAN else words, into=stream)
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -232,7 +232,7 @@ def test_a_file_that_may_not_be_written_is_found_before_the_work():
         ("validate runs.csv", 1, "predicted_tpot_s"),
     ],
 )
-def test_tables_go_to_csv(tmp_path, words, rows, column):
+def test_tables_go_to_csv(tmp_path, words, rows, column, closed_forms):
     (tmp_path / "runs.csv").write_text(RUNS)
     shown = run(f"{words} --csv out.csv", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
@@ -369,7 +369,7 @@ def test_csv_with_the_ending_of_another_table_is_refused(tmp_path, ending):
         ("", "(--evidence any): tp8 with smaller prefill chunks."),
     ],
 )
-def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note):
+def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note, closed_forms):
     """Eight chips with tp8 were measured, but not with chunks below 512 tokens."""
     question = "plan llama-3.1-405b hgx-h200 --weights fp8 --input 2048 --output 512 --speed 30 --ttft 2"
     assert note in " ".join(run(f"{question} {options}").stdout.split())

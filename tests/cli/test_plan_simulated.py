@@ -56,6 +56,7 @@ def test_a_plan_that_its_replay_refuses_is_not_possible(more, columns):
     assert max(map(len, shown.stdout.splitlines())) <= columns
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("hardly_lowered")
 def test_a_refused_plan_as_json():
     shown = run(REFUSED + " --json")

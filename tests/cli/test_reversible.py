@@ -11,7 +11,7 @@ import pytest
 from tests.cli.test_commands import run
 
 
-def test_sboxes_show_their_tables():
+def test_sboxes_show_their_tables(closed_forms):
     found = run("reversible sboxes")
     assert found.returncode == 0
     assert "ifferential uniformity" in found.stdout

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import steptime as st
+from steptime.cli.main import SUMMARIES
 from tests.cli.test_commands import run
 from tests.validation.test_anchors import measured, written
 
@@ -195,6 +196,47 @@ def test_command_interrupted_at_any_time_exits_with_130_and_no_traceback(words):
         assert code in (0, 130)
         assert "Traceback" not in errors
         assert "Exception ignored" not in errors
+
+
+def ends(folder: Path, times: str) -> dict[str, list[tuple[int, str]]]:
+    """Interrupt every command after each of some seconds of work; return exit codes and what stands on standard error."""
+    written(folder / "runs.csv", measured([1.3] * 8, ttft=[1.3] * 8))
+    script = Path(__file__).parents[1] / "interrupt_commands.py"
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "STEPTIME_CATALOG": str(folder)}
+    done = subprocess.run(
+        [sys.executable, str(script), times],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs copies of a process")
+def test_every_command_interrupted_at_its_start_exits_with_130(tmp_path):
+    found = ends(tmp_path, "0.003")
+    assert len(found) == len(SUMMARIES)
+    assert {words: end for words, end in found.items() if end != [[130, ""]]} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs copies of a process")
+def test_every_command_interrupted_later_exits_with_130_or_has_its_answer(tmp_path):
+    draw = random.Random(3)
+    found = ends(tmp_path, ",".join(f"{draw.uniform(0.01, limit):.3f}" for limit in (0.05, 0.15, 0.3, 0.5)))
+    assert all(code in (0, 130) for one in found.values() for code, _ in one)
+    assert sum(code == 130 for one in found.values() for code, _ in one) > 2 * len(found)
+    assert not [errors for one in found.values() for _, errors in one if "Traceback" in errors or "Exception ignored" in errors]
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('x') from KeyboardInterrupt()", "ValueError('x')"])
+def test_error_because_of_an_interrupt_exits_with_130_and_another_one_shows_its_place(error):
+    script = f"import steptime.cli.main as m, steptime.__main__ as t\ndef main(): raise {error}\nm.main = main\nt.main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == ((130, False) if "Keyboard" in error else (1, True))
 
 
 def test_interrupt_inside_an_exec_exits_with_130(tmp_path):

@@ -69,7 +69,7 @@ def test_simulations(system):
         same(said[key], found[key], key)
 
 
-def test_terms_of_a_plan_stand_under_the_mean_step_that_they_add_up_to():
+def test_terms_of_a_plan_stand_under_the_mean_step_that_they_add_up_to(closed_forms):
     words = f"plan {MODEL} hgx-h100 --chips 1 --speed 30"
     server = printed(words)["pools"][-1]
     terms = [(1 - server["chunk_share"]) * sum(server["step"]["terms_s"].values())]

@@ -51,6 +51,7 @@ def test_a_surer_plan_as_json_is_likelier_and_dearer():
     assert plain["distance"] == sure["distance"] == []
 
 
+@pytest.mark.thorough
 def test_what_nothing_meets_so_surely_is_told_with_exit_code_1():
     asked = PLAN.replace("--speed 50", "--speed 220")
     assert run(asked).returncode == 0

@@ -62,7 +62,7 @@ def test_options_of_the_question_are_what_is_held():
     assert json.loads(one.stdout)["table"] == json.loads(other.stdout)["table"]
 
 
-def test_plans_over_systems_and_speeds():
+def test_plans_over_systems_and_speeds(closed_forms):
     found = run("sweep plan llama-3.1-8b --over system=hgx-h100,hgx-b200 --over speed=40,4000 --chips 1 --ttft 1 --input 512")
     assert found.returncode == 0
     text = " ".join(found.stdout.split())
@@ -121,7 +121,7 @@ def test_wrong_words_get_one_message_and_exit_code_2(words, message):
     assert found.stdout == ""
 
 
-def test_a_cluster_that_is_not_there_is_named():
+def test_a_cluster_that_is_not_there_is_named(closed_forms):
     pytest.importorskip("distributed")
     found = run("sweep plan llama-3.1-8b hgx-h100 --over speed=10,20 --cluster nowhere")
     assert found.returncode == 2

@@ -166,7 +166,8 @@ def test_ones_own_config(tmp_path):
     assert "Tokens per chip" in shown.stdout
 
 
-def test_scaling_is_shown_about_the_chips():
+@pytest.mark.thorough
+def test_scaling_is_shown_about_the_chips(closed_forms):
     found = json.loads(run(f"{SMALL} {QUICK} --scaling").stdout)["scaling"]["points"]
     assert [point["chips"] for point in found if point["kind"] == "strong"] == [1, 2, 4, 8, 16, 32, 64]
     assert {point["batch"] for point in found if point["kind"] == "strong"} == {64}
@@ -257,7 +258,7 @@ def test_wrong_input_is_refused_in_one_line(words, says):
     assert says in refused(words)
 
 
-def test_train_of_a_model_that_does_not_fit_leaves_with_1_and_names_the_excess():
+def test_train_of_a_model_that_does_not_fit_leaves_with_1_and_names_the_excess(closed_forms):
     shown = run("train llama-3.1-405b hgx-h100 --chips 8 --batch 8")
     assert shown.returncode == 1
     assert "GB too much" in shown.stderr

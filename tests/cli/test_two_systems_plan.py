@@ -17,7 +17,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_json_of_a_pair_has_both_systems_and_what_each_costs_alone():
+def test_json_of_a_pair_has_both_systems_and_what_each_costs_alone(closed_forms):
     shown = run(PAIR + "--rent owned --prefill-rent 1.50 --json")
     assert shown.returncode == 0, shown.stderr
     data = json.loads(shown.stdout)
@@ -35,7 +35,7 @@ def test_json_of_a_pair_has_both_systems_and_what_each_costs_alone():
     assert "host 0: hgx-h100, host 1: hgx-h200" in " ".join(data["launch"]["vllm"])
 
 
-def test_one_system_on_both_sides_is_named_once():
+def test_one_system_on_both_sides_is_named_once(closed_forms):
     shown = run(PLAN + "--prefill-system hgx-h200 --prefill-chips 2")
     assert shown.returncode == 0, shown.stderr
     text = words(shown.stdout)
@@ -44,7 +44,7 @@ def test_one_system_on_both_sides_is_named_once():
     assert "published runs of such a pair" not in text
 
 
-def test_text_of_a_pair_names_both_systems_and_the_missing_evidence():
+def test_text_of_a_pair_names_both_systems_and_the_missing_evidence(closed_forms):
     shown = run(PAIR + "--simulate --explain")
     assert shown.returncode == 0, shown.stderr
     text = words(shown.stdout)

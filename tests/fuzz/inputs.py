@@ -25,6 +25,7 @@ from steptime.hardware.what_if import read_changes, settable, vary
 from steptime.models import model as counted
 from steptime.models.model_loading import read_model
 from steptime.physics.chip_memory import sequences_that_fit
+from steptime.questions.registry import find_question
 from steptime.result_base import plain
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.simulation.scheduling_policy import Policy
@@ -329,6 +330,76 @@ def plan(rng: random.Random, folder: Path) -> Any:
     slo = st.Slo(ttft=rng.choice((float("inf"), 1.0, 1e-9)), tpot=rng.choice((float("inf"), 0.02, 1e-9, 1e9)))
     chips = some(rng, (None, None, 1, 2, 3, 8, 16, 127, 200_000), 0.2)
     plain(st.plan(rng.choice((small(), sparse())), system, asked, slo, chips=chips))
+
+
+PLAN = {"model": SMALL, "system": SYSTEM, "speed": 40, "input": 500, "output": 100, "chips": 2}
+SIMULATION = {"model": SMALL, "system": SYSTEM, "input": 100, "output": 10, "requests": 30}
+TRAIN = {"model": SMALL, "system": SYSTEM, "seq": 2048, "batch": 64}
+# Inputs of each question that have an answer, and how often the question is drawn.
+ASKED: dict[str, tuple[int, tuple[dict[str, Any], ...]]] = {
+    "step": (40, (
+        {"model": SMALL, "system": SYSTEM, "batch": 16},
+        {"model": "qwen3-30b-a3b", "system": "hgx-h200", "tp": 2, "ep": 2, "phase": "mixed", "batch": 8, "prompts": 2},
+        {"model": SMALL, "system": SYSTEM, "drafts": 3, "acceptance": 2.0, "arch.layers": 8, "times.bandwidth": 2.0},
+    )),
+    "plan": (3, (
+        PLAN,
+        PLAN | {"prefill_system": "hgx-h200", "prefill_chips": 2, "mode": "disaggregated"},
+        PLAN | {"tp": 2, "max_num_seqs": 32, "chunk": 2048},
+        PLAN | {"sessions": "2", "think_time": 5.0, "system_prompt": 100, "input": 100, "prefix_cache": "cpu-dram"},
+        {name: value for name, value in PLAN.items() if name != "chips"} | {"rate": 20.0, "spare": 1, "sure": 0.9},
+    )),
+    "simulate": (10, (
+        SIMULATION | {"rate": 2.0},
+        SIMULATION | {"concurrency": 4, "replicas": 2, "route": "least-loaded", "drafts": 2, "acceptance": 1.5},
+        SIMULATION | {"rate": 2.0, "sessions": "2", "think_time": 1.0, "prefill_replicas": 1},
+    )),
+    "train": (25, (
+        TRAIN | {"chips": 8},
+        TRAIN | {"chips": 16, "tokens": "1T", "stage": ("50B:8192:128",), "failures": 1.0, "spares": 1},
+        TRAIN | {"tokens": "100B", "deadline": "30d"},
+        TRAIN | {"tokens": "100B", "budget": "100k"},
+        TRAIN | {"chips": 8, "tp": 2, "micro_batch": 1, "recompute": "full", "task": "lora"},
+    )),
+    "budget": (6, (
+        {"match_quality": "8B@15T", "tokens_served": "10T"}, {"compute": 1e22}, {"usd": "1M", "experts": 8, "rl_share": 0.1},
+    )),
+    "laws": (3, ({"params": 10**9, "tokens": 10**11}, {"name": "hoffmann", "params": 10**10, "tokens": 10**12})),
+    "rl": (3, ({"model": SMALL, "system": SYSTEM, "chips": 8, "rollouts": 64, "output": 200, "longest": 1000},)),
+    "roofline": (6, ({"model": SMALL, "system": SYSTEM},)),
+    "context": (1, ({"model": SMALL, "system": SYSTEM, "context": 8192, "technique": ("kv=fp8",)},)),
+    "reversible": (3, ({"model": SMALL, "system": SYSTEM},)),
+}  # fmt: skip
+# A run takes as long as these say.
+LENGTHS = {
+    "requests",
+    "replicas",
+    "fast_replicas",
+    "prefill_replicas",
+    "concurrency",
+    "sessions",
+    "prefixes",
+    "longest",
+    "rate_scale",
+}
+
+
+def question(rng: random.Random, _: Path) -> Any:
+    """Ask a question with one to three of its inputs odd."""
+    name = rng.choices(list(ASKED), [share for share, _ in ASKED.values()])[0]
+    inputs = find_question(name).inputs
+    values = dict(rng.choice(ASKED[name][1]))
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        key = rng.choice((*inputs, *values, "strange"))
+        kind = inputs[key].kind if key in inputs else ""
+        odd = rng.choice((*NUMBERS, *TEXTS))
+        if rng.random() < 0.6:
+            odd = rng.choice(FIGURES if kind == "text" else (1, 2, 4, 7, 60, 3000) if kind == "count" else (0.3, 0.9, 1.7, 60))
+            odd = rng.choice(inputs[key].choices) if kind == "text" and inputs[key].choices else odd
+        if key in LENGTHS and isinstance(odd, int | float) and 100 < odd < 10**8:
+            odd = 7
+        values[key] = [odd] if kind == "texts" and rng.random() < 0.5 else odd
+    st.ask(name, **values)
 
 
 def simulation(rng: random.Random, _: Path) -> Any:

@@ -20,7 +20,7 @@ COUNTS: dict[Any, int] = {
     inputs.rents_file: 3_000, inputs.engine_file: 5_000, inputs.runs_file: 6_000, inputs.trace_file: 8_000,
     inputs.result_file: 4_000, inputs.what_if: 9_000, inputs.figure: 4_000, inputs.unit_text: 6_000, inputs.step: 4_000,
     inputs.workload: 1_500, inputs.policy: 2_500, inputs.traffic: 2_200, command: 2_000, inputs.plan: 450,
-    inputs.simulation: 600,
+    inputs.simulation: 600, inputs.question: 3_000,
 }  # fmt: skip
 LONGEST = 2500  # characters of a message: lists of all families are long
 TRIED: Counter[str] = Counter()

@@ -21,6 +21,7 @@ def test_shares_of_an_h100_by_hand():
     assert sum(shares.values()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @given(bandwidth=some.floats(0.1, 3), link=some.floats(0.1, 3))
 def test_what_is_left_spends_the_budget(bandwidth, link):
     shares = {"flops": 0.7, "bandwidth": 0.2, "capacity": 0.0, "link": 0.1}

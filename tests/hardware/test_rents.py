@@ -111,7 +111,7 @@ def test_a_rent_is_read_as_people_write_it(words):
     assert float(st.with_rent("hgx-h100", words).rent.typical) == pytest.approx(2.10 / 3600)
 
 
-def test_a_bare_number_is_usd_per_chip_hour_wherever_python_takes_a_rent():
+def test_a_bare_number_is_usd_per_chip_hour_wherever_python_takes_a_rent(closed_forms):
     per_second = pytest.approx(2.1 / 3600)
     work, slo = st.Workload(input_tokens=500, output_tokens=100), st.Slo(speed=40)
     assert float(st.with_rent("hgx-h100", 2.1).rent.typical) == per_second

@@ -19,7 +19,7 @@ HOSTS = (
 )  # fmt: skip
 REQUESTS = ((1000, 300), (4096, 1024), (128, 2000), (20000, 500))
 ENGINES = ("vllm", "sglang", "trtllm")
-drawn = pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
+drawn = pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
 
 
 @lru_cache(maxsize=2)

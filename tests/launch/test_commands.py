@@ -418,7 +418,7 @@ def test_the_longest_request_with_more_slots_than_the_cache_has_room_for_is_unch
         assert longest_request(plans[0]) == longest_request(plans[1])
 
 
-def test_the_longest_request_of_a_simulated_plan_fits_one_chip():
+def test_the_longest_request_of_a_simulated_plan_fits_one_chip(closed_forms):
     """8 billion parameters in 16 bits leave a chip of 24 GB a third of the cache for the model's 131,072 tokens."""
     plan = st.plan(
         "llama-3.1-8b",

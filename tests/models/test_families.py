@@ -135,6 +135,7 @@ def test_a_prompt_costs_its_decode_steps_in_matrices(name):
     assert apart == pytest.approx(prompt + head + expanded, rel=1e-9), "a prompt in two chunks does the same work"
 
 
+@pytest.mark.thorough
 @each("name", NAMES)
 def test_shards_sum_to_at_least_the_whole(name):
     model, system = st.load_model(name), st.load_system("hgx-h200")

@@ -46,6 +46,7 @@ def test_depth_against_width_at_equal_parameters(layers, by):
     assert total_parameters(found) == pytest.approx(base, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_granularity_of_experts_at_equal_parameters():
     base = load_model(QWEN)
     for experts in (32, 64, 256):

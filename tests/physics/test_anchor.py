@@ -263,7 +263,7 @@ def test_a_plan_takes_the_steps_and_says_what_it_was_before():
 
 
 @pytest.mark.parametrize("ratios", [None, (1.3, 1.3), (1.8, 1.0)])
-def test_steps_of_a_plan_agree_with_its_time_per_token(ratios):
+def test_steps_of_a_plan_agree_with_its_time_per_token(ratios, closed_forms):
     """First tokens as predicted, with slower steps, take prefill work as predicted: in the run and in the steps."""
     pytest.importorskip("numba")
     own = None if ratios is None else anchor(*ratios, load=32.0, context=8704.0)
@@ -308,7 +308,7 @@ def test_a_simulation_takes_both_factors():
     assert np.all(served["first"] < served["finish"])
 
 
-def test_a_plan_is_replayed_with_the_runs_that_it_rests_on():
+def test_a_plan_is_replayed_with_the_runs_that_it_rests_on(closed_forms):
     pytest.importorskip("numba")
     from steptime.planning.plan_as_traffic import load_plan_inputs
 

@@ -198,7 +198,7 @@ def test_kv_is_replicated_past_its_heads(name, copies):
     assert 16 * shared == pytest.approx((1 if name.startswith("llama") else 8) * float(one))
 
 
-def test_doubling_rent_doubles_usd(rack):
+def test_doubling_rent_doubles_usd(rack, closed_forms):
     workload, slo = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
     small = st.load_model("llama-3.1-8b")
     once = st.plan(small, rack, workload, slo, chips=4, engine="ideal", alternatives=False)

@@ -76,7 +76,8 @@ def test_drafts_run_no_tower():
     assert drafter(seeing).media is None
 
 
-def test_a_plan_with_images_costs_more_than_one_of_as_many_tokens_of_text():
+@pytest.mark.thorough
+def test_a_plan_with_images_costs_more_than_one_of_as_many_tokens_of_text(closed_forms):
     limits = st.Slo(tpot=0.05, ttft=2)
     work = st.Workload(input_tokens=TOKENS, output_tokens=100)
     seeing, text = (st.plan(model, SYSTEM, work, limits, chips=1, alternatives=False) for model in (SEEING, MODEL))

@@ -72,6 +72,7 @@ def test_both_pools_find_a_place_in_boxes_of_eight(model, chips):
         assert not fits(8, chips, first, second, (x, y + 1))
 
 
+@pytest.mark.thorough
 def test_idle_chips_are_said():
     found = plan("llama-3.1-70b", "hgx-h100", 7, engine="vllm", modes="aggregated")
     assert found.layout_text.startswith("tp2")  # KV heads allow 1, 2, 4, 8, and one chip holds no 70 billion parameters

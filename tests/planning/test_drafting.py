@@ -82,6 +82,7 @@ def test_a_request_yields_no_more_tokens_than_it_owes():
     assert answer_tokens(short, Layout(), late, TWO) == 1
 
 
+@pytest.mark.thorough
 def test_plans_tell_what_they_draft_and_what_that_does_at_each_batch():
     found = closed_plan(MODEL, NODES, WORK, engine="ideal", drafts=2, acceptance=2.5, alternatives=False)
     assert found.speculation == Speculation(drafts=2, acceptance=2.5, source="given", method="mtp")

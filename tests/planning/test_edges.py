@@ -115,6 +115,7 @@ def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most)
     assert held.ttft_ratio == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.thorough
 def test_a_token_may_be_made_among_five_and_a_half_in_the_mean():
     """GLM-4.5 on eight H200 at 58 tok/s: five are cheaper than 17.2 ms allows, and six are too many for it."""
     pytest.importorskip("numba")

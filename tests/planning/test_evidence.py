@@ -94,7 +94,7 @@ def test_chunks_are_powers_of_two_and_one_whole_prompt():
     assert chunk_sizes(long, PUBLISHED).tolist() == powers[2:]
 
 
-def test_a_plan_of_a_real_model_prefers_what_was_measured():
+def test_a_plan_of_a_real_model_prefers_what_was_measured(closed_forms):
     """Llama 70B on eight H100: one pool without pipeline stages, although other layouts would be a third cheaper."""
     found = st.plan(
         "llama-3.1-70b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=0.02, ttft=1.0),
@@ -114,7 +114,7 @@ TABLES = {"tpot": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}, "ttft": {"prompt"
 
 
 @pytest.mark.parametrize(("name", "expected"), [("toy", MEASURED), ("other", PUBLISHED)])
-def test_a_plan_tells_what_layouts_with_less_evidence_would_cost(name, expected):
+def test_a_plan_tells_what_layouts_with_less_evidence_would_cost(name, expected, closed_forms):
     """On a system with measured runs, and on one without."""
     on, given = replace(NODES, name=name), case()
     subject = (given.model, on, given.workload, st.Slo(tpot=5e-3))

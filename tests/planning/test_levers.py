@@ -40,6 +40,7 @@ def test_a_format_is_worth_what_a_plan_with_it_costs(llama, option, given):
     assert lever.tokens_per_second_per_chip == pytest.approx(llama.tokens_per_second_per_chip / (1 - lever.saving))
 
 
+@pytest.mark.thorough
 def test_twice_the_chips_are_worth_what_a_plan_on_them_costs(llama):
     alone = closed_plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, chips=16, alternatives=False)
     lever = by_option(llama)["--chips"]
@@ -71,11 +72,11 @@ def test_half_the_bytes_halve_the_cost_where_weights_are_all_that_is_read():
     assert lever.saving == pytest.approx(0.5, rel=0.02)
 
 
-def test_a_model_in_eight_bits_on_chips_without_four_has_no_narrower_weights():
+def test_a_model_in_eight_bits_on_chips_without_four_has_no_narrower_weights(closed_forms):
     assert not {"--weights", "--experts"} & set(by_option(shared()))
 
 
-def test_a_chip_without_fp8_takes_int8():
+def test_a_chip_without_fp8_takes_int8(closed_forms):
     bits = machine(flops=1e30, size=1)
     old = replace(bits, chip=replace(bits.chip, peak={"bf16": 1e30, "int8": 1e30}))
     found = closed_plan(model_of(matrix(weights=1e9, stored="bf16"), layers=5), old, OUTPUT, chips=1, engine="ideal")
@@ -133,11 +134,12 @@ def test_without_a_rent_a_choice_is_told_in_output():
         "openai/gpt-oss-120b",
     ],
 )  # fmt: skip
-def test_a_cache_in_another_format_is_that_of_the_config_read_with_it(name):
+def test_a_cache_in_another_format_is_that_of_the_config_read_with_it(name, closed_forms):
     changed, read = with_kv(st.load_model(name), number_format("fp8")), st.load_model(name, kv="fp8")
     assert (changed.layers, changed.draft) == (read.layers, read.draft)
 
 
+@pytest.mark.thorough
 def test_rent_scales_costs_and_no_choice():
     once = closed_plan(one_matrix(heads=4), NODES, WORK, engine="ideal")
     twice = closed_plan(one_matrix(heads=4), st.vary(NODES, {"rent": 4}), WORK, engine="ideal")

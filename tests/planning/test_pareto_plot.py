@@ -160,7 +160,7 @@ def test_a_front_of_less_than_two_points_has_no_picture(count):
 
 
 @pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
-def test_plot_writes_the_kind_of_its_ending(tmp_path, ending):
+def test_plot_writes_the_kind_of_its_ending(tmp_path, ending, closed_forms):
     path = tmp_path / f"front.{ending}"
     MADE.plot(str(path))
     assert path.read_bytes()[:5] == {"svg": b"<?xml", "png": b"\x89PNG\r", "pdf": b"%PDF-"}[ending]

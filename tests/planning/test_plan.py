@@ -148,7 +148,7 @@ def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
 
 
 @pytest.mark.xfail(strict=True, reason="requests that queue for few seats meet both limits: another pair has to be found")
-def test_limits_that_only_clash_are_told_apart():
+def test_limits_that_only_clash_are_told_apart(closed_forms):
     """Sixteen tokens of output on one node: speed needs chips of its own for decode, a soon first token needs all of them."""
     model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
     workload, slo = equal_requests(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.4)
@@ -251,6 +251,7 @@ def test_the_default_is_a_real_engine(deepseek, rack):
     assert found.ideal.ttft < found.ttft
 
 
+@pytest.mark.thorough
 def test_chips_on_which_one_model_was_measured_say_so():
     model, system = st.load_model("llama-3.1-70b"), st.load_system("mi300x-8")
     found = closed_plan(model, system, equal_requests(input_tokens=1000, output_tokens=500), alternatives=False)
@@ -310,7 +311,7 @@ def test_the_ideal_has_neither_range_nor_ideal(deepseek, rack):
     assert found.cost_bounds[0] <= found.usd_per_million_output_tokens <= found.cost_bounds[1]
 
 
-@pytest.mark.parametrize("scale_", [4.0, 100.0])
+@pytest.mark.parametrize("scale_", [4.0, pytest.param(100.0, marks=pytest.mark.thorough)])
 def test_constants_known_less_well_never_make_a_plan_surer(scale_):
     model, system, workload = (
         st.load_model("llama-3.1-8b"),

@@ -17,7 +17,7 @@ WORK, LIMITS = Workload(input_tokens=2048, output_tokens=512), Slo(tpot=0.03, tt
 QUICK = {"alternatives": False, "elasticities": False, "front": False, "quick": True}
 
 
-def test_plan_energy_is_power_over_rate_with_price_and_carbon():
+def test_plan_energy_is_power_over_rate_with_price_and_carbon(closed_forms):
     found = plan("llama-3.1-8b", "hgx-h100", WORK, LIMITS, chips=8, electricity="0.1/kWh", carbon="france", **QUICK)
     energy, output = found.energy, found.requests_per_second * 512
     assert energy.joules == pytest.approx(energy.total_watts / output)
@@ -32,14 +32,14 @@ def test_plan_energy_is_power_over_rate_with_price_and_carbon():
     assert energy.rent_per_megawatt_hour == pytest.approx(found.usd_per_second * 3600 / (energy.total_watts / 1e6))
 
 
-def test_plan_energy_of_separate_pools_counts_static_power_of_waiting_prefill():
+def test_plan_energy_of_separate_pools_counts_static_power_of_waiting_prefill(closed_forms):
     found = plan("llama-3.1-8b", "hgx-h100", WORK, LIMITS, chips=8, modes="disaggregated", **QUICK)
     assert found.pools[0].role == "prefill"
     assert found.utilisation < 1
     assert energy_coefficients(load_system("hgx-h100")).static < found.energy.chip_watts < 700
 
 
-def test_plan_energy_unknown_power_or_price_is_none():
+def test_plan_energy_unknown_power_or_price_is_none(closed_forms):
     assert plan("llama-3.1-8b", "tpu-v6e", WORK, LIMITS, chips=8, **QUICK).energy is None
     energy = plan("llama-3.1-8b", "hgx-h100", WORK, LIMITS, chips=1, **QUICK).energy
     assert math.isnan(energy.electricity_usd)

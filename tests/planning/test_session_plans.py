@@ -255,6 +255,7 @@ def test_loads_take_bytes_over_bandwidth():
     )
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_slower_than_prefill_is_not_used():
     by_name = {tier.name: tier for tier in planned(system="hgx-h100").session_cache.tiers}
     slow = by_name["hdd"]
@@ -297,6 +298,7 @@ def test_wrong_inputs_are_refused():
         plan_sessions(MODEL, system, "chat", prefill_system="l40s-8")
 
 
+@pytest.mark.thorough
 def test_the_command_says_what_holds_the_cached_tokens():
     asked = f"plan {MODEL} l40s-8 --speed 20 --ttft 3 --chips 1 --mode aggregated"
     sessions = json.loads(run(f"{asked} --sessions chat --json").stdout)

@@ -32,7 +32,7 @@ def plan(
     return PLANS[question]
 
 
-@pytest.mark.parametrize("mode", [AGGREGATED, DISAGGREGATED])
+@pytest.mark.parametrize("mode", [AGGREGATED, pytest.param(DISAGGREGATED, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("percentile", ["mean", "p90", pytest.param("p99", marks=pytest.mark.slow)])
 def test_limits_at_a_percentile_are_met_by_other_requests(mode, percentile):
     found = plan(modes=mode, percentile=percentile)
@@ -46,6 +46,7 @@ def test_limits_at_a_percentile_are_met_by_other_requests(mode, percentile):
     assert again.answers.tpot.mean == pytest.approx(found.mean_tpot, rel=0.15)
 
 
+@pytest.mark.thorough
 def test_figures_at_a_percentile_are_beside_their_means():
     found, mean = plan(), plan(percentile="mean")
     assert found.mean_tpot < found.tpot <= 3e-3
@@ -60,7 +61,7 @@ SPARSE = {"model": sparse_matrix(kv_bytes=1e4, active=2), "system": machine(size
 CASES = [
     pytest.param(CHAT, st.Slo(tpot=8e-3, ttft=1.0), {}, marks=pytest.mark.slow),
     pytest.param(CHAT, LIMITS, {"modes": DISAGGREGATED}, marks=pytest.mark.slow),
-    (st.Workload(input_tokens=2000, output_tokens=8), st.Slo(tpot=2e-2, ttft=0.3), {}),
+    pytest.param(st.Workload(input_tokens=2000, output_tokens=8), st.Slo(tpot=2e-2, ttft=0.3), {}, marks=pytest.mark.thorough),
     pytest.param(CHAT, st.Slo(tpot=8e-3, ttft=1.0), SPARSE, marks=pytest.mark.slow),
     pytest.param(CHAT, st.Slo(tpot=1.2e-2, ttft=1.0), {"engine": engine(seconds_per_step=2e-3)}, marks=pytest.mark.slow),
 ]
@@ -98,7 +99,7 @@ def test_fewer_slots_than_requests_let_them_wait():
     assert few.ttft <= 0.3
 
 
-@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(8, marks=pytest.mark.thorough)])
 def test_batches_of_a_plan_and_its_front_fit_the_slots_of_the_user(slots):
     found = plan(max_num_seqs=slots, front=True, diagnostics=True)
     assert found.feasible
@@ -110,6 +111,7 @@ def test_slots_that_bind_nothing_are_no_limit():
     assert plan(max_num_seqs=512, diagnostics=True).binding == plan(diagnostics=True).binding != ("slots",)
 
 
+@pytest.mark.thorough
 def test_choice_that_leaves_no_plan_is_named_in_the_reason():
     slow = {"workload": st.Workload(input_tokens=8000, output_tokens=201), "modes": AGGREGATED}
     assert plan(**slow).feasible
@@ -122,6 +124,7 @@ def test_choice_that_leaves_no_plan_is_named_in_the_reason():
     assert hopeless.reason == plan(CHAT, st.Slo(tpot=1e-6)).reason
 
 
+@pytest.mark.thorough
 def test_chunk_of_a_plan_with_separate_pools_is_said_to_have_no_effect():
     found = plan(chunk=16, diagnostics=True)
     assert (found.mode, len(found.pools)) == (DISAGGREGATED, 2)
@@ -167,6 +170,7 @@ def test_choices_that_cannot_be_are_refused_with_the_cause(settings, error, says
         plan(**settings)
 
 
+@pytest.mark.thorough
 def test_limits_that_only_means_would_meet_are_out_of_reach():
     """A prompt at the 99th percentile is 4.9 times as long as the mean: alone, its pass takes longer than 4.5 of them."""
     pass_seconds = 1000 * 2e10 / 4 / 2e15

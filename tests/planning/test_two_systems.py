@@ -63,7 +63,7 @@ def test_simulation_of_a_system_with_itself_equals_that_of_one_system():
     assert one.run == two.run
 
 
-def test_plan_of_a_system_with_itself_serves_as_much_as_its_split():
+def test_plan_of_a_system_with_itself_serves_as_much_as_its_split(closed_forms):
     # On 24 chips caches cross domains.
     one = st.plan(MODEL, H200, WORK, LIMITS, chips=24, modes=DISAGGREGATED, evidence="published", **BRIEF)
     prefill, decode = (pool.chips for pool in one.pools)
@@ -146,7 +146,7 @@ def test_lower_rent_and_faster_chips_do_not_cost_more(planned):
     assert pair_plan(prefill_system=fast).usd_per_million_output_tokens <= cost * 1.02
 
 
-def test_ranges_of_a_pool_come_from_its_own_system():
+def test_ranges_of_a_pool_come_from_its_own_system(closed_forms):
     vague = pair_plan(prefill_system=replace(SECOND, name="unmeasured"))
     known = pair_plan()
     # TPOT belongs to the pool that decodes, TTFT to the one that prefills.
@@ -154,7 +154,7 @@ def test_ranges_of_a_pool_come_from_its_own_system():
     assert vague.ttft_range[1] / vague.ttft > 1.01 * known.ttft_range[1] / known.ttft
 
 
-def test_plan_without_prefill_chips_takes_the_cheapest_number_of_hosts():
+def test_plan_without_prefill_chips_takes_the_cheapest_number_of_hosts(closed_forms):
     best = pair_plan(chips=8, prefill_chips=None)
     assert best.prefill_chips % 8 == 0
     for chips in (best.prefill_chips - 8, best.prefill_chips + 8):
@@ -201,14 +201,14 @@ def test_what_two_systems_cannot_do_is_refused(system, prefill_system, settings,
         st.plan(MODEL, system, WORK, LIMITS, prefill_system=prefill_system, **BRIEF | settings)
 
 
-def test_different_kv_formats_are_refused_and_one_format_is_planned():
+def test_different_kv_formats_are_refused_and_one_format_is_planned(closed_forms):
     with pytest.raises(RangeError, match="kv: both pools need one format"):
         st.plan("gpt-oss-120b", "hgx-h200", WORK, LIMITS, prefill_system="hgx-b200", **BRIEF)
     model = st.load_model("gpt-oss-120b", kv="bf16")
     assert st.plan(model, "hgx-h200", WORK, LIMITS, chips=2, prefill_system="hgx-b200", prefill_chips=2, **BRIEF).feasible
 
 
-def test_plan_without_prefill_chips_leaves_out_hosts_that_are_too_small():
+def test_plan_without_prefill_chips_leaves_out_hosts_that_are_too_small(closed_forms):
     # One host of 8 H100 does not hold the weights of DeepSeek-V3.
     plan = st.plan("deepseek-v3", "hgx-h200", WORK, st.Slo(tpot=0.1, ttft=20), prefill_system="hgx-h100", quick=True, **BRIEF)
     assert plan.feasible
@@ -220,7 +220,7 @@ def test_weights_that_do_not_fit_name_the_prefill_chips():
         st.plan("deepseek-v3", "hgx-h200", WORK, LIMITS, prefill_system="hgx-h100", prefill_chips=8, **BRIEF)
 
 
-def test_replay_of_a_plan_on_one_system_refuses_a_second_system():
+def test_replay_of_a_plan_on_one_system_refuses_a_second_system(closed_forms):
     one = st.plan(MODEL, "hgx-h100", WORK, LIMITS, chips=2, **BRIEF)
     with pytest.raises(RangeError, match="the plan is on one system"):
         st.replay(one, prefill_system="hgx-h200")

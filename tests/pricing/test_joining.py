@@ -75,6 +75,7 @@ def test_a_name_that_the_package_knows_by_its_beginning_alone():
     )
 
 
+@pytest.mark.thorough
 @needs_package
 def test_the_package_takes_nothing_away(monkeypatch):
     """Of every closed model each service, tier and price of caches of the shipped rows stands in the list with the package."""

@@ -92,6 +92,7 @@ def test_own_chips_have_the_plan_of_the_cheapest_fleet(monkeypatch, closed_forms
         _plans(planned, [8])
 
 
+@pytest.mark.thorough
 def test_the_volume_that_is_asked_does_not_move_the_break_even(monkeypatch, closed_forms):
     monkeypatch.setattr(self_hosting, "_plan_sizes", lambda _: [8, 16])
     one, two = (st.compare_self_hosting("llama-3.1-8b", "hgx-h100", tokens_per_day=n, mix="1000:250") for n in (1e8, 5e10))

@@ -7,12 +7,13 @@ from inspect import signature
 from types import SimpleNamespace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import typer
 
 import steptime as st
 from steptime.cli.options import grouped
-from steptime.errors import RangeError, UnknownName
+from steptime.errors import InputError, RangeError, UnknownName
 from steptime.questions.declaration import (
     Answer,
     Input,
@@ -116,3 +117,80 @@ def test_read_answers_path_through_nothing_is_none():
 def test_sizes_may_be_texts_where_the_layout_is_chosen():
     fixed = {"model": "llama-3.1-8b", "system": "hgx-h100", "engine": "ideal"}
     assert st.ask("step", **fixed, context="8k", batch="64")["time"] == st.ask("step", **fixed, context=8000, batch=64)["time"]
+
+
+ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("step", {"batch": "16"}),
+        ("step", {"context": "8k"}),
+        ("step", {"phase": "prefill", "tokens": "2k"}),
+        ("simulate", {"rate": 2, "requests": 20, "input": "1k", "output": "10"}),
+    ],
+)
+def test_ask_size_as_a_text_is_that_number(name, inputs):
+    numbers = {
+        key: st.units.count(value, key) if isinstance(value, str) and key != "phase" else value for key, value in inputs.items()
+    }
+    as_texts, as_numbers = (
+        {key: str(value) for key, value in st.ask(name, **ON, **asked).items()} for asked in (inputs, numbers)
+    )
+    assert as_texts == as_numbers
+
+
+WRONG = (b"x", {"a": 1}, 1j, True, object(), ["a"], np.arange(3), 5)
+
+
+@pytest.mark.parametrize("name", ["weights", "software", "catalog", "within", "mode", "arch.by", "draft_model", "evidence"])
+def test_ask_text_of_another_type_is_refused(name):
+    for value in WRONG:
+        with pytest.raises(InputError, match=rf"{name}\b"):
+            st.ask("plan", **ON, speed=40, **{name: value})
+
+
+@pytest.mark.parametrize("value", [5, [5], [["a"]], {"a": "b"}, True])
+def test_ask_list_of_texts_of_another_type_is_refused(value):
+    with pytest.raises(RangeError, match="stage"):
+        st.ask("train", **ON, chips=8, batch=64, stage=value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("chips", [1, 2]), ("speed", np.array([30.0, 40.0])), ("spare", [])])
+def test_ask_array_in_place_of_one_number_is_refused(name, value):
+    with pytest.raises(RangeError, match=f"{name}: must be one number"):
+        st.ask("plan", **{**ON, "speed": 40, name: value})
+
+
+NUMBERS = [("step", "arch.ffn"), ("step", "batch"), ("rl", "chips"), ("plan", "imbalance")]
+
+
+@pytest.mark.parametrize("value", [{}, 1j, b"1", object(), True])
+@pytest.mark.parametrize(("question", "name"), NUMBERS)
+def test_ask_number_of_another_type_is_refused(question, name, value):
+    with pytest.raises(InputError, match=name):
+        st.ask(question, **ON, **{name: value})
+
+
+def test_ask_array_of_a_question_of_one_point_is_refused():
+    with pytest.raises(RangeError, match="tp: must be one number"):
+        st.ask("rl", **ON, tp=[1, 2])
+
+
+def test_ask_imbalance_as_a_text_is_that_number():
+    asked = {"model": "qwen3-30b-a3b", "system": "hgx-h100", "tp": 2, "ep": 2}
+    assert st.ask("step", **asked, imbalance="1.5")["time"] == st.ask("step", **asked, imbalance=1.5)["time"]
+
+
+@pytest.mark.parametrize("value", [[], [[1], [2, 3]]])
+def test_ask_array_without_a_shape_or_values_is_refused(value):
+    with pytest.raises(RangeError, match="batch: must be a number, or an array"):
+        st.ask("step", **ON, batch=value)
+    assert st.ask("step", **ON, batch=[1, 2])["time"].shape == (2,)
+
+
+def test_ask_text_that_may_be_a_number_takes_both():
+    asked = {**ON, "chips": 1, "tpot": 0.02, "mode": "aggregated", "rate": 1.0}
+    numbers, words = (dict(st.ask("plan", **asked, carbon=value)) for value in (300, "300"))
+    assert numbers == pytest.approx(words, nan_ok=True)

@@ -224,7 +224,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", [pytest.param("plan", marks=pytest.mark.thorough), "simulate"])
 def test_spread_percentile_and_evidence_reach_every_door(client, name):
     base = {"plan": PLAN, "simulate": SIMULATION}[name]
     before, together = through_python(name, base), {}

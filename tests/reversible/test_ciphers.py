@@ -131,6 +131,7 @@ def test_residual_paths_with_layer_norms_keep_inputs_together():
     assert tame[0] < tame[-1] < 1.2 * tame[0]  # below 1 values shrink until tanh is a line, and then nothing parts
 
 
+@pytest.mark.thorough
 def test_training_undoes_the_avalanche():
     """The majority of five flips with one vote in 6 of 16 cases, and one group of seven votes."""
     found = networks.trained_and_random()

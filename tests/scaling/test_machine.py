@@ -62,6 +62,7 @@ def test_the_bill_of_a_machine_adds_up_and_is_least(found):
     assert machine.half_cost > 1 or np.isinf(machine.half_cost)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [pytest.param("gb200-nvl72", marks=pytest.mark.slow), "hgx-h200"])
 def test_what_is_told_was_planned_and_trained(system, monkeypatch, closed_forms):
     """The size of least bill is one of those planned; its request costs what the plan says, its training what the run does."""

@@ -46,6 +46,7 @@ def replicas_for(rate, requests, **limits):
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_replicas_grow_with_the_rate_because_runs_are_steady():
     one, many = (replicas_for(rate, 1000, speed=60, ttft=0.5) for rate in (60, 1200))
     # A short run of many replicas that never fill would show far fewer than twenty times as many.
@@ -93,7 +94,7 @@ def test_requests_that_no_replica_serves_are_not_in_flight():
     assert found.replicas == 1
 
 
-@pytest.mark.parametrize("limits", [{"ttft": 60.0}, {"ttft": 3600.0}])
+@pytest.mark.parametrize("limits", [{"ttft": 60.0}, pytest.param({"ttft": 3600.0}, marks=pytest.mark.thorough)])
 def test_a_lenient_limit_does_not_name_a_saturated_number(limits):
     found = replicas_for(200, 4000, **limits)
     run = st.simulate(

@@ -449,6 +449,7 @@ def test_highest_rate_meets_the_limits_and_a_little_more_does_not(llama):
     assert run(1.1 * best).tpot.p99 > slo.tpot
 
 
+@pytest.mark.thorough
 def test_the_highest_rate_of_many_replicas_is_theirs(llama):
     """A run is long enough to fill a deployment, whatever its size: four times the replicas take four times the rate."""
     lengths = {"inputs": Lengths(mean=256), "outputs": Lengths(mean=256)}
@@ -610,6 +611,7 @@ def test_steps_twice_as_slow_are_a_server_twice_as_slow(llama):
     assert twice.tpot.mean == pytest.approx(2 * once.tpot.mean, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_plan_replayed_keeps_its_limits_at_a_lower_rate(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.02, ttft=1.0)

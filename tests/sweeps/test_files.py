@@ -56,7 +56,7 @@ def test_tables_of_arrow_and_pandas(steps, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["nc", "zarr"])
-def test_labelled_arrays_with_units(steps, tmp_path, ending):
+def test_labelled_arrays_with_units(steps, tmp_path, ending, closed_forms):
     xarray = pytest.importorskip("xarray")
     pytest.importorskip({"nc": "netCDF4"}.get(ending, ending))
     place = tmp_path / f"a.{ending}"

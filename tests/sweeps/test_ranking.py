@@ -144,7 +144,7 @@ def test_a_kind_of_rent_is_for_all_and_a_system_without_it_has_none(closed_forms
     assert [(one.system, one.rent.kind) for one in found.standings] == [("hgx-h100", "ondemand"), ("hgx-b200", "")]
 
 
-def test_spread_percentile_and_evidence_are_those_of_the_plans():
+def test_spread_percentile_and_evidence_are_those_of_the_plans(closed_forms):
     work = st.Workload(input_tokens=2000, output_tokens=100, input_spread=0.5, output_spread=2.0)
     how = {"chips": 2, "percentile": "p50", "evidence": "any"}
     found = compare("llama-3.1-8b", "hgx-h100", work, SLO, **how)
@@ -182,6 +182,7 @@ def test_unlike_evidence_is_noted(found):
     assert "nobody ran" in alone
 
 
+@pytest.mark.thorough
 def test_several_models_on_one_system(closed_forms):
     found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
     assert [one.model for one in found.standings] == ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -201,6 +202,61 @@ def test_a_sweep_that_was_ended_goes_on_from_there(tmp_path):
     assert found.answers["note"].values.tolist() == [x + 1 for x in range(20)]
     assert not Path(out + ".partial").exists()
     assert len(Path(out).read_text().splitlines()) == 21
+
+
+def test_log_with_a_torn_line_between_keeps_the_lines_after_it(tmp_path):
+    out, log, asked = str(tmp_path / "a.csv"), tmp_path / "a.csv.partial", []
+
+    def end(done, total):
+        if done == 4:
+            raise KeyboardInterrupt
+
+    def note(x):
+        asked.append(x)
+        return x
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(note, {"x": [1, 2, 3, 4, 5]}, out=out, progress=end, workers=1)
+    lines = log.read_text().splitlines(keepends=True)
+    # Two processes append at once, and one of them is killed in the middle of its line.
+    log.write_text("".join([*lines[:2], lines[2][:20], lines[3], *lines[4:]]))
+    assert sweep(note, {"x": [1, 2, 3, 4, 5]}, out=out, workers=1).answers["note"].values.tolist() == [1, 2, 3, 4, 5]
+    assert [asked.count(x) for x in (1, 2, 3, 4, 5)] == [1, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("length", [0, 1, 20])
+def test_log_with_a_torn_first_line_begins_anew(tmp_path, length):
+    out, log = str(tmp_path / "a.csv"), tmp_path / "a.csv.partial"
+
+    def end(done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(_late, {"x": [1, 2, 3]}, out=out, progress=end, workers=1)
+    log.write_text(log.read_text()[:length])
+    assert sweep(_late, {"x": [1, 2, 3]}, out=out, workers=1).answers["sum"].values.tolist() == [2, 3, 4]
+    assert not log.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+def test_full_disk_during_a_sweep_stops_it_and_keeps_the_answers_before(tmp_path):
+    import resource
+
+    out, seen = str(tmp_path / "a.csv"), []
+    axes = {"x": list(range(30))}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (900, before[1]))
+    try:
+        with pytest.raises(DataFileError, match="cannot be written: File too large"):
+            sweep(_late, axes, out=out, progress=lambda done, total: seen.append(done), workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not Path(out).exists()
+    again = []
+    found = sweep(_late, axes, out=out, progress=lambda done, total: again.append(done), workers=1)
+    assert 3 <= seen[-1] == again[0] < 30
+    assert found.answers["sum"].values.tolist() == [x + 1 for x in range(30)]
 
 
 def test_the_beginning_of_another_sweep_is_not_taken(tmp_path):

@@ -64,6 +64,7 @@ def test_likelihood_is_that_of_the_whole_matrix_with_its_slopes():
     np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_estimate_recovers_variances_that_made_the_errors():
     errors = synthetic(engines=3, models=4, groups=3, curves=3, runs=8)
     target = np.random.default_rng(5).multivariate_normal(np.zeros(len(errors.load)), dense(errors, LOGS))

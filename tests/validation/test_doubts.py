@@ -97,6 +97,7 @@ def test_a_model_without_layers_that_draft_is_never_like_a_drafted_run():
     assert reasons(as_measured(rows, 0.6)) == [""] * len(CLIENTS)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the measured runs are not beside this checkout")
 def test_the_runs_that_were_matched_to_drafted_ones_are_found():
     """Of 67 runs of DeepSeek-R1 that match drafted ones or are of their version, 43 and more; of its others none."""

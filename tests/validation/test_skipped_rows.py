@@ -54,6 +54,7 @@ def test_validate_label_of_a_collection_has_no_effect_and_a_misspelt_part_is_ref
         validate(written(tmp_path / "b.csv", plain(part="trt_mx", tpot_s="0.01")))
 
 
+@pytest.mark.thorough
 def test_validate_one_bad_row_of_a_thousand_keeps_the_others(tmp_path):
     rows = [plain(id=str(i), tpot_s="0.01", concurrency=str(i % 64 + 1), ttft_s="") for i in range(1000)]
     path = written(tmp_path / "runs.csv", *rows[:500], rows[500] | {"tp": "x"}, *rows[501:])

@@ -26,7 +26,8 @@ from steptime.web.page_export import along, grid
 from steptime.web.server import Limits
 
 BOARDS = sorted(load_boards())
-CLIENT = TestClient(app_for(hosts=("*",)))
+# A busy machine answers the same, later.
+CLIENT = TestClient(app_for(hosts=("*",), limits=Limits(seconds=300)))
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
     "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 131072,
@@ -278,7 +279,7 @@ def check(answer):
             assert len(detail["msg"]) < 2000
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(data=some.data())
 def test_odd_bodies_and_queries_are_answered_or_refused(data):
     name = data.draw(some.sampled_from(BOARDS))

@@ -19,6 +19,7 @@ def ask(**given):
     return CLIENT.post("/api/boards/compare", json=GIVEN | given)
 
 
+@pytest.mark.thorough
 def test_numbers_are_those_of_a_comparison(monkeypatch, closed_forms):
     # What would reverse the order is not on the board.
     monkeypatch.setattr("steptime.sweeps.ranking.flips", lambda *_: ())

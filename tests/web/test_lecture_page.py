@@ -72,8 +72,9 @@ def arguments_of(name: str, count: int, random: np.random.Generator) -> dict[str
 
 
 @needs_node
-def test_javascript_equals_python_on_ten_thousand_points_of_every_closed_form():
-    random, points = np.random.default_rng(5), 10_000
+@pytest.mark.parametrize("points", [1000, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_javascript_equals_python_on_many_points_of_every_closed_form(points):
+    random = np.random.default_rng(5)
     drawn = {name: arguments_of(name, points, random) for name in javascript_forms()}
     script = forms_script() + (
         "const all=JSON.parse(require('fs').readFileSync(0,'utf8')), out={};"

@@ -22,6 +22,7 @@ def test_its_curves_are_those_of_the_ciphers():
     assert rounds["aes"][10:] == [None] * 6
 
 
+@pytest.mark.thorough
 def test_plain_layers_keep_all_of_each_and_reversible_ones_the_same_at_any_depth():
     depths = client.post(ROUTE, json={"tokens": 1024, "width": 1024, "activation_ratio": 10}).json()["tables"]["depths"]
     stream = 1024 * 1024 * 2

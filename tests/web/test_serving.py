@@ -119,7 +119,7 @@ def test_worker_that_is_killed_is_reaped_and_replaced(server):
     assert "another takes its place" in server.log.read_text()
 
 
-@pytest.mark.parametrize("board", ["frozen", "spinning"])
+@pytest.mark.parametrize("board", ["frozen", pytest.param("spinning", marks=pytest.mark.thorough)])
 def test_worker_with_work_that_never_ends_is_replaced(server, board):
     before = server.children()
     statuses = []

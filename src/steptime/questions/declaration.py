@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from datetime import date
 from functools import cache, partial
+from numbers import Real
+from os import PathLike
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -43,7 +46,7 @@ class Input:
         kind: COUNT (8192, 8k), NUMBER, TEXT (a name), RENT (a kind, or USD per chip-hour), SWITCH or TEXTS (a list).
         broadcasts: Whether the value may be an array.
         separate: Whether a sweep evaluates the values of an axis one by one, because some of them may be illegal.
-        bare: Whether a number without a unit is in `unit`.
+        bare: Whether a number without a unit is in `unit`; of a text, whether it may be a number.
         default: Value if the user gives none; None: see `default_words`.
         default_words: The default in words.
         required: Whether there is no default.
@@ -354,6 +357,61 @@ def read_value(name: str, value: Any, declared: Input) -> Any:
     if declared.choices and value not in declared.choices:
         raise UnknownName(name, value, declared.choices, f"Known: {', '.join(declared.choices)}.")
     return value
+
+
+def check_type(name: str, value: Any, declared: Input, *, arrays: bool = True) -> None:
+    """Raise an error for a value whose type no input of this kind takes.
+
+    A text may be an object of steptime in place of a name, a path or a date.
+
+    Args:
+        name: Name of the input, for messages.
+        value: Value that the caller gives; None counts as not given.
+        declared: Declaration of the input.
+        arrays: Whether the question takes arrays.
+
+    Raises:
+        RangeError: If the type is wrong.
+
+    >>> check_type("weights", 8, Input(kind=TEXT))
+    Traceback (most recent call last):
+    ...
+    steptime.errors.RangeError: weights: must be a text, got 8
+    """
+    if declared.kind in (COUNT, NUMBER):
+        takes_arrays = arrays and declared.broadcasts
+        if not (_is_number(value) or (takes_arrays and _is_array(value))):
+            expected = "a number, or an array of numbers" if takes_arrays else "one number"
+            raise RangeError(f"{name}: must be {expected}, got {short_repr(value)}")
+    # The fields of a config may stand in place of a model.
+    elif declared.kind != SWITCH and not (name == "model" and isinstance(value, Mapping)):
+        is_list = declared.kind == TEXTS and isinstance(value, list | tuple)
+        for item in value if is_list else (value,):
+            if not _is_text(item, numbers=declared.bare or declared.kind == RENT):
+                expected = "a text or a list of texts" if declared.kind == TEXTS else "a text"
+                raise RangeError(f"{name}: must be {expected}, got {short_repr(value)}")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, a text of one, or None; texts are read later."""
+    is_scalar = isinstance(value, np.ndarray) and value.ndim == 0
+    return value is None or is_scalar or (isinstance(value, str | Real) and not isinstance(value, bool))
+
+
+def _is_array(value: Any) -> bool:
+    if not isinstance(value, list | tuple | np.ndarray):
+        return False
+    try:
+        return np.asarray(value).size > 0
+    except ValueError:
+        return False
+
+
+def _is_text(value: Any, *, numbers: bool) -> bool:
+    if isinstance(value, Real):
+        return numbers and not isinstance(value, bool)
+    is_object = type(value).__module__.partition(".")[0] == "steptime"
+    return value is None or is_object or isinstance(value, str | PathLike | date)
 
 
 def _read_number(name: str, value: Any, declared: Input) -> Any:

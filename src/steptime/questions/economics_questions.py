@@ -55,7 +55,9 @@ class BudgetInputs:
         "target: the lowest loss for a lifetime budget of FLOP, such as 1e26; serving and RL count in training FLOP",
         group=AIM_GROUP,
     )
-    usd: Any = text(None, "target: the lowest loss for a lifetime budget in USD, such as 100M", group=AIM_GROUP, metavar="USD")
+    usd: Any = text(
+        None, "target: the lowest loss for a lifetime budget in USD, such as 100M", group=AIM_GROUP, metavar="USD", bare=True
+    )
     tokens_served: str = text(
         "0",
         "input and output tokens served: a rate such as 50M/s, or a total such as 200T",
@@ -384,6 +386,7 @@ class PricesInputs:
         "chips of each plan: a number, or usual for the default of plan and compare (8 for an HGX node)",
         group=REQUEST_GROUP,
         metavar="N",
+        bare=True,
         default_words="64, or one scale-up domain if larger",
     )
     evidence: str = text(SOLD_EVIDENCE, EVIDENCE_HELP, choices=EVIDENCE, group=REQUEST_GROUP)

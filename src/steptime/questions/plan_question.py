@@ -180,7 +180,7 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
     )  # fmt: skip
     drafts: Any = text(
         None, "speculative tokens per step, 0 to 8, or auto for the best number",
-        group=DEPLOYMENT_GROUP, metavar="N", default_words="none",
+        group=DEPLOYMENT_GROUP, metavar="N", bare=True, default_words="none",
     )  # fmt: skip
     acceptance: Any = number(
         None, "acceptance length: output tokens per step with speculative decoding, from 1 to drafts + 1",
@@ -216,13 +216,14 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
     spare: Any = count(0, "further replicas of that fleet", minimum=0, maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP)
     power_cap: Any = text(
         None, "power of all hosts, such as 1MW: without a rate, sizes the largest fleet within it", group=DEPLOYMENT_GROUP,
-        metavar="POWER", default_words="no cap",
+        metavar="POWER", bare=True, default_words="no cap",
     )  # fmt: skip
     electricity: Any = text(
         None,
         "price of electricity in USD per kWh, such as 0.08/kWh; its cost is shown, and not added to the rent",
         group=DEPLOYMENT_GROUP,
         metavar="PRICE",
+        bare=True,
         default_words="electricity is not priced",
     )
     carbon: Any = text(
@@ -230,6 +231,7 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
         "CO2 of the grid: a number in g/kWh, or a grid such as us, germany, france, china or world",
         group=DEPLOYMENT_GROUP,
         metavar="GRID",
+        bare=True,
         default_words="no CO2 is counted",
     )
 

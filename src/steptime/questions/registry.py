@@ -11,7 +11,18 @@ from typing import Any, Final, get_type_hints
 from steptime import blackboard
 from steptime.errors import InputError, UnknownName, expect
 from steptime.number_checks import Number
-from steptime.questions.declaration import COUNT, NUMBER, TEXT, Answer, Input, Question, listed
+from steptime.questions.declaration import (
+    COUNT,
+    NUMBER,
+    TEXT,
+    Answer,
+    Input,
+    Question,
+    check_type,
+    is_figure,
+    listed,
+    read_value,
+)
 from steptime.questions.subject import settable_figures
 
 # Units of the inputs of closed forms, by name. An input that is missing here is a count, a ratio or a share.
@@ -282,8 +293,12 @@ def ask(question: str, **values: Any) -> Mapping[str, Any]:
     # A wrong name is reported before any work, with the nearest name.
     declaration = find_question(question)
     missing = [name for name in declaration.needs if values.get(name) is None]
-    for name in values:
-        find_input(declaration, name, values)
+    for name, value in values.items():
+        declared = find_input(declaration, name, values)
+        check_type(name, value, declared, arrays=declaration.vectorised)
+        # Figures of the machine have units of their own.
+        if isinstance(value, str) and declared.kind in (COUNT, NUMBER) and not is_figure(name):
+            values[name] = read_value(name, value, declared)
     if missing:
         raise InputError(f"{question} needs {listed(missing)}")
 

@@ -28,6 +28,7 @@ class SessionInputs:
         "are then the new tokens of a turn, and a rate counts turns",
         group=REQUESTS_GROUP,
         metavar="KIND",
+        bare=True,
         default_words="each request stands alone",
     )
     think_time: Any = number(

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from steptime.errors import RangeError, UnitError
+from steptime.errors import RangeError, UnitError, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model, resolve_model
@@ -96,11 +96,15 @@ class TrainInputs(ModelOnSystem):
         None, "layers per pipeline chunk: pp x vpp counts such as 7,8x14,7", group=LAYOUT_GROUP, metavar="COUNTS",
         default_words="evenly divided",
     )  # fmt: skip
-    tokens: Any = text(None, "training tokens of the run, such as 15T: adds its duration, rent and goodput", group=RUN_GROUP)
+    tokens: Any = text(
+        None, "training tokens of the run, such as 15T: adds its duration, rent and goodput", group=RUN_GROUP, bare=True
+    )
     deadline: str | None = text(
         None, "longest duration, such as 60d: without --chips, the fewest chips that end in time", group=RUN_GROUP
     )
-    budget: Any = text(None, "largest rent in USD, such as 5M: without --chips, the fastest run within it", group=RUN_GROUP)
+    budget: Any = text(
+        None, "largest rent in USD, such as 5M: without --chips, the fastest run within it", group=RUN_GROUP, bare=True
+    )
     stage: Any = texts(
         "further training stage as TOKENS:SEQ:BATCH, such as 800B:128k:64 for long context; repeatable", group=RUN_GROUP
     )
@@ -148,13 +152,13 @@ class TrainInputs(ModelOnSystem):
         tokens = None if self.tokens is None else read_tokens("tokens", self.tokens)
         if self.ramp is not None:
             if tokens is None:
-                raise RangeError(f"ramp: needs the tokens of the run, got only {self.ramp!r}; give tokens")
+                raise RangeError(f"ramp: needs the tokens of the run, got only {short_repr(self.ramp)}; give tokens")
             parts = self.ramp.split(":")
             if len(parts) != 2:
-                raise RangeError(f"ramp: must be TOKENS:BATCH, such as 469B:3072, got {self.ramp!r}")
+                raise RangeError(f"ramp: must be TOKENS:BATCH, such as 469B:3072, got {short_repr(self.ramp)}")
             ramped, first = read_tokens("ramp", parts[0]), read_count(parts[1], "ramp")
             if ramped > tokens or first > self.batch:
-                raise RangeError(f"ramp: must have at most the tokens and the batch of the run, got {self.ramp!r}")
+                raise RangeError(f"ramp: must have at most the tokens and the batch of the run, got {short_repr(self.ramp)}")
 
             # The tokens of the ramp are part of the run, so that the main phase gets the rest.
             phases.append(Phase(tokens=ramped, seq=self.seq, batch=self.batch, first=int(first)))
@@ -185,7 +189,7 @@ class TrainInputs(ModelOnSystem):
         try:
             deadline = math.inf if self.deadline is None else parse(self.deadline, "s")
         except UnitError:
-            raise RangeError(f"deadline: must be a duration, such as 60d or 36h, got {self.deadline!r}") from None
+            raise RangeError(f"deadline: must be a duration, such as 60d or 36h, got {short_repr(self.deadline)}") from None
         budget = math.inf if self.budget is None else float(read_count(self.budget, "budget"))
         for name, value in (("deadline", deadline), ("budget", budget)):
             if value <= 0:
@@ -205,7 +209,7 @@ class TrainInputs(ModelOnSystem):
 def _stage(words: str) -> Phase:
     parts = words.split(":")
     if len(parts) != 3:
-        raise RangeError(f"stage: must be TOKENS:SEQ:BATCH, such as 800B:128k:64, got {words!r}")
+        raise RangeError(f"stage: must be TOKENS:SEQ:BATCH, such as 800B:128k:64, got {short_repr(words)}")
     seq, batch = (int(read_count(part, "stage")) for part in parts[1:])
     return Phase(tokens=read_tokens("stage", parts[0]), seq=seq, batch=batch)
 
@@ -233,7 +237,7 @@ def read_tokens(name: str, value: Any) -> float:
     try:
         tokens = float((words[:-1] if scaled else words).replace(",", "")) * (SUFFIXES[suffix] if scaled else 1.0)
     except ValueError:
-        raise RangeError(f"{name}: must be a number of tokens, such as 15T or 800B, got {words!r}") from None
+        raise RangeError(f"{name}: must be a number of tokens, such as 15T or 800B, got {short_repr(words)}") from None
     if not 0 < tokens <= 1e18:
         raise RangeError(f"{name}: must be above 0 and at most 1e18 tokens, got {words}")
     return tokens

@@ -25,7 +25,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.atomic_files import write_text_atomically
 from steptime.errors import DataFileError, InputError, RangeError, install_hint, short_repr
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.processes import can_fork, can_pickle, core_count, end_pool, hold_interrupts, process_pool
@@ -234,60 +233,72 @@ class Journal:
         self.path = Path(results + SUFFIX)
         self.done: dict[Region, RegionAnswers] = {}
         self.synced = -math.inf
-        mark = fingerprint(job)
+        header = _line({"sweep": fingerprint(job)})
         try:
-            if self.path.exists():
-                self._load(mark)
-            self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the sweep lasts
-            if self.path.stat().st_size == 0:
-                self._write({"sweep": mark})
+            text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
+            # A full disk or a power cut tore the first line: nothing is lost.
+            if text and header.startswith(text):
+                self.path.unlink()
+                text = ""
+            self._load(text, header)
+            # Without a buffer, a line is one call of the system, which other processes do not split.
+            self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - open as long as the sweep lasts
+            if not text:
+                self._write(header)
+            # A torn last line stays: other processes may append to this file too.
+            elif not text.endswith("\n"):
+                self._write("\n")
         except OSError as error:
-            raise DataFileError(self.path, f"cannot be written: {error.strerror}") from None
+            raise self._refusal(error) from None
         # Whether the file has an answer that is worth keeping.
         self.kept = bool(self.done)
 
-    def _load(self, mark: str) -> None:
-        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        try:
-            logged_mark = _parse_line(lines[0])["sweep"] if lines else mark
-        except (ValueError, KeyError, TypeError):
-            raise DataFileError(self.path, "is not a log of a sweep; remove it, or give the results another name") from None
-        if logged_mark != mark:
+    def _load(self, text: str, header: str) -> None:
+        lines = text.splitlines()
+        if lines and lines[0] != header.rstrip():
+            try:
+                _ = _parse_line(lines[0])["sweep"]
+            except (ValueError, KeyError, TypeError):
+                raise DataFileError(self.path, "is not a log of a sweep; remove it, or give the results another name") from None
             raise DataFileError(self.path, "is the log of another sweep; remove it, or give the results another name")
-        valid_lines = lines[:1]
         for line in lines[1:]:
             try:
                 record = _parse_line(line)
                 region = tuple((start, stop) for start, stop in record["region"])
             except (ValueError, KeyError, TypeError):
-                # The sweep ended while it wrote this line.
-                break
+                # A process ended while it wrote this line. Its checksum is wrong; those of later lines may be right.
+                continue
             shape = tuple(stop - start for start, stop in region)
             answers = {
                 name: np.array(values, dtype=object if any(isinstance(v, str) for v in values) else np.float64).reshape(shape)
                 for name, values in record["answers"].items()
             }
             self.done[region] = RegionAnswers(region=region, answers=answers, reason=record.get("reason", ""))
-            valid_lines.append(line)
-
-        # New lines are appended, so that a broken last line must go first.
-        if len(valid_lines) < len(lines):
-            write_text_atomically(self.path, "".join(f"{line}\n" for line in valid_lines))
 
     def note(self, region_answers: RegionAnswers) -> None:
         """Append the answers of a region to the file.
 
         Args:
             region_answers: Answers of one region.
+
+        Raises:
+            DataFileError: If the file cannot be written, for example because the disk is full.
         """
         answers = {name: values.ravel().tolist() for name, values in region_answers.answers.items()}
-        self._write({"region": region_answers.region, "answers": answers, "reason": region_answers.reason})
+        try:
+            self._write(_line({"region": region_answers.region, "answers": answers, "reason": region_answers.reason}))
+        except OSError as error:
+            raise self._refusal(error) from None
         self.kept = True
 
-    def _write(self, record: dict[str, Any]) -> None:
-        text = json.dumps(record)
-        self.file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
-        self.file.flush()
+    def _refusal(self, error: OSError) -> DataFileError:
+        return DataFileError(self.path, f"cannot be written: {error.strerror}")
+
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        # A disk that gets full takes a part of a line, and refuses the next call.
+        while data:
+            data = data[self.file.write(data) :]
         # A power cut costs one second of work; a sync of every line would cost more than a short point.
         if time.monotonic() - self.synced >= SYNC_INTERVAL:
             os.fsync(self.file.fileno())
@@ -305,6 +316,12 @@ class Journal:
         self.file.close()
         if not stopped:
             self.path.unlink(missing_ok=True)
+
+
+def _line(record: dict[str, Any]) -> str:
+    """Return a record as a line with its checksum."""
+    text = json.dumps(record)
+    return f"{zlib.crc32(text.encode()):08x} {text}\n"
 
 
 def _parse_line(line: str) -> dict[str, Any]:

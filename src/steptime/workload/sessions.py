@@ -103,7 +103,7 @@ def read_turns(value: Any) -> Sessions | float:
         return PRESETS[value]
     try:
         turns = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UnknownName(
             "kind of sessions", value, PRESETS, f"Known: {', '.join(PRESETS)}; a mean number of turns works too."
         ) from None
