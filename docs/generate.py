@@ -63,6 +63,7 @@ from steptime.models.model import (
     total_parameters,
 )
 from steptime.physics.chip_memory import Memory
+from steptime.planning.model_fleet import ModelFleet
 from steptime.planning.plan_result import Plan
 from steptime.pricing.price_inversion import PriceReading
 from steptime.pricing.price_history import PriceHistory
@@ -76,6 +77,7 @@ from steptime.reversible.avalanche import Mixing
 from steptime.reversible.sboxes import SboxCard
 from steptime.reversible.stack_results import Stacks
 from steptime.simulation.simulation_result import Simulation
+from steptime.simulation.step_predictor import StepPredictor
 from steptime.simulation.max_rate import HighestRate
 from steptime.planning.plan_replay import Replay
 from steptime.sweeps.context_limit import ContextWalls
@@ -103,6 +105,8 @@ ANSWERS: dict[type, str] = {
     "`simulated`, a [Replay](#replay); if no rate meets the limits, `feasible` is false and `reason` has the reason. "
     "With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
     "of its `passes` (as in a step), `model_source`, and `sources` of the machine's figures.",
+    ModelFleet: "`steptime fleet`, `st.plan_fleet`.",
+    StepPredictor: "`steptime predictor`, `st.compile_predictor`.",
     Ranking: "`steptime compare`, `st.compare`.",
     Market: "`steptime prices MODEL`, `st.survey_prices`.",
     PriceReading: "`steptime prices SELLER/MODEL --read` and `--list FILE.toml`, `st.read_prices`.",

@@ -104,7 +104,8 @@ def test_a_name_that_is_unknown_has_its_nearest(name):
 def test_every_public_function_that_takes_a_model_takes_a_name():
     takes = [name for name in dir(st) if isfunction(getattr(st, name)) and "model" in signature(getattr(st, name)).parameters]
     mine = {
-        "compare_self_hosting", "context_walls", "design", "image_cost", "plan", "plan_sessions", "propose_prices", "replay",
+        "compare_self_hosting", "compile_predictor", "context_walls", "design", "image_cost", "plan", "plan_sessions",
+        "propose_prices", "replay",
         "rl_step",
         "roofline", "simulate",
         "survey_prices", "train", "training_step", "with_images", "with_techniques",

@@ -136,6 +136,17 @@ def watched():
     return watcher.compare(second, window_between(first, second))
 
 
+def fleet():
+    from steptime.planning.model_fleet import FleetChoice, FleetModel, FleetSystem, ModelFleet
+
+    choice = FleetChoice(model="a", system="hgx-h100", deployments=2, chips=2, layout="one chip", rate=20.0, usd_per_hour=4.0)
+    return ModelFleet(
+        feasible=True, usd_per_hour=4.0, choices=(choice,), chips_in_use=(2,),
+        models=(FleetModel(name="a", rate=15.0, workload=WORK, slo=st.Slo(speed=30)),),
+        systems=(FleetSystem(name="hgx-h100", chips=8, usd_per_chip_hour=2.0),),
+    )  # fmt: skip
+
+
 STEP = {"batch": np.array([1, 64]), "context": 4096}
 MAKE = {
     "plan": lambda: st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=0.02, ttft=1)),
@@ -207,6 +218,8 @@ MAKE = {
     "config": lambda: config_card(load_config_fields("llama-3.1-8b")),
     "context walls": lambda: st.context_walls("llama-3.1-8b", "hgx-h100", techniques=["kv=fp8"], chips=1),
     "anchor": lambda: st.load_anchor([RUN]).anchors[0],
+    "fleet": fleet,
+    "predictor": lambda: st.compile_predictor("llama-3.1-8b", "hgx-h100", max_batch=8, max_tokens=64, max_context=512),
 }
 
 LONG = {"machine budget", "mixing", "plan", "price proposal", "prices", "ranking", "refit", "replay"}

@@ -28,6 +28,8 @@ from steptime.physics.step import (
     prefill_step as prefill_step,
 )
 from steptime.physics.uncertainty import step_range as step_range
+from steptime.planning.model_fleet import plan_fleet as plan_fleet
+from steptime.planning.model_fleet import read_fleet as read_fleet
 from steptime.planning.plan_replay import replay as replay
 from steptime.planning.plan_result import Plan as Plan
 from steptime.planning.planner import plan as plan
@@ -57,6 +59,7 @@ from steptime.scaling.sizing_on_system import Serving as Serving
 from steptime.simulation.scheduling_policy import Policy as Policy
 from steptime.simulation.simulation_result import Simulation as Simulation
 from steptime.simulation.simulator import simulate as simulate
+from steptime.simulation.step_predictor import compile_predictor as compile_predictor
 from steptime.sweeps.context_limit import context_walls as context_walls
 from steptime.sweeps.design import design as design
 from steptime.sweeps.point_grid import in_blocks as in_blocks

@@ -17,10 +17,11 @@ RANGES = {
             (
                 "memory_efficiency", "narrow_efficiency", "compute_efficiency",
                 "network_efficiency",
-                "fp4_efficiency", "block_efficiency",
+                "fp4_efficiency", "block_efficiency", "integer_efficiency",
             ),
             PEAK,
         ),
+        "timed_kernels": (0, 1),
         "unpack_rate": (1e9, math.inf),
         "latent_contexts": (1, math.inf),
         "attention_time": (0, 10),
@@ -42,7 +43,8 @@ RANGES = {
     | {"top_p_share": (0, 1)},
     "experts": {
         "expert_skew": (0, 10), "expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_time": (0, 10),
-        "expert_call": (0, 4), "unmeasured_expert_time": (0.1, 10),
+        "expert_call": (0, 4), "unmeasured_expert_time": (0.1, 10), "expert_tile_rows": (0, 1024),
+        "expert_tile_share": (0, 1), "seconds_per_sort": SECOND,
     },
     "scheduler": {
         "step_tokens": (0, 1e7), "prefill_first": (0, 1), "two_batch": (0, 2), "seconds_per_request": (0, 100),
@@ -115,7 +117,7 @@ def test_every_step_reads_the_others():
 
 UNITS = {
     "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK}
-    | {"activation_traffic", "memory_share", "expert_call", "top_p_share"},
+    | {"activation_traffic", "memory_share", "expert_call", "top_p_share", "expert_tile_share"},
     "exponent": {"chip_departure"},
     "": {"roofline_norm", "expert_skew"},
     "weights/s": {"unpack_rate"},
@@ -130,7 +132,8 @@ UNITS = {
     },
     "shape": {"expert_evenness"},
     "tokens": {"step_tokens"},
-    "0 or 1": {"prefill_first", "small_kv"},
+    "rows": {"expert_tile_rows"},
+    "0 or 1": {"prefill_first", "small_kv", "timed_kernels"},
     "0, 1 or 2": {"two_batch"},
     "decode steps": {"steps_before_answer", "steps_to_balance"},
     "B": {"reserved_bytes", "collective_bytes", "sampling_bytes", "fill_bytes"},
@@ -150,4 +153,4 @@ def test_units_of_constants():
     for name, told in DESCRIPTIONS.items():
         found.setdefault(told["unit"], set()).add(name)
     layers = {name for name in RANGES["overheads"] if name.endswith("_layer")}
-    assert found == UNITS | {"s per layer": layers}
+    assert found == UNITS | {"s per layer": {*layers, "seconds_per_sort"}}

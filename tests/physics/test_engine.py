@@ -50,7 +50,8 @@ def test_a_file_that_changed_is_read_again(tmp_path):
 NEUTRAL = {
     1.0: (
         "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_call", "unmeasured_expert_time",
-        "network_efficiency", "first_token_factor", "memory_share", "fp4_efficiency", "block_efficiency",
+        "network_efficiency", "first_token_factor", "memory_share", "fp4_efficiency", "block_efficiency", "integer_efficiency",
+        "timed_kernels", "expert_tile_share",
     ),
     0.0: (
         "chip_departure", "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
@@ -58,8 +59,9 @@ NEUTRAL = {
         "seconds_per_collective", "seconds_per_step", "seconds_per_request", "seconds_before_queue",
         "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance", "seconds_per_sequence", "seconds_to_start",
         "activation_traffic", "fill_bytes", "expert_time", "attention_time", "exchange_time", "prefill_first", "small_kv",
-        "reserved_bytes", "collective_bytes", "sampling_bytes", "expert_imbalance", "expert_skew", "top_p_share", "top_p_seconds_per_entry",
-        "top_p_seconds_per_sequence", "top_p_seconds_per_step",
+        "reserved_bytes", "collective_bytes", "sampling_bytes", "expert_imbalance", "expert_skew", "top_p_share",
+        "top_p_seconds_per_entry", "top_p_seconds_per_sequence", "top_p_seconds_per_step", "expert_tile_rows",
+        "seconds_per_sort",
     ),
     math.inf: ("roofline_norm", "expert_evenness", "unpack_rate", "latent_contexts"),
     2.0: ("two_batch",),

@@ -119,6 +119,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "web": ("web", "web --port 9000 --no-browser", "web --export lecture.html", "web --export site/"),
     "mcp": ("mcp", "mcp --http 8422"),
+    "fleet": ("fleet fleet.toml", "fleet fleet.toml --budget 120", "fleet fleet.yaml --json"),
+    "predictor": (
+        "predictor llama-3.1-8b hgx-h100 --json",
+        "predictor qwen3-30b-a3b hgx-h200 --tp 2 --max-batch 64 --json",
+        "predictor gpt-oss-20b dgx-spark --engine llama.cpp --weights q8_0 --experts mxfp4 --max-batch 32 --json",
+    ),
     "models": (
         "models deepseek-v3",
         "models --like qwen3",
@@ -180,6 +186,8 @@ SUMMARIES: dict[str, str] = {
     "context": "Find the longest context for a speed and a price, and what compressing the cache changes.",
     "web": "Open the lecture as an interactive page, with a workbench; or write it to one HTML file.",
     "mcp": "Serve the questions as tools of an assistant (Model Context Protocol).",
+    "fleet": "Place several models with their rates on a stock of chips: the cheapest deployments, or why there are none.",
+    "predictor": "Compile step times into a table that answers in microseconds, for simulators of engines; serve it locally.",
     "models": "List the models, compare some, or show one.",
     "systems": "List the systems, or show one: rates, links, rent, and the source of each figure.",
     "engines": "List the serving engines and the training stacks, or show the constants of one.",

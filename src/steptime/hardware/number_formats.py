@@ -104,10 +104,25 @@ GGML: Final[dict[str, tuple[int, int]]] = {
 
 Kernels unpack them and multiply in 16 bits. MXFP4 in GGUF is the MXFP4 of OCP, and NVFP4 has the bytes of `nvfp4`.
 """
+GGUF_MIXTURES: Final[dict[str, float]] = {
+    "iq2_m": 2.9294, "q3_k_s": 3.6429, "iq3_m": 3.7628, "q3_k_m": 3.91, "q3_k_l": 4.2979, "q4_k_s": 4.6672,
+    "q4_k_m": 4.8944, "q5_k_s": 5.5704, "q5_k_m": 5.7036,
+}  # fmt: skip
+"""Bits per weight of GGUF files that mix types, with scales, embeddings and head.
+
+Llama-3.1-8B (github.com/ggml-org/llama.cpp, tools/quantize/README.md); q3_k_m: Llama-2-7B, an earlier version of that page.
+"""
+# Marks formats of GGUF files, which an engine may multiply in blocks of int8. No chip has a rate of this name.
+GGUF: Final = "gguf"
 FORMATS_OF_GGML: Final = {
-    name: Format(name=name, bytes=size / values, arithmetic=("fp16", "bf16", "tf32", "fp32"))
-    for name, (values, size) in GGML.items()
+    name: Format(name=name, bytes=stored_bytes, arithmetic=("fp16", "bf16", "tf32", "fp32", GGUF))
+    for name, stored_bytes in (
+        *((name, size / values) for name, (values, size) in GGML.items()),
+        *((name, bits / 8) for name, bits in GGUF_MIXTURES.items()),
+    )
 }
+# Type of the head in GGUF files whose other weights have fewer bits (llama-quant.cpp of llama.cpp).
+GGUF_HEAD: Final = "q6_k"
 
 
 def packed_bytes(packing: Packing, inputs: int, outputs: int) -> int:
@@ -169,7 +184,7 @@ def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: floa
     if key in FORMATS_OF_GGML:
         return FORMATS_OF_GGML[key]
     if key not in FORMATS:
-        known_formats = ", ".join(FORMATS) + ", and types of GGUF files such as q4_k."
+        known_formats = ", ".join(FORMATS) + ", and types of GGUF files such as q4_k_m or q8_0."
         raise UnknownName("number format", name, [*FORMATS, *ALIASES, *FORMATS_OF_GGML], f"Known: {known_formats}")
     base = FORMATS[key]
     if values_per_scale <= 0:

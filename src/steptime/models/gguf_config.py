@@ -42,6 +42,9 @@ INSIDE: Final = {
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }  # fmt: skip
 
+# Architectures of image and video models (city96/ComfyUI-GGUF, tools/convert.py).
+DIFFUSION = ("flux", "sd1", "sd3", "sdxl", "aura", "hidream", "cosmos", "ltxv", "hyvid", "wan", "lumina2", "qwen_image")
+
 
 def named_here(module: str) -> str:
     """Return the name of a GGUF module in steptime.
@@ -357,6 +360,9 @@ def _meta(path: Path) -> tuple[Meta, int]:
     if not isinstance(architecture, str) or not architecture:
         problem = "is missing" if architecture is None else f"must be a text, got {short_repr(architecture)}"
         raise DataFileError(path, f"general.architecture {problem}")
+    if architecture in DIFFUSION:
+        problem = f"general.architecture is {short_repr(architecture)}: a diffusion model, which denoises images or video"
+        raise DataFileError(path, f"{problem}; steptime has models that generate tokens (`steptime models` lists them)")
     if architecture not in ARCHITECTURES:
         hint = f"Known: {', '.join(sorted(ARCHITECTURES))}. A config.json of the same model works instead."
         raise UnknownName("architecture of a GGUF file", architecture, ARCHITECTURES, hint)

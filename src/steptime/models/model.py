@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from steptime.hardware.number_formats import Format, number_format
+from steptime.hardware.number_formats import GGUF, GGUF_HEAD, Format, number_format
 from steptime.number_checks import Number
 from steptime.result_base import Result
 from steptime.units import show
@@ -604,8 +604,8 @@ quantizes its output projections; this is not modelled here.
 def with_formats(model: Model, *, weights: Format | None = None, experts: Format | None = None) -> Model:
     """Return a model with its weights in other number formats.
 
-    Embeddings, head, norms and routers keep their format, as in engines. If `weights` is in `WIDE_ATTENTION` and the model
-    has experts, projections of attention are in bf16.
+    Embeddings, head, norms and routers keep their format, as in engines. GGUF files also quantize embeddings and head. If
+    `weights` is in `WIDE_ATTENTION` and the model has experts, projections of attention are in bf16.
 
     Args:
         model: The model.
@@ -630,7 +630,12 @@ def with_formats(model: Model, *, weights: Format | None = None, experts: Format
     def changed(layers: Kinds) -> Kinds:
         return tuple((replace(layer, ops=tuple(stored(op) for op in layer.ops)), n) for layer, n in layers)
 
-    return replace(model, layers=changed(model.layers), draft=changed(model.draft))
+    stem = model.stem
+    if weights is not None and weights.arithmetic[-1] == GGUF:
+        head = max(weights, number_format(GGUF_HEAD), key=lambda format: format.bytes)
+        tables = {"lookup": weights, "outputs": head}
+        stem = tuple(replace(op, format=tables[op.rows]) if op.rows in tables else op for op in stem)
+    return replace(model, layers=changed(model.layers), draft=changed(model.draft), stem=stem)
 
 
 def stored_formats(model: Model) -> tuple[str, str]:

@@ -38,6 +38,7 @@ ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
 # Hugging Face ids: owner and model.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+NO_DIFFUSION = "steptime has models that generate tokens (`steptime models` lists them)"
 # Prefix of a name: read the model from the code of transformers.
 CODE = "transformers:"
 # Names of the longest context in configs.
@@ -186,6 +187,9 @@ def model_kind(c: Config) -> str:
             return kind
 
     families = known_families()
+    if not kinds and ("_diffusers_version" in c.fields or "_class_name" in c.fields):
+        kind = short_repr(c.fields.get("_class_name", "diffusers"))
+        raise c.error("_class_name", f"is {kind}: a diffusion model, which denoises images or video; {NO_DIFFUSION}")
     if not kinds:
         raise c.error("model_type", "is missing or not a text; it selects the family; known: " + ", ".join(sorted(families)))
 

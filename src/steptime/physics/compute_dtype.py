@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from steptime.errors import short_repr
-from steptime.hardware.number_formats import FORMATS, number_format
+from steptime.hardware.number_formats import FORMATS, GGUF, number_format
 
 WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL = "weights", "latent decode", "latent prefill", "decode", "prefill"
 KINDS: Final = (WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL)
 CHIPS: Final = ("any", "with fp4", "without fp4")
-# The best arithmetic of each format.
-STORED: Final = tuple(dict.fromkeys(dtype.arithmetic[0] for dtype in FORMATS.values()))
+# The best arithmetic of each format, and the mark of formats of GGUF files.
+STORED: Final = (*dict.fromkeys(dtype.arithmetic[0] for dtype in FORMATS.values()), GGUF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Computed:
 
     operation: "weights", or attention over a cache ("decode", "prefill"; for MLA "latent decode" and "latent
     prefill").
-    stored: The first arithmetic of the stored format (fp8, fp4).
+    stored: The first arithmetic of the stored format (fp8, fp4), or gguf for formats of GGUF files.
     computed: The format in which the products run.
     chips: "with fp4", "without fp4" (4-bit arithmetic) or "any".
     source: Where the rule was found.
@@ -57,9 +57,29 @@ def select_compute_dtype(
     """
     kind = "with fp4" if "fp4" in peak else "without fp4"
     for rule in rules:
-        if rule.operation == operation and rule.stored == stored[0] and rule.chips in ("any", kind):
+        is_stored = rule.stored == stored[0] or rule.stored == stored[-1] == GGUF
+        if rule.operation == operation and is_stored and rule.chips in ("any", kind):
             return number_format(rule.computed).arithmetic
     return stored
+
+
+def has_rule(rules: Iterable[Computed], format_name: str) -> bool:
+    """Whether an engine multiplies weights of a format in an arithmetic of its choice on every chip.
+
+    Args:
+        rules: Rules of the engine.
+        format_name: Name of the format; "" for none.
+
+    Returns:
+        True or false.
+
+    >>> has_rule((Computed(operation="weights", stored="fp6", computed="int8"),), "mxfp4")
+    True
+    """
+    if not format_name:
+        return False
+    stored = number_format(format_name).arithmetic
+    return any(rule.operation == WEIGHTS and rule.chips == "any" and rule.stored in (stored[0], stored[-1]) for rule in rules)
 
 
 def read_rules(entries: object) -> tuple[Computed, ...]:

@@ -65,6 +65,13 @@ class Kernels:
         1.0,
         "factor on compute_efficiency for 8-bit GEMMs with block scales, on chips with 4-bit arithmetic",
     )
+    integer_efficiency: Number = _share(1.0, "factor on compute_efficiency for GEMMs in int8, whose blocks have scales")
+    timed_kernels: Number = constant(
+        1.0,
+        "1: experts and attention as kernels timed alone; 0: with the shares of dense GEMMs",
+        unit="0 or 1",
+        maximum=1.0,
+    )
     attention_time: Number = constant(
         0.0, "factor on the time of attention kernels; 0: the chip's rates", unit="factor", maximum=10.0
     )
@@ -159,6 +166,15 @@ class Experts:
     )
     expert_call: Number = constant(
         1.0, "share of the fixed time of a call of these kernels that remains in whole runs", unit="share", maximum=4.0
+    )
+    seconds_per_sort: Number = _seconds(
+        "time to sort the tokens of a layer by expert, without timed kernels; a single token needs none", unit="s per layer"
+    )
+    expert_tile_share: Number = constant(
+        1.0, "rows of such a tile, as a share of the tokens of the step", unit="share", maximum=1.0
+    )
+    expert_tile_rows: Number = constant(
+        0.0, "rows of a tile to which a kernel pads each expert, without timed kernels", unit="rows", maximum=1024.0
     )
     unmeasured_expert_time: Number = constant(
         1.0,

@@ -21,6 +21,7 @@ from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.compute_dtype import Computed
 from steptime.physics.layout import shard_count
 from steptime.physics.op_work import (
+    INTEGER,
     NARROW,
     ROW_BYTES,
     SECOND,
@@ -52,7 +53,7 @@ class Products:
     second: Whether chips divide the sums (the inner dimension).
     narrow: Whether the weights cost bandwidth to unpack.
     unpacked: Bytes per weight that the chip itself unpacks; infinite where it does not.
-    four, blocked: Whether the product runs in 4 bits, and in 8 bits with block scales.
+    four, blocked, integer: Whether the product runs in 4 bits, in 8 bits with block scales, and in int8.
     logits: Whether the product runs only on rows with logits.
     """
 
@@ -71,6 +72,7 @@ class Products:
     unpacked: Array
     four: Array
     blocked: Array
+    integer: Array
     logits: Array
 
     def parts(self, largest: int) -> Iterator[Products]:
@@ -186,6 +188,7 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
         unpacked=column(unpacked(op, kind) for (op, _), kind in zip(ops, kinds, strict=True)),
         four=column(kind in four_bits(vendor) and kind in peak for kind in kinds),
         blocked=column(kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)),
+        integer=column(kind == INTEGER and kind in peak for kind in kinds),
         logits=column(op.rows == "outputs" for op, _ in ops),
     )
 
@@ -208,7 +211,7 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     shards = [*map(partial(shard_count, chips=context.layout.group), products.splits)]
     constants = (
         kernels.fp4_efficiency, kernels.block_efficiency, kernels.fill_bytes, kernels.narrow_efficiency, kernels.unpack_rate,
-        kernels.activation_traffic, kernels.roofline_norm,
+        kernels.activation_traffic, kernels.roofline_norm, kernels.integer_efficiency,
     )  # fmt: skip
     axes = max(
         map(_axes, (context.rows, context.logits, context.compute, context.memory, bandwidth, *constants, *peaks, *shards))
@@ -237,6 +240,8 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
         efficiency = np.where(column(products.four), efficiency * kernels.fp4_efficiency, efficiency)
     if has_nonzero(products.blocked):
         efficiency = np.where(column(products.blocked), efficiency * kernels.block_efficiency, efficiency)
+    if has_nonzero(products.integer) and np.any(np.asarray(kernels.integer_efficiency) != 1):
+        efficiency = np.where(column(products.integer), efficiency * kernels.integer_efficiency, efficiency)
     # Short sums spend a larger share of their time in fill and drain.
     if context.fills:
         sums = np.where(column(products.second), sharing, 1.0) * column(products.short)

@@ -52,6 +52,7 @@ from steptime.physics.layout import Layout, exchanges_experts
 AMD: Final = "AMD"
 # Arithmetic of nvfp4, of mxfp4, and of weights that a chip converts to 16 bits.
 FOUR, SIX, SIXTEEN = "fp4", "fp6", "bf16"
+INTEGER: Final = "int8"
 
 
 def four_bits(vendor: str) -> tuple[str, ...]:
@@ -389,11 +390,30 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
     experts, chip, stored = context.engine.experts, context.system.chip, stored_kind(op.format)
     if not has_nonzero(experts.expert_time):
         return IDEAL_KERNEL, 1.0
+    if not has_nonzero(context.engine.kernels.timed_kernels):
+        return _dense_shares(op, context), experts.expert_time
     factor = experts.expert_time * expert_factor(
         context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time
     )
     exchanges = exchanges_experts(context.layout)
     return select_kernel(chip.generation, stored, has_fp4=FOUR in chip.peak, exchanges=exchanges), factor
+
+
+def _dense_shares(op: Op, context: Pass) -> ExpertKernel:
+    """Return kernels of routed experts with the shares of dense products, for an engine whose kernels were not timed alone.
+
+    A single token is a product of a matrix and a vector, without tiles.
+    """
+    kernels, experts, chip = context.engine.kernels, context.engine.experts, context.system.chip
+    kinds = computed_in(context.engine.arithmetic, op.format.arithmetic, tuple(chip.peak), chip.vendor)
+    kind = multiplied_in(kinds, chip.peak)
+    return ExpertKernel(
+        computed=kind,
+        memory_share=context.memory * (kernels.narrow_efficiency if op.format.bytes < NARROW else 1.0),
+        compute_share=context.compute * (kernels.integer_efficiency if kind == INTEGER else 1.0),
+        seconds=experts.seconds_per_sort * np.clip(context.work.everywhere - 1.0, 0.0, 1.0),
+        tile_rows=np.minimum(experts.expert_tile_rows, experts.expert_tile_share * context.work.everywhere),
+    )
 
 
 # Bytes per multiplied value; 2 for other arithmetic.
@@ -515,6 +535,10 @@ def attention_kernel(a: Attention, operation: str, system: System, engine: Engin
         # No recurrent mixer was timed: it has the rates of dense products, and its fixed time is `seconds_per_state_layer`.
         dense = engine.kernels
         return AttentionKernel(memory_share=dense.memory_efficiency, compute_share=dense.compute_efficiency), rate
+    if not has_nonzero(engine.kernels.timed_kernels):
+        dense = engine.kernels
+        shares = AttentionKernel(memory_share=dense.memory_efficiency, compute_share=dense.compute_efficiency)
+        return shares.slowed(factor), rate
     stored = a.arithmetic if operation in (DECODE, LATENT_DECODE) else computed
     return select_attention(operation, chip.generation, NARROW_FORM if stored[0] in ROW_BYTES else WIDE, factor), rate
 

@@ -21,6 +21,7 @@ from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import Memory
 from steptime.physics.chip_power import StepEnergy, step_energy
+from steptime.physics.compute_dtype import has_rule
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
@@ -333,7 +334,9 @@ def step_summary(
     reach = np.max(np.maximum(work["context"], work["tokens"] + work["prefix"]))
     if reach > model.max_context:
         notes.append(f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model")
-    if without_units := missing_units(stored_formats(model), system.chip.peak, system.name):
+    # Where the engine has a rule for a format, the chip's units do not decide.
+    formats = [name for name in stored_formats(model) if not has_rule(engine.arithmetic, name)]
+    if without_units := missing_units(formats, system.chip.peak, system.name):
         notes.append(without_units)
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
     flags = () if limits is None else distances(engine, system, layout, drafts=bool(drafts), context=reach)

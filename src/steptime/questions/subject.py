@@ -93,7 +93,8 @@ class Subject(ModelOnSystem):
         group=SUBJECT_GROUP,
     )
     weights: str | None = _number_format(
-        "number format of the weights, such as fp8, nvfp4, mxfp4, int4 or bf16", default_words="as in the config"
+        "number format of the weights, such as fp8, nvfp4, mxfp4, int4, bf16, or q4_k_m of GGUF files",
+        default_words="as in the config",
     )
     experts: str | None = _number_format("number format of the routed experts", default_words="as the weights")
     kv: str | None = _number_format(

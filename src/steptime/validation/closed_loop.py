@@ -38,7 +38,7 @@ from steptime.physics.engine import Engine, at_release, with_sampling
 from steptime.physics.engine_releases import GREEDY
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_sequences, drafted_step
-from steptime.physics.step import Step
+from steptime.physics.step import Step, mixed_step
 from steptime.validation.published_deployments import with_contexts
 from steptime.validation.run_table import AXES
 
@@ -48,6 +48,8 @@ STARTING = 0.1
 DRIFT = 0.005
 # Default prefill tokens per step; their activations take memory.
 STEP_TOKENS = 2048
+# Tokens of a pass of a static batch (-ub of llama-batched-bench in the public runs).
+STATIC_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,8 @@ class Runs:
     a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
     decode steps between two checks for new output. prompts: whether the same chips run prefill; False for the decode pool of
     separate pools. contexts: value of `latent_contexts`. version: a release of the engine; sampling: how tokens were drawn;
-    is_median: whether the measured time per token is the median of intervals between tokens.
+    is_median: whether the measured time per token is the median of intervals between tokens. is_static: whether all requests
+    of a run are one static batch: the prefill of all of them, then decode steps.
     """
 
     index: Array
@@ -80,6 +83,7 @@ class Runs:
     version: str = ""
     sampling: str = GREEDY
     is_median: bool = False
+    is_static: bool = False
 
     def launched(self, engine: Engine) -> Engine:
         """Return the engine of these runs: its release, its sampling and its limit on contexts.
@@ -320,9 +324,41 @@ def solve_closed_loops(runs: Runs, engine: Engine) -> ClosedLoop:
     Returns:
         Times of the runs, of shape (runs,) or (n, runs).
     """
-    starting = np.minimum(1.0, runs.concurrency / runs.requests)
     engine = runs.launched(engine)
+    if runs.is_static:
+        return static_batch(runs, engine)
+    starting = np.minimum(1.0, runs.concurrency / runs.requests)
     return closed_loop(**runs.loop(), starting=starting, acceptance=runs.acceptance, prompts=runs.prompts, engine=engine)
+
+
+def static_batch(runs: Runs, engine: Engine) -> ClosedLoop:
+    """Return the times of static batches, such as those of `llama-batched-bench`.
+
+    The prompts of a batch share passes of `STATIC_TOKENS` tokens. A longer prompt takes several passes.
+
+    Args:
+        runs: Group of runs.
+        engine: Engine.
+
+    Returns:
+        Decode steps of the whole batch; TTFT is the prefill of the whole batch.
+    """
+    shared: dict[str, Any] = {"layout": runs.layout, "engine": engine}
+    context = runs.input_tokens + runs.output_tokens / 2
+    decode = mixed_step(runs.model, runs.system, batch=runs.concurrency, context=context, **shared)
+    tokens = np.minimum(runs.input_tokens, STATIC_TOKENS)
+    together = np.clip(np.floor(STATIC_TOKENS / runs.input_tokens), 1.0, runs.concurrency)
+    prefill: Array = np.zeros_like(decode.total)
+    for start in range(0, int(np.max(runs.input_tokens)), STATIC_TOKENS):
+        pass_seconds = mixed_step(
+            runs.model, runs.system, prompts=together, tokens=tokens, prefix=float(start), parts=False, **shared
+        ).total
+        # The last chunk of a prompt may be shorter.
+        part = np.clip((runs.input_tokens - start) / tokens, 0.0, 1.0)
+        prefill = prefill + part * pass_seconds * np.ceil(runs.concurrency / together)
+    ones = np.ones_like(decode.total)
+    running = runs.concurrency * ones
+    return ClosedLoop(tpot=decode.total, ttft=prefill, ttft_median=prefill, running=running, decode=decode, decode_share=ones)
 
 
 def closed_ttft(queued: Number, engine: Engine) -> Number:

@@ -49,6 +49,7 @@ from steptime.validation.run_table import (
     STATISTIC,
     count_drafts,
     group_positions,
+    is_static_batch,
     length_spread,
     numbers,
     run_kind,
@@ -91,6 +92,7 @@ def grouped(
             *shared_cells(row), row.get("kv_dtype") or "", count_drafts(row), not row.get("decode_workers"),
             software_day(systems[row["system"]], row), latent_contexts(row),
             release_bound(releases[row["engine"]], row.get("engine_version") or ""), row.get(SAMPLING), row.get(STATISTIC),
+            is_static_batch(row),
         )
         for row in rows
     ]  # fmt: skip
@@ -109,7 +111,7 @@ def grouped(
                 index=index, model=model, system=system, engine=engine, layout=Layout(**sizes, microbatches=sizes["pp"]),
                 drafts=count_drafts(row), prompts=not row.get("decode_workers"), contexts=latent_contexts(row),
                 version=row.get("engine_version") or "", sampling=row.get(SAMPLING) or GREEDY,
-                is_median=row.get(STATISTIC) == MEDIAN_INTERVAL, **arrays,
+                is_median=row.get(STATISTIC) == MEDIAN_INTERVAL, is_static=is_static_batch(row), **arrays,
             )
         )  # fmt: skip
     return groups
@@ -349,7 +351,7 @@ def _predicted(runs: Runs, corrected: Engine, simulated: bool) -> dict[str, Arra
     loop, unknown = solve_closed_loops(runs, engine), np.isnan(runs.acceptance)
     regime = latency_regime(1 - loop.decode_share)
     ttft, median = loop.ttft, loop.ttft_median
-    if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
+    if simulated and not runs.is_static and np.max(runs.concurrency) <= MOST_CLIENTS:
         ttft, median = (np.where(unknown, np.nan, times) for times in first_tokens(runs, engine))
     point, tpot = operating_point(runs, loop.running), loop.tpot
     if corrected.anchor is not None:

@@ -53,6 +53,8 @@ DRAWN_SPREAD = 1 / 9
 DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")
 AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
+# The engine whose runs have weights of GGUF files.
+LLAMA_CPP: Final = "llama.cpp"
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
 # Longest credible time [s]; longer values were milliseconds.
@@ -107,6 +109,21 @@ def run_kind(row: Mapping[str, str]) -> str:
     if row.get("decode_workers"):
         return POOLS
     return DRAFTED if is_drafted(row) else PLAIN
+
+
+def is_static_batch(row: Mapping[str, str]) -> bool:
+    """Whether a run is one static batch, as its note states.
+
+    Args:
+        row: Run.
+
+    Returns:
+        True or false.
+
+    >>> is_static_batch({"note": "static batch: ttft_s is the prefill of the whole batch"}), is_static_batch({})
+    (True, False)
+    """
+    return (row.get("note") or "").startswith("static batch")
 
 
 def release_label(row: Mapping[str, str]) -> str:
@@ -498,6 +515,31 @@ def group_positions(keys: Iterable[Hashable]) -> list[Array]:
     return [np.array(group) for group in groups.values()]
 
 
+def gguf_formats(weights: str, experts: str) -> tuple[str, str]:
+    """Return the formats of a GGUF file for formats that a run of llama.cpp states.
+
+    Its 8-bit weights are q8_0. Files of ggml-org with experts in MXFP4 (gpt-oss) have all other matrices in q8_0, although the
+    original checkpoint has them in bf16.
+
+    Args:
+        weights: Format of all weights except routed experts.
+        experts: Format of routed experts; "" without experts.
+
+    Returns:
+        Formats of weights and of experts.
+
+    References:
+        huggingface.co/ggml-org/gpt-oss-20b-GGUF: 12.1 GB; with bf16 it would have 13.8 GB.
+
+    >>> gguf_formats("int8", ""), gguf_formats("bf16", "mxfp4"), gguf_formats("q4_0", "q4_0")
+    (('q8_0', ''), ('q8_0', 'mxfp4'), ('q4_0', 'q4_0'))
+    """
+    eight_bits = {"int8": "q8_0"}
+    if experts == "mxfp4" and weights == "bf16":
+        weights = "int8"
+    return eight_bits.get(weights, weights), eight_bits.get(experts, experts)
+
+
 def served_model(row: Mapping[str, str], system: System, engine: Engine, catalog: str | None) -> Model:
     """Load the model of a run in its formats.
 
@@ -511,6 +553,9 @@ def served_model(row: Mapping[str, str], system: System, engine: Engine, catalog
         The model.
     """
     weights = row["weight_dtype"] or "bf16"
+    if engine.name == LLAMA_CPP:
+        weights, experts = gguf_formats(weights, row["expert_dtype"])
+        row = {**row, "expert_dtype": experts}
     kv = row.get("kv_dtype") or ""
     model = load_model(row["model"], weights=weights, experts=row["expert_dtype"] or weights, kv=kv, catalog=catalog)
     return as_served(model, system, engine)

@@ -1,0 +1,366 @@
+r"""Step predictor: the time of any pass of one replica in microseconds, from a table compiled once.
+
+Simulators of engines ask for the time of each batch that a scheduler makes, thousands of times a second. A pass decodes
+$b$ sequences of mean context $c$ and prefills $p$ prompts of $n$ tokens each after $x$ cached tokens. On one data-parallel rank
+without pipeline stages, operators run one after another, so that its time is a sum:
+
+$$ t = D(b, c) + R(p n) + H(p) + A(p, n, x) + J(b, p n) $$
+
+$D$ is a decode step, $R$ one prompt without its attention, $H$ the logits of further prompts, and $A$ the attention of
+prompts. $J$ corrects for the weights, launches and host work that decode and prefill share. Each part is a table of exact
+steps of `physics.step`, and the predictor interpolates linearly between its points. $D$ and $A$ are linear in contexts for
+full attention. The points are close enough for errors below 1 % (`CLOSE`, `BEND`). `compile_predictor` measures them on
+drawn passes.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.errors import LayoutError, RangeError
+from steptime.models.model import Model
+from steptime.models.model_loading import ModelLike, load_model, resolve_model
+from steptime.number_checks import Array, between
+from steptime.physics.engine import Engine, engine_for
+from steptime.physics.layout import Layout, show_layout
+from steptime.physics.layout_space import default_layout
+from steptime.physics.step import mixed_step
+from steptime.result_base import Result, unit
+
+# Ratio of neighbouring points of an axis: the time of a roofline bends little between two of them.
+CLOSE: Final = 1.12
+COARSE: Final = 1.5
+# Values up to which each whole number is a point.
+EXACT: Final = 16
+# Relative error of an axis that adds a point, and the most rounds of such points.
+BEND, ROUNDS = 2e-3, 5
+# Passes on which the error is measured, and the seed that draws them.
+SAMPLES, SEED = 400, 7
+# Largest tables.
+MOST_BATCH, MOST_TOKENS, MOST_CONTEXT = 65_536, 1 << 20, 1 << 22
+ATTENTION: Final = "attention"
+LEFT_OUT = unit("", "", left_out=True)
+
+
+def axis(largest: int, *, ratio: float = CLOSE, exact: int = EXACT, zero: bool = False) -> list[float]:
+    """Return the points of an axis: whole numbers, then a geometric series that ends at the largest value.
+
+    Args:
+        largest: Largest value.
+        ratio: Ratio of neighbouring points.
+        exact: Largest value up to which each whole number is a point.
+        zero: Whether 0 is a point.
+
+    Returns:
+        Points in ascending order.
+
+    >>> axis(40, ratio=1.5, exact=4, zero=True)
+    [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 21.0, 32.0, 40.0]
+    """
+    points = list(range(0 if zero else 1, min(exact, largest) + 1))
+    while points[-1] < largest:
+        points.append(min(largest, max(points[-1] + 1, math.ceil(points[-1] * ratio))))
+    return [float(point) for point in points]
+
+
+def refined(points: list[float], seconds: Callable[[Array], Array]) -> list[float]:
+    """Return an axis with further points where a time bends, such as at the largest tile of a kernel.
+
+    Args:
+        points: Points of the axis.
+        seconds: Exact times at points.
+
+    Returns:
+        Points in ascending order, between which interpolation departs by less than `BEND`.
+
+    >>> len(refined([0.0, 8.0, 16.0], lambda x: 1 + np.maximum(x, 3.0)))
+    6
+    """
+    for _ in range(ROUNDS):
+        knots = np.array(points)
+        middle = np.floor((knots[:-1] + knots[1:]) / 2)
+        times, exact = seconds(knots), seconds(middle)
+        share = (middle - knots[:-1]) / (knots[1:] - knots[:-1])
+        wrong = np.abs(times[:-1] + share * (times[1:] - times[:-1]) - exact) > BEND * exact
+        if not np.any(wrong & (middle > knots[:-1])):
+            break
+        points = sorted({*points, *middle[wrong].tolist()})
+    return points
+
+
+def place(points: Sequence[float], value: float) -> tuple[int, float]:
+    """Return the point below a value, and the share of the way to the next one; beyond the ends the last slope continues."""
+    below = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
+    return below, (value - points[below]) / (points[below + 1] - points[below])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepPredictor(Result):
+    """Times of passes of one replica, from tables of exact steps; see the module for the formula.
+
+    `decode` is in s by batch and context, `rows` in s by prompt tokens of the pass, `heads` in s by prompts, `attention` in
+    s by prompts, tokens of a prompt and cached tokens, and `shared` in s by batch and prompt tokens of the pass.
+    """
+
+    SCHEMA: ClassVar[str] = "steptime.predictor/1"
+
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    engine: str = field(metadata=unit("", "name of the engine"))
+    layout: Layout = field(metadata=unit("", "layout of the replica"))
+    max_batch: int = field(metadata=unit("sequences", "largest decode batch of the table"))
+    max_tokens: int = field(metadata=unit("tokens", "most prompt tokens of a pass"))
+    max_context: int = field(metadata=unit("tokens", "longest context of the table"))
+    error: float = field(default=0.0, metadata=unit("", "largest relative error on drawn passes, against exact steps"))
+    batches: list[float] = field(metadata=LEFT_OUT)
+    contexts: list[float] = field(metadata=LEFT_OUT)
+    prompts: list[float] = field(metadata=LEFT_OUT)
+    tokens: list[float] = field(metadata=LEFT_OUT)
+    prefixes: list[float] = field(metadata=LEFT_OUT)
+    decode: list[list[float]] = field(metadata=LEFT_OUT)
+    rows: list[float] = field(metadata=LEFT_OUT)
+    heads: list[float] = field(metadata=LEFT_OUT)
+    attention: list[list[list[float]]] = field(metadata=LEFT_OUT)
+    shared: list[list[float]] = field(metadata=LEFT_OUT)
+    shared_batches: list[float] = field(metadata=LEFT_OUT)
+    shared_tokens: list[float] = field(metadata=LEFT_OUT)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the subject and the range of the table.
+
+        Returns:
+            A title and a table of texts.
+        """
+        title = f"Step predictor of {self.model} on {self.system}, {show_layout(self.layout)}, engine {self.engine}"
+        reach = f"up to {self.max_batch:,} sequences, {self.max_tokens:,} prompt tokens and {self.max_context:,} of context"
+        return title, {"table": reach, "largest error": f"{self.error:.2%} on {SAMPLES} drawn passes"}
+
+    def uniform_seconds(
+        self, batch: float = 0, context: float = 0, prompts: float = 0, tokens: float = 0, prefix: float = 0
+    ) -> float:
+        """Return the time of a pass with equal sequences and equal prompts.
+
+        Args:
+            batch: Decoding sequences.
+            context: Tokens in the KV cache of each.
+            prompts: Prompts in prefill.
+            tokens: New tokens of each prompt.
+            prefix: Cached tokens of each prompt.
+
+        Returns:
+            Seconds; 0 for an empty pass.
+
+        Raises:
+            RangeError: A size is negative, not finite, or outside the table.
+        """
+        total = prompts * tokens
+        if not (0 <= batch <= self.max_batch and 0 <= total <= self.max_tokens and 0 <= prompts <= self.max_batch):
+            raise self._outside(batch, total)
+        longest = context if context > prefix + tokens else prefix + tokens
+        if not (0 <= longest <= self.max_context and context >= 0 and prefix >= 0):
+            raise RangeError(f"context: the table holds 0 to {self.max_context:,} tokens, got {longest:g}; raise max_context")
+        seconds = 0.0
+        if batch > 0:
+            i, u = place(self.batches, batch)
+            j, v = place(self.contexts, context)
+            low, high = self.decode[i], self.decode[i + 1]
+            seconds = (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+        if total > 0:
+            k, w = place(self.tokens, total)
+            seconds += (1 - w) * self.rows[k] + w * self.rows[k + 1] + self._attention(prompts, tokens, prefix)
+            if batch > 0:
+                i, u = place(self.shared_batches, batch)
+                j, v = place(self.shared_tokens, total)
+                low, high = self.shared[i], self.shared[i + 1]
+                seconds += (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+        return seconds
+
+    def _attention(self, prompts: float, tokens: float, prefix: float) -> float:
+        """Return the attention of prompts, with the logits of all but the first."""
+        p, u = place(self.prompts, prompts)
+        i, v = place(self.tokens, tokens)
+        k, w = place(self.prefixes, prefix)
+        seconds = (1 - u) * self.heads[p] + u * self.heads[p + 1]
+        for offset, share in ((p, 1 - u), (p + 1, u)):
+            near, far = self.attention[offset][i], self.attention[offset][i + 1]
+            seconds += share * ((1 - v) * ((1 - w) * near[k] + w * near[k + 1]) + v * ((1 - w) * far[k] + w * far[k + 1]))
+        return seconds
+
+    def _outside(self, batch: float, total: float) -> RangeError:
+        if not 0 <= batch <= self.max_batch:
+            return RangeError(f"batch: the table holds 0 to {self.max_batch:,} sequences, got {batch:g}; raise max_batch")
+        return RangeError(f"tokens: the table holds 0 to {self.max_tokens:,} prompt tokens, got {total:g}; raise max_tokens")
+
+    def seconds(self, contexts: Sequence[float] = (), prefills: Iterable[tuple[float, float]] = ()) -> float:
+        """Return the time of a pass with any sequences and prompts.
+
+        Sequences count with their mean context, which is exact for full attention. Prompts count as equal ones with the same
+        number of new tokens and of pairs of query and key.
+
+        Args:
+            contexts: Tokens in the KV cache of each decoding sequence.
+            prefills: New tokens and cached tokens of each prompt.
+
+        Returns:
+            Seconds; 0 for an empty pass.
+        """
+        batch = len(contexts)
+        context = sum(contexts) / batch if batch else 0.0
+        prompts, total, pairs = 0, 0.0, 0.0
+        for tokens, prefix in prefills:
+            prompts += 1
+            total += tokens
+            pairs += tokens * (prefix + 0.5 * tokens)
+        if not total:
+            return self.uniform_seconds(batch, context)
+        # The prefix that gives equal prompts the same pairs; shorter equal prompts where that is negative.
+        tokens = total / prompts
+        prefix = pairs / total - 0.5 * tokens
+        return self.uniform_seconds(batch, context, prompts, tokens, max(prefix, 0.0))
+
+
+def compile_predictor(
+    model: ModelLike,
+    system: SystemLike,
+    *,
+    layout: Layout | None = None,
+    engine: Engine | str | None = None,
+    weights: str = "",
+    experts: str = "",
+    kv: str = "",
+    max_batch: int = 256,
+    max_tokens: int = 8192,
+    max_context: int = 131_072,
+) -> StepPredictor:
+    """Compile a table of exact steps that answers the time of any pass in microseconds.
+
+    Args:
+        model: A model, or a name as for `load_model`.
+        system: A system, or a name as for `load_system`.
+        layout: Parallel degrees; by default the smallest layout that holds the weights. One data-parallel rank and one
+            pipeline stage.
+        engine: An engine, or its name; by default that of the system.
+        weights: Number format of the weights; "": the config's.
+        experts: Number format of the routed experts; "": that of `weights`.
+        kv: Number format of the KV cache; "": the config's.
+        max_batch: Largest decode batch.
+        max_tokens: Most prompt tokens of a pass, over all prompts.
+        max_context: Longest context, with the cached tokens of prompts.
+
+    Returns:
+        The predictor.
+
+    Raises:
+        LayoutError: The layout has several data-parallel ranks, stages or micro-batches.
+        RangeError: A size of the table is out of range.
+
+    >>> predictor = compile_predictor("llama-3.1-8b", "hgx-h100", engine="ideal", max_batch=8, max_tokens=512, max_context=2048)
+    >>> seconds = predictor.seconds([1024, 512], [(256, 0)])
+    >>> 0.0045 < seconds < 0.0075
+    True
+    """
+    between("max_batch", max_batch, 2, MOST_BATCH)
+    between("max_tokens", max_tokens, 2, MOST_TOKENS)
+    between("max_context", max_context, 2, MOST_CONTEXT)
+    if weights or experts or kv:
+        loaded = load_model(model, weights=weights, experts=experts, kv=kv) if isinstance(model, str) else resolve_model(model)
+    else:
+        loaded = resolve_model(model)
+    machine = resolve_system(system)
+    runs_on = engine_for(machine, engine)
+    degrees = default_layout(loaded, machine) if layout is None else layout
+    if degrees.dp != 1 or degrees.pp != 1 or degrees.microbatches != 1:
+        raise LayoutError(
+            f"layout: a predictor has one data-parallel rank and one stage, got {show_layout(degrees)}; "
+            "compile one predictor per rank"
+        )
+    tables = _tables(loaded, machine, runs_on, degrees, max_batch, max_tokens, max_context)
+    predictor = StepPredictor(
+        model=loaded.name, system=machine.name, engine=runs_on.name, layout=degrees, max_batch=max_batch,
+        max_tokens=max_tokens, max_context=max_context, **tables,
+    )  # fmt: skip
+    sizes = drawn_passes(predictor, SAMPLES, SEED)
+    exact = mixed_step(loaded, machine, **sizes, layout=degrees, engine=runs_on, parts=False).total
+    columns = zip(*(sizes[name].tolist() for name in ("batch", "context", "prompts", "tokens", "prefix")), strict=True)
+    answers = np.array([predictor.uniform_seconds(*values) for values in columns])
+    return replace(predictor, error=float(np.max(np.abs(answers / exact - 1))))
+
+
+def drawn_passes(predictor: StepPredictor, count: int, seed: int) -> dict[str, Any]:
+    """Draw passes inside the table of a predictor: a third each of decode, prefill, and both.
+
+    Args:
+        predictor: The predictor.
+        count: Number of passes.
+        seed: Seed of the random numbers.
+
+    Returns:
+        Sizes of `mixed_step` by name.
+    """
+    random = np.random.default_rng(seed)
+
+    def log_uniform(largest: Any) -> Any:
+        return np.floor(np.exp(random.uniform(0, 1, count) * np.log(np.maximum(largest, 1) + 0.999)))
+
+    kind = np.arange(count) % 3
+    batch = np.where(kind == 1, 0, log_uniform(predictor.max_batch))
+    prompts = np.where(kind == 0, 0, log_uniform(min(16, predictor.max_batch)))
+    tokens = np.where(kind == 0, 0, log_uniform(predictor.max_tokens / np.maximum(prompts, 1)))
+    room = predictor.max_context - tokens
+    prefix = np.where((kind == 0) | (random.uniform(size=count) < 0.5), 0, log_uniform(room))
+    context = np.where(kind == 1, 0, log_uniform(predictor.max_context))
+    return {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": np.minimum(prefix, room)}
+
+
+def _tables(
+    model: Model, system: Any, engine: Engine, layout: Layout, max_batch: int, max_tokens: int, max_context: int
+) -> dict[str, Any]:
+    """Return the axes and tables of a predictor."""
+    # Attention bends at the length of a window.
+    windows = {a.window * a.stride for layer, _ in model.layers for a in layer.attention if math.isfinite(a.window)}
+    bends = {near for window in windows for near in (window / 2, window * 3 / 4, window - 1, window, window + 1)}
+
+    def with_bends(points: list[float]) -> list[float]:
+        return sorted({*points, *(bend for bend in bends if 1 < bend < points[-1])})
+
+    batches, contexts = axis(max_batch), with_bends(axis(max_context, exact=1, zero=True))
+    prompts = axis(max_batch, ratio=COARSE, exact=2)
+    tokens, prefixes = with_bends(axis(max_tokens)), with_bends([0.0, *axis(max_context, exact=1, ratio=1.3)[5:]])
+    shared_batches, shared_tokens = axis(max_batch, ratio=1.25, exact=4), axis(max_tokens, ratio=1.15, exact=4)
+
+    def step(**sizes: Any) -> Any:
+        arrays: dict[str, Any] = {name: np.asarray(value, dtype=float) for name, value in sizes.items()}
+        return mixed_step(model, system, **arrays, layout=layout, engine=engine)
+
+    def attention(**sizes: Any) -> Array:
+        result = step(**sizes)
+        return np.asarray(result.terms.get(ATTENTION, np.zeros_like(result.total)))
+
+    tokens = refined(tokens, lambda points: step(prompts=1, tokens=points).total)
+    shared_tokens = refined(shared_tokens, lambda points: step(batch=1, context=1, prompts=1, tokens=points).total)
+    column = np.array(batches)[:, None]
+    decode = step(batch=column, context=np.array(contexts)[None, :]).total
+    prefill = step(prompts=1, tokens=np.array(tokens))
+    rows = prefill.total - np.asarray(prefill.terms.get(ATTENTION, 0.0))
+    short = step(prompts=np.array(prompts), tokens=1)
+    heads = short.total - np.asarray(short.terms.get(ATTENTION, 0.0)) - np.interp(prompts, tokens, rows)
+    grid = np.array(prompts)[:, None, None], np.array(tokens)[None, :, None], np.array(prefixes)[None, None, :]
+    attended = attention(prompts=grid[0], tokens=grid[1], prefix=grid[2])
+
+    # What both parts of a mixed pass share does not depend on contexts.
+    fixed = min(max_context, 128)
+    group, sizes = np.array(shared_batches)[:, None], np.array(shared_tokens)[None, :]
+    mixed = step(batch=group, context=fixed, prompts=1, tokens=sizes).total
+    shared = mixed - step(batch=group, context=fixed).total - step(prompts=1, tokens=sizes).total
+    return {
+        "batches": batches, "contexts": contexts, "prompts": prompts, "tokens": tokens, "prefixes": prefixes,
+        "decode": decode.tolist(), "rows": rows.tolist(), "heads": heads.tolist(), "attention": attended.tolist(),
+        "shared": shared.tolist(), "shared_batches": shared_batches, "shared_tokens": shared_tokens,
+    }  # fmt: skip

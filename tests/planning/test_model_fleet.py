@@ -1,0 +1,234 @@
+"""Fleets of models: the program against brute force, reasons without an answer, and the file that describes a fleet."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import steptime as st
+from steptime.cli.main import app_for
+from steptime.errors import DataFileError
+from steptime.planning import model_fleet
+from steptime.planning.model_fleet import FleetOption, plan_fleet, possible_share, read_fleet, solve_fleet
+
+pytest.importorskip("scipy")
+FLEET = """
+budget = 100
+[[models]]
+name = "llama-3.1-8b"
+rate = 30
+input = 1000
+output = 200
+speed = 30
+ttft = 2
+[[models]]
+name = "llama-3.1-70b"
+rate = 4
+input = "1k"
+output = 200
+weights = "fp8"
+[[systems]]
+name = "hgx-h100"
+chips = 8
+rent = "2.00"
+[[systems]]
+name = "hgx-b200"
+chips = 8
+rent = 4
+"""
+
+
+def option(model, system, chips, rate, usd):
+    return FleetOption(model=model, system=system, chips=chips, rate=rate, usd_per_hour=usd)
+
+
+def brute_force(options, rates, chips, budget):
+    """Return the lowest rent over all whole numbers of deployments; infinite without an answer."""
+    most = [chips[o.system] // o.chips for o in options]
+    counts = np.array(list(itertools.product(*(range(n + 1) for n in most))), dtype=float)
+    table = np.array([[o.rate * (o.model == m) for o in options] for m in range(len(rates))])
+    used = np.array([[o.chips * (o.system == s) for o in options] for s in range(len(chips))])
+    rent = counts @ np.array([o.usd_per_hour for o in options])
+    served, taken = counts @ table.T, counts @ used.T
+    fits = np.all(served >= np.array(rates) - 1e-9, axis=1) & np.all(taken <= np.array(chips), axis=1) & (rent <= budget + 1e-9)
+    return float(np.min(rent[fits], initial=math.inf))
+
+
+def draw(random):
+    models, systems = random.integers(1, 4), random.integers(1, 3)
+    rents = random.uniform(1, 5, systems).round(2)
+    options = [
+        option(m, s, int(chips), round(int(chips) * random.uniform(1, 6), 2), float(chips * rents[s]))
+        for m in range(models)
+        for s in range(systems)
+        for chips in random.choice([1, 2, 4], random.integers(1, 3), replace=False)
+    ]
+    options = options[:7]
+    rates = [round(random.uniform(1, 12), 1) for _ in range(models)]
+    chips = [int(random.integers(2, 7)) for _ in range(systems)]
+    budget = math.inf if random.uniform() < 0.5 else float(random.uniform(4, 40))
+    return options, rates, chips, budget
+
+
+def against_brute_force(cases):
+    random = np.random.default_rng(11)
+    answers = 0
+    for _ in range(cases):
+        options, rates, chips, budget = draw(random)
+        lowest = brute_force(options, rates, chips, budget)
+        counts = solve_fleet(options, rates, chips, budget)
+        rent = math.inf if counts is None else sum(n * o.usd_per_hour for n, o in zip(counts, options, strict=True))
+        assert rent == pytest.approx(lowest, rel=1e-5), (options, rates, chips, budget)
+        share = possible_share(options, rates, chips, budget)
+        assert (share >= 1 - 1e-6) == math.isfinite(lowest)
+        answers += math.isfinite(lowest)
+    assert 0 < answers < cases
+
+
+def test_the_program_equals_brute_force_on_some_cases():
+    against_brute_force(20)
+
+
+@pytest.mark.slow
+def test_the_program_equals_brute_force_on_200_cases():
+    against_brute_force(200)
+
+
+def test_of_two_fleets_of_one_rent_the_smaller_counts():
+    options = [option(0, 0, 4, 10.0, 8.0), option(0, 1, 2, 10.0, 8.0)]
+    assert solve_fleet(options, [10.0], [8, 8]).tolist() == [0, 1]
+
+
+def test_a_cheap_system_is_left_to_the_model_that_needs_it():
+    """Each model alone takes system 0; together only one fits, and the other saves less there."""
+    options = [option(0, 0, 4, 5.0, 4.0), option(0, 1, 4, 5.0, 10.0), option(1, 0, 4, 5.0, 4.0), option(1, 1, 4, 5.0, 5.0)]
+    assert solve_fleet(options, [5.0, 5.0], [4, 8]).tolist() == [1, 0, 0, 1]
+
+
+def test_twelve_models_on_eight_systems_are_solved_in_ten_seconds():
+    random = np.random.default_rng(3)
+    rents = random.uniform(1, 6, 8)
+    options = [
+        option(m, s, chips, float(chips * random.uniform(2, 30)), float(chips * rents[s]))
+        for m in range(12)
+        for s in range(8)
+        for chips in (1, 2, 4, 8)
+    ]
+    # Seconds of this process, so that other work on the machine does not count.
+    start = time.process_time()
+    counts = solve_fleet(options, [float(rate) for rate in random.uniform(50, 400, 12)], [64] * 8)
+    assert counts is not None
+    assert time.process_time() - start < 10
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Options in place of plans."""
+
+    def made(models, systems):
+        return [option(0, 0, 1, 10.0, 2.0), option(1, 0, 4, 2.0, 8.0), option(1, 1, 2, 3.0, 8.0)], {}
+
+    monkeypatch.setattr(model_fleet, "fleet_options", made)
+
+
+def written(tmp_path, text, name="fleet.toml"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_fleet_names_its_deployments(drawn, tmp_path):
+    models, systems, budget = read_fleet(written(tmp_path, FLEET))
+    assert (budget, [system.chips for system in systems]) == (100.0, [8, 8])
+    assert [system.usd_per_chip_hour for system in systems] == pytest.approx([2.0, 4.0])
+    fleet = plan_fleet(models, systems, budget)
+    assert fleet.feasible
+    # 3 x $2 for the first model; for the second 1 x 4 and 1 x 2 chips, at $16, or 2 x 2 chips for the same.
+    assert fleet.usd_per_hour == pytest.approx(22.0)
+    assert sum(choice.chips for choice in fleet.choices) == sum(fleet.chips_in_use) == 7
+    table = fleet.columns()
+    assert len(table["model"]) == len(fleet.choices)
+    assert fleet.to_dict()["schema"] == "steptime.fleet/1"
+
+
+def test_a_budget_that_is_too_small_is_the_reason(drawn, tmp_path):
+    fleet = plan_fleet(*read_fleet(written(tmp_path, FLEET))[:2], 20.0)
+    assert not fleet.feasible
+    assert "$22.00" in fleet.reason
+    assert fleet.possible_share < 1
+
+
+def test_chips_that_do_not_suffice_are_the_reason(drawn, tmp_path):
+    models, systems, budget = read_fleet(
+        written(tmp_path, FLEET.replace("rate = 30", "rate = 300").replace("budget = 100\n", ""))
+    )
+    fleet = plan_fleet(models, systems, budget)
+    assert not fleet.feasible
+    assert "more of hgx-h100" in fleet.reason
+    assert 0 < fleet.possible_share < 0.4
+
+
+def test_a_model_without_a_home_is_the_reason(monkeypatch, tmp_path):
+    nothing = [option(0, 0, 1, 10.0, 2.0)], {(1, 0): "no layout holds the weights.", (1, 1): "too slow"}
+    monkeypatch.setattr(model_fleet, "fleet_options", lambda models, systems: nothing)
+    fleet = plan_fleet(*read_fleet(written(tmp_path, FLEET)))
+    assert fleet.reason.startswith("meta-llama/Llama-3.1-70B" if "meta" in fleet.reason else "llama-3.1-70b")
+    assert "hgx-b200: too slow" in fleet.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("rate = 30", "rat = 30", "did you mean rate"),
+        ("rate = 30", "", "models.0.rate: is missing"),
+        ("rate = 30", "rate = -1", "models.0.rate"),
+        ("chips = 8\nrent = 4", "chips = 0\nrent = 4", "systems.1.chips"),
+        ('name = "hgx-b200"', 'name = "hgx-h100"', "there twice"),
+        ('name = "hgx-b200"', 'name = "hgx-b20"', "hgx-b200"),
+        ("budget = 100", "budget = 0", "budget"),
+        ("rent = 4", 'rent = "soon"', "rent"),
+        ('weights = "fp8"', 'systems = ["tpu7x"]', "is not one of hgx-h100, hgx-b200"),
+        ("speed = 30", "speed = true", "models.0.speed"),
+    ],
+)
+def test_a_wrong_file_says_where(tmp_path, old, new, words):
+    assert old in FLEET
+    with pytest.raises(DataFileError, match=words):
+        read_fleet(written(tmp_path, FLEET.replace(old, new, 1)))
+
+
+def test_a_fleet_in_yaml_equals_one_in_toml(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    import tomllib
+
+    text = yaml.safe_dump(tomllib.loads(FLEET))
+    assert read_fleet(written(tmp_path, text, "fleet.yaml")) == read_fleet(written(tmp_path, FLEET))
+    for odd in ("[1, 2]", "models: &a [*a]", "a: b: c", "!!python/object:os.system {}"):
+        with pytest.raises(DataFileError):
+            read_fleet(written(tmp_path, odd, "odd.yaml"))
+
+
+def test_the_command_prints_a_table_or_json_and_its_exit_code(drawn, tmp_path):
+    path = str(written(tmp_path, FLEET))
+    ran = CliRunner().invoke(app_for(["fleet"]), ["fleet", path])
+    assert ran.exit_code == 0, ran.output
+    assert "hgx-h100: " in ran.stdout
+    ran = CliRunner().invoke(app_for(["fleet"]), ["fleet", path, "--budget", "20", "--json"])
+    assert ran.exit_code == 1
+    assert json.loads(ran.stdout)["feasible"] is False
+
+
+@pytest.mark.slow
+def test_a_fleet_of_real_plans(tmp_path):
+    pytest.importorskip("numba")
+    models, systems, budget = read_fleet(written(tmp_path, FLEET))
+    fleet = st.plan_fleet(models, systems, budget)
+    assert fleet.feasible
+    for model in models:
+        assert sum(choice.rate for choice in fleet.choices if choice.model == model.name) >= model.rate

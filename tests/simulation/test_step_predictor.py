@@ -1,0 +1,274 @@
+"""The step predictor against exact steps, its adapters against the signatures of simulators, and its local server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from typer.testing import CliRunner
+
+import steptime as st
+from steptime.cli.main import app_for
+from steptime.errors import LayoutError, RangeError
+from steptime.physics.step import mixed_step
+from steptime.simulation import predictor_server
+from steptime.simulation.predictor_server import answer_line, read_address, serve_predictor
+from steptime.simulation.simulator_adapters import (
+    LlmdLatencyCalculator,
+    SglangTimePredictor,
+    TrtllmTimePredictor,
+    VidurTimePredictor,
+    VllmTimePredictor,
+    split_pass,
+)
+from steptime.simulation.step_predictor import compile_predictor, drawn_passes
+
+CASES = {
+    "dense": ("llama-3.1-8b", "hgx-h100", {}),
+    "experts": ("qwen3-30b-a3b", "hgx-h100", {}),
+    "windows": ("gpt-oss-20b", "dgx-spark", {"engine": "llama.cpp", "weights": "q8_0", "experts": "mxfp4", "max_batch": 32}),
+    "tensor parallel": ("llama-3.1-70b", "hgx-h100", {"layout": st.Layout(tp=8)}),
+    "latent": ("deepseek-v2-lite", "hgx-h200", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return compile_predictor("llama-3.1-8b", "hgx-h100")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_drawn_passes_equal_exact_steps_within_one_percent(case):
+    model, system, options = CASES[case]
+    predictor = compile_predictor(model, system, **options)
+    loaded = st.load_model(model, weights=options.get("weights", ""), experts=options.get("experts", ""))
+    sizes = drawn_passes(predictor, 900, 23)
+    exact = mixed_step(loaded, system, **sizes, layout=predictor.layout, engine=options.get("engine"), parts=False).total
+    names = ("batch", "context", "prompts", "tokens", "prefix")
+    answers = [predictor.uniform_seconds(*values) for values in zip(*(sizes[name].tolist() for name in names), strict=True)]
+    assert np.max(np.abs(np.array(answers) / exact - 1)) < 0.01
+    assert predictor.error < 0.01
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=some.integers(0, 256), context=some.integers(1, 100_000), prompts=some.integers(0, 8),
+    tokens=some.integers(1, 1024), prefix=some.integers(0, 20_000),
+)  # fmt: skip
+def test_any_pass_equals_the_exact_step_within_one_percent(dense, batch, context, prompts, tokens, prefix):
+    if batch == prompts == 0:
+        return
+    sizes = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens * (prompts > 0), "prefix": prefix}
+    assert dense.uniform_seconds(**sizes) == pytest.approx(
+        float(mixed_step("llama-3.1-8b", "hgx-h100", **sizes).total), rel=0.01
+    )
+
+
+def test_equal_requests_are_a_uniform_pass_and_an_empty_pass_takes_no_time(dense):
+    assert dense.seconds([4096] * 32, [(512, 1024)] * 2) == pytest.approx(dense.uniform_seconds(32, 4096, 2, 512, 1024))
+    assert dense.seconds() == dense.uniform_seconds() == 0.0
+
+
+def test_unequal_contexts_count_with_their_mean(dense):
+    assert dense.seconds([1000, 3000]) == pytest.approx(dense.uniform_seconds(2, 2000))
+
+
+def test_unequal_prompts_count_with_their_pairs(dense):
+    """A prompt of 3,000 tokens has more pairs than two of 1,500; both together are between two equal pairs of prompts."""
+    unequal = dense.seconds([], [(2900, 0), (100, 0)])
+    assert dense.seconds([], [(1500, 0), (1500, 0)]) < unequal < dense.seconds([], [(1500, 1500), (1500, 1500)])
+
+
+def test_it_answers_thousands_of_times_a_second(dense):
+    start = time.perf_counter()
+    for _ in range(2000):
+        dense.uniform_seconds(64, 3000, 1, 300, 1000)
+    # 50 us each are the aim; a machine that does other work may take more.
+    assert time.perf_counter() - start < 2000 * 250e-6
+
+
+@pytest.mark.parametrize("values", [(300, 10), (1, -1), (1, 1e9), (float("nan"), 1), (0, 0, 1, 9000), (0, 0, 2, 100, -5)])
+def test_a_pass_outside_the_table_is_refused(dense, values):
+    with pytest.raises(RangeError):
+        dense.uniform_seconds(*values)
+
+
+def test_layouts_with_several_ranks_are_refused():
+    with pytest.raises(LayoutError, match="one data-parallel rank"):
+        compile_predictor("llama-3.1-8b", "hgx-h100", layout=st.Layout(dp=2))
+    with pytest.raises(RangeError, match="max_batch"):
+        compile_predictor("llama-3.1-8b", "hgx-h100", max_batch=0)
+
+
+# Contracts of the simulators' interfaces, written from their sources.
+
+
+@dataclass
+class ScheduleRequest:
+    """sglang_simulator/time_predictor/base.py (github.com/sgl-project/sglang/pull/33824)."""
+
+    extend_length: int = 0
+    past_kv_length: int = 0
+
+
+@dataclass
+class ScheduleBatch:
+    """The batch of the same file."""
+
+    reqs: list[ScheduleRequest] = field(default_factory=list)
+    forward_mode: str | None = None
+
+
+@dataclass
+class SimBatch:
+    """Batch of the simulation mode of TensorRT-LLM (github.com/NVIDIA/TensorRT-LLM/pull/12700)."""
+
+    num_context_requests: int
+    num_context_tokens: int
+    num_generation_requests: int
+    num_generation_tokens: int
+
+
+def test_sglang_contract(dense):
+    predictor = SglangTimePredictor(object(), object(), object(), predictor=dense)
+    mixed = ScheduleBatch([ScheduleRequest(512, 0), ScheduleRequest(1, 900), ScheduleRequest(256, 512)], "MIXED")
+    seconds = predictor.predict_infer_time(mixed)
+    assert isinstance(seconds, float)
+    assert seconds == dense.seconds([900], [(512, 0), (256, 512)])
+    assert predictor.get_metrics()["calls"] == 1
+    predictor.reset_metrics()
+    assert predictor.get_metrics()["calls"] == 0
+    assert predictor.predict_infer_time(ScheduleBatch()) == 0.0
+
+
+def test_tensorrt_llm_contract(dense):
+    predictor = TrtllmTimePredictor(dense, mean_context=2000)
+    assert predictor.predict(SimBatch(0, 0, 16, 16)) == dense.uniform_seconds(16, 2000)
+    assert predictor.predict(SimBatch(2, 600, 16, 16)) == dense.uniform_seconds(16, 2000, 2, 300)
+
+
+def test_vllm_contract(dense):
+    """`SchedulerOutput`, `NewRequestData` and `CachedRequestData` of vllm/v1/core/sched/output.py."""
+    output = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id="a", num_computed_tokens=64)],
+        scheduled_cached_reqs=SimpleNamespace(req_ids=["b", "c"], num_computed_tokens=[700, 2048]),
+        num_scheduled_tokens={"a": 448, "b": 1, "c": 512},
+    )
+    assert VllmTimePredictor(dense).step_seconds(output) == dense.seconds([700], [(448, 64), (512, 2048)])
+
+
+def test_llm_d_contract(dense):
+    """`LatencyCalculator` of llm-d-inference-sim, pkg/llm-d-inference-sim/latencies.go: `time.Duration` counts nanoseconds."""
+    calculator = LlmdLatencyCalculator(dense, mean_context=1000, chunk=2048)
+    assert calculator.get_inter_token_latency(8) == round(1e9 * dense.uniform_seconds(8, 1000))
+    first = calculator.get_time_to_first_token(3000, 0, False, 1)
+    assert first == round(1e9 * (dense.uniform_seconds(0, 1000, 1, 2048, 0) + dense.uniform_seconds(0, 1000, 1, 952, 2048)))
+    assert calculator.get_time_to_first_token(3000, 2000) < first
+    assert calculator.get_time_to_first_token(3000, 3000) > 0
+    assert calculator.get_time_to_first_token(1000, 0, True) == round(1e9 * 1000 * 131_072 / 50e9)
+
+
+def test_vidur_contract(dense):
+    """`Batch` of Vidur 0.0.26: tokens of the KV cache include the new ones; `KVParallelBatch` has a batch per group."""
+    predictor = VidurTimePredictor(dense)
+    batch = SimpleNamespace(num_q_tokens=[1, 256], num_kv_tokens=[901, 768])
+    times = predictor.get_execution_time(batch, 0)
+    assert times.total_time == times.model_time == dense.seconds([900], [(256, 512)])
+    assert times.model_time_ms == 1e3 * times.total_time
+    small = SimpleNamespace(num_q_tokens=[1], num_kv_tokens=[10])
+    assert predictor.get_execution_time(SimpleNamespace(batch_mapping={0: small, 1: batch})) == times
+    older = SimpleNamespace(num_tokens=[256], requests=[SimpleNamespace(num_processed_tokens=512)])
+    assert predictor.get_execution_time(older).total_time == dense.seconds([], [(256, 512)])
+
+
+def test_a_single_first_token_is_a_prompt():
+    assert split_pass([(1, 0), (1, 5)]) == ([5], [(1, 0)])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"[]", b"{}", b"nan", b'{"batch": -1}', b'{"batch": "x"}', b'{"batch": true}', b'{"bach": 1}', b'{"contexts": 5}',
+        b'{"prefills": [[1]]}', b'{"batch": 1e999}', b'{"batch": 100000, "context": 5}', b"[" * 50_000, b"\xff",
+        b'{"PromptTokens": 1, "DoRemotePrefill": 1}', b'{"PromptTokens": 99999999}', b'{"prefills": [[1, null]]}',
+    ],
+)  # fmt: skip
+def test_an_odd_line_gets_an_error(dense, line):
+    answer = answer_line(dense, line)
+    assert set(answer) == {"error"}
+    assert len(answer["error"]) < 400
+
+
+def test_addresses_are_of_this_machine():
+    assert read_address("localhost:80") == ("127.0.0.1", 80)
+    for wrong in ("0.0.0.0:80", "example.org:80", "99999"):
+        with pytest.raises(RangeError, match="listen"):
+            read_address(wrong)
+
+
+async def talk(predictor: Any, address: str, lines: list[bytes], **limits: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Start a server, send lines on one connection, and return its address and answers."""
+    ready = asyncio.get_running_loop().create_future()
+    server = asyncio.ensure_future(serve_predictor(predictor, address, ready=ready, **limits))
+    await asyncio.wait({ready, server}, return_when=asyncio.FIRST_COMPLETED)
+    if server.done():
+        server.result()
+    place = ready.result()
+    host, _, port = place.rpartition(":")
+    opened = asyncio.open_connection(host, int(port)) if port.isdigit() else asyncio.open_unix_connection(place)
+    reader, writer = await opened
+    answers = []
+    for line in lines:
+        writer.write(line + b"\n")
+        answers.append(json.loads(await asyncio.wait_for(reader.readline(), 10)))
+    writer.close()
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)
+    return place, answers
+
+
+@pytest.mark.parametrize("kind", ["port", "socket"])
+def test_the_server_answers_lines_and_survives_odd_ones(dense, tmp_path, kind):
+    address = "0" if kind == "port" else str(tmp_path / "s")
+    lines = [b'{"batch": 8, "context": 1000}', b"odd", b'{"contexts": [1000], "prefills": [[64, 0]]}', b'{"RunningReqs": 4}']
+    _, answers = asyncio.run(talk(dense, address, lines))
+    assert answers[0] == {"seconds": dense.uniform_seconds(8, 1000)}
+    assert "error" in answers[1]
+    assert answers[2] == {"seconds": dense.seconds([1000], [(64, 0)])}
+    assert answers[3]["nanoseconds"] > 0
+
+
+def test_connections_and_lines_are_bounded(dense, monkeypatch):
+    _, answers = asyncio.run(talk(dense, "0", [b"{}"], connections=0))
+    assert "connections are open" in answers[0]["error"]
+    monkeypatch.setattr(predictor_server, "LONGEST_LINE", 100)
+    _, answers = asyncio.run(talk(dense, "0", [b" " * 200]))
+    assert "at most 100 bytes" in answers[0]["error"]
+
+
+def test_an_address_that_is_a_file_is_refused(dense, tmp_path):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(RangeError, match="cannot listen"):
+        asyncio.run(talk(dense, str(tmp_path / "file"), []))
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "x"
+
+
+def test_the_command_answers_lines_of_standard_input():
+    words = ["predictor", "llama-3.1-8b", "hgx-h100", "--max-batch", "16", "--max-tokens", "512", "--max-context", "4096"]
+    ran = CliRunner().invoke(app_for(words), words, input='{"batch": 4, "context": 1000}\nodd\n')
+    assert ran.exit_code == 0, ran.output
+    answers = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert answers[0]["seconds"] == pytest.approx(
+        float(st.decode_step("llama-3.1-8b", "hgx-h100", batch=4, context=1000).total), rel=0.01
+    )
+    assert "error" in answers[1]
+    summary = CliRunner().invoke(app_for(words), [*words, "--json"])
+    assert json.loads(summary.stdout)["max_batch"] == 16
