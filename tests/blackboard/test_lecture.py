@@ -125,6 +125,16 @@ def test_hits_that_pay_for_a_cache():
     assert bb.break_even_hits(10, 5, 0.5) == pytest.approx(1.11, abs=0.005)
 
 
+def test_exchange_in_two_levels():
+    # Two racks: a token of 8 copies reaches 2 (1 - 1/256) of them, half of that remote, at an eighth of the bandwidth.
+    assert bb.two_level_exchange(2, 16, 8) == pytest.approx(16 * 2 * (1 - 2**-8) / 2 / 8)
+    assert bb.two_level_exchange(1, 8, 8) == 1
+    # One copy per token: nothing to save.
+    assert bb.two_level_exchange(4, 8, 1) == pytest.approx(bb.across_racks(4, 8))
+    racks = np.arange(1, 65)
+    assert (bb.two_level_exchange(racks, 8, 8) <= np.maximum(bb.across_racks(racks, 8), 1) + 1e-12).all()
+
+
 def test_across_racks():
     assert bb.across_racks(2, 8) == 4
     assert bb.across_racks(1e9, 8) == pytest.approx(8)

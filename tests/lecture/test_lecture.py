@@ -85,7 +85,7 @@ def test_check_prints_all_and_leaves_with_one_where_a_verdict_changed(monkeypatc
     assert done.exit_code == 0, done.output
     assert max(len(line) for line in done.output.splitlines()) <= 80
     assert done.output.count("Verdict") == 3  # sections, claims and cards, no column lost
-    assert "117 numbers" in done.output
+    assert "128 numbers" in done.output
     monkeypatch.setattr(Statement, "computed_verdict", property(lambda self: "fails"))
     changed = run("lecture", "--check", "--json")
     assert changed.exit_code == 1
@@ -118,7 +118,7 @@ def test_a_file_that_does_not_fit_is_told(tmp_path, monkeypatch):
 
 
 def test_claims_and_cards_are_all_there():
-    assert [one.number for one in lecture_content.claims()] == list(range(1, 27))
+    assert [one.number for one in lecture_content.claims()] == list(range(1, 38))
     assert [one.number for one in lecture_content.cards()] == list(range(1, 28))
     for card in lecture_content.cards():
         assert card.question.endswith(("?", ".")), card.number
@@ -131,12 +131,21 @@ VERDICTS_OF_CLAIMS = {  # as the science of the lecture has them (section 19), b
     1: "holds", 2: "holds within a factor", 3: "fails", 4: "undecided", 5: "fails", 6: "holds within a factor", 7: "holds",
     8: "holds within a factor", 9: "undecided", 10: "fails", 11: "fails", 12: "holds", 13: "holds within a factor", 14: "fails",
     15: "holds", 16: "undecided", 17: "holds within a factor", 18: "holds", 19: "holds", 20: "holds", 21: "holds", 22: "fails",
-    23: "holds within a factor", 24: "holds", 25: "holds", 26: "fails",
+    23: "holds within a factor", 24: "holds", 25: "holds", 26: "fails", 27: "fails", 28: "holds", 29: "undecided", 30: "holds",
+    31: "undecided", 32: "holds within a factor", 33: "holds", 34: "fails", 35: "holds within a factor",
+    36: "holds within a factor", 37: "holds",
 }  # fmt: skip
 
 
 def test_verdicts_on_claims():
     assert {one.number: one.statement.computed_verdict for one in lecture_content.claims()} == VERDICTS_OF_CLAIMS
+
+
+def test_five_predictions_have_a_dated_verdict_and_every_claim_its_section():
+    dated = [one for one in lecture_content.claims() if one.statement.date]
+    assert [one.number for one in dated] == [1, 2, 3, 4, 5]
+    assert all(one.statement.date >= "2026-04-29" for one in dated)
+    assert {one.section for one in lecture_content.claims()} >= set(range(1, 17)) - {6, 9} | {9}
 
 
 def test_quiz_judges_numbers_and_ends_with_its_input():

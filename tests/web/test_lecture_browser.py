@@ -62,7 +62,7 @@ def test_every_step_draws_its_picture_without_a_word_in_the_console_and_without_
                 if slider.count():
                     low = slider.bounding_box()
                     assert box["y"] >= 0
-                    assert low["y"] + low["height"] <= 900
+                    assert low["y"] + low["height"] <= 844
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert said == []
         assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
@@ -150,6 +150,40 @@ def test_the_spoken_numbers_the_table_the_words_and_the_machine(chromium, addres
         page.wait_for_function("() => document.querySelector('#roofline-1 .drag[data-name=chips]').textContent === '8 chips'")
         page.locator("#roofline-4 .term").first.click()
         assert page.locator(".word:popover-open").inner_text().startswith("floor")
+        assert said == []
+
+
+def test_a_switch_draws_the_four_numbers_with_their_gap_and_the_link_has_it(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address)
+        scrolled(page, "roofline", 3)
+        views, gap = page.locator("#roofline .views"), page.locator("#roofline .gap")
+        assert gap.inner_text() == ""
+        views.locator("input[value=spoken]").check(force=True)
+        page.wait_for_function("() => document.querySelector('#roofline .gap').textContent.includes('numbers of the lecture')")
+        # The picture has the lecture's best batch; the numbers of the page stay.
+        assert "2,4" in page.locator("#roofline .picture").inner_text()
+        assert page.locator(".num[data-name=best_batch]").first.inner_text() == "5,448 sequences"
+        views.locator("input[value=all]").check(force=True)
+        page.wait_for_function("() => document.querySelector('#roofline .gap').textContent.includes('measured')")
+        words = gap.inner_text()
+        assert all(name in words for name in ("spoken", "ideal", "engine", "times the ideal", "network"))
+        assert page.locator("#roofline .run").count() == 13
+        page.wait_for_timeout(400)
+        link = page.url
+        assert "view.lines=all" in link
+        page.select_option("#system", "hgx-b200")
+        page.wait_for_function("() => document.querySelectorAll('#roofline .run').length === 158")
+        page.select_option("#system", "hgx-a100")
+        page.wait_for_function("() => document.querySelector('#roofline .gap').textContent.includes('no public run of this pair')")
+        opened(page, link)
+        assert page.locator("#roofline .gap").inner_text() == words
+        # A changed number has no engine and no runs: they are of the pair.
+        opened(page, link + "&total=5e11")
+        page.wait_for_function("() => document.querySelector('#roofline .gap').textContent.includes('changed numbers')")
+        assert page.locator("#roofline .run").count() == 0
+        opened(page, address, "#roofline?view.lines=nonsense&view.nowhere=all")
+        assert page.locator("#roofline .views input:checked").get_attribute("value") == "ideal"
         assert said == []
 
 

@@ -164,3 +164,29 @@ def test_work_that_was_given_up_keeps_its_place_until_it_ends(monkeypatch):
     statuses, stuck = asyncio.run(ask())
     assert statuses == [503, 503, 200]
     assert stuck == [True, False]
+
+
+def test_a_config_is_downloaded_for_users_of_this_machine_only(tmp_path, monkeypatch):
+    from steptime.web import app as page
+
+    asked = []
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+
+    def fetch(name):
+        asked.append(name)
+        return tmp_path / "config.json" if name == "owner/model" else "any Hugging Face id works, but this one is gated"
+
+    monkeypatch.setattr(page, "fetch", fetch)
+    here = TestClient(app_for(), base_url="http://localhost:8421", client=("127.0.0.1", 1))
+    assert here.post("/api/config", json={"name": "owner/model"}).json() == {"config": '{"model_type": "llama"}'}
+    assert "gated" in here.post("/api/config", json={"name": "owner/gated"}).json()["detail"][0]["msg"]
+    del asked[:]
+    for name in ("/etc/passwd", "../x/y", "owner", "http://evil.example/x", "a/b/c", "", "owner/" + "x" * 300):
+        assert here.post("/api/config", json={"name": name}).status_code == 422, name
+    assert here.get("/api/config", params={"name": "owner/model"}).status_code == 405
+    assert here.post("/api/config", json={"name": "owner/model"}, headers={"origin": "http://evil.example"}).status_code == 403
+    elsewhere = TestClient(app_for(), base_url="http://localhost:8421", client=("192.0.2.7", 1))
+    assert elsewhere.post("/api/config", json={"name": "owner/model"}).status_code == 403
+    opened = TestClient(app_for(hosts=("localhost", "lecture.example")), base_url="http://localhost", client=("127.0.0.1", 1))
+    assert opened.post("/api/config", json={"name": "owner/model"}).status_code in (404, 405)
+    assert asked == []

@@ -41,6 +41,7 @@ from steptime.blackboard.expert_activation import (
     experts_touched,
     floor_of_domain,
     pipeline_condition,
+    two_level_exchange,
     weights_touched,
 )
 from steptime.blackboard.pipeline_stages import (
@@ -141,6 +142,7 @@ __all__ = [
     "tokens_equal_to_rl",
     "tokens_equal_to_serving",
     "tokens_per_pass",
+    "two_level_exchange",
     "unbatched_penalty",
     "usd_per_byte_read",
     "usd_per_flop",

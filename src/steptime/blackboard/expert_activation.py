@@ -249,6 +249,31 @@ def across_racks(racks: Number, bandwidth_ratio: Number) -> Number:
     return np.maximum(1 / racks, bandwidth_ratio * (racks - 1) / racks)
 
 
+def two_level_exchange(racks: Number, bandwidth_ratio: Number, copies: Number) -> Number:
+    r"""Return the time of an exchange in two levels over several racks, relative to one rack.
+
+    A token crosses once to each rack that has one of its experts, and fast links spread its copies there. With $k$ copies
+    per token a token reaches $h = r (1 - (1 - 1/r)^k)$ racks, of which the share $(r-1)/r$ is remote. Both levels overlap:
+    the ratio is $\max(1, \beta h (r-1) / (r k))$.
+
+    Args:
+        racks: Racks $r$.
+        bandwidth_ratio: Scale-up bandwidth over scale-out bandwidth, $\beta$.
+        copies: Copies $k$ of a token inside one rack: the chips with one of its experts.
+
+    Returns:
+        Ratio; 1 as fast as one rack.
+
+    References:
+        arXiv 2412.19437, section 3.2.2; lecture, section 7, *derived*.
+
+    >>> [round(float(two_level_exchange(r, 8, 8)), 2) for r in (1, 2, 4, 8)]
+    [1.0, 1.0, 2.7, 4.6]
+    """
+    reached = experts_touched(racks, 1.0, copies)
+    return np.maximum(1.0, bandwidth_ratio * reached * (racks - 1) / (racks * copies))
+
+
 def pipeline_condition(active: Number, layers_per_stage: Number, bandwidth_ratio: Number) -> Number:
     r"""Return scale-up time over scale-out time of a stage, $2 k \ell / \beta$.
 

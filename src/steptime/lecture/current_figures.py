@@ -421,6 +421,40 @@ def bandwidth_growth(before: str, after: str) -> float:
     return wide / narrow
 
 
+def batch_growth(machine_balance: float, total: float, active: float, times: float) -> float:
+    """Return the growth of the best batch if a model has more of all its parameters.
+
+    Args:
+        machine_balance: Balance R of the machine.
+        total: Parameters in total.
+        active: Active parameters.
+        times: Factor on both.
+
+    Returns:
+        Ratio of best batches.
+
+    >>> batch_growth(300, 671e9, 37e9, 2)
+    1.0
+    """
+    before, after = (optimal_batch(machine_balance, total * size / (active * size)) for size in (1.0, times))
+    return float(after / before)
+
+
+def layer_count(model: str) -> float:
+    """Return the layers of a model.
+
+    Args:
+        model: Name of a model.
+
+    Returns:
+        Layers.
+
+    >>> layer_count("deepseek-v3")
+    61.0
+    """
+    return float(load_model(model).depth)
+
+
 def figure_ratio(over: float, under: float) -> float:
     """Return the ratio of two measured figures.
 
@@ -435,6 +469,38 @@ def figure_ratio(over: float, under: float) -> float:
     2.5
     """
     return over / under
+
+
+def figure_ratios(over: Sequence[float], under: float) -> Array:
+    """Return the ratios of several measured figures to one.
+
+    Args:
+        over: Numerators.
+        under: Denominator.
+
+    Returns:
+        Ratios, one value per numerator.
+
+    >>> figure_ratios([10, 5], 4).tolist()
+    [2.5, 1.25]
+    """
+    return np.asarray(over) / under
+
+
+def domain_memory(system: str) -> float:
+    """Return the memory of the chips of one scale-up domain.
+
+    Args:
+        system: Name of a system.
+
+    Returns:
+        Bytes.
+
+    >>> domain_memory("gb200-nvl72") / 1e12
+    13.392
+    """
+    loaded = load_system(system)
+    return float(domain_chips(loaded) * loaded.chip.hbm.capacity)
 
 
 def microbatches_without_idle(stages: int) -> int:

@@ -110,6 +110,7 @@ class Statement:
     verdict: str = field(metadata=unit("", "stored verdict: holds, holds within a factor, fails or undecided"))
     reason: str = field(default="", metadata=unit("", "reason for the verdict"))
     source: str = field(default=LECTURE, metadata=unit("", "source of the number"))
+    date: str = field(default="", metadata=unit("", "day of the verdict on a prediction, YYYY-MM-DD"))
     unit: str = field(default="", metadata=unit("", "unit of the number"))
 
     @property
@@ -341,6 +342,7 @@ class Row:
     stored: str = field(metadata=unit("", "stored verdict"))
     reason: str = field(metadata=unit("", "reason for the verdict"))
     source: str = field(metadata=unit("", "source of the stated number"))
+    date: str = field(metadata=unit("", "day of the verdict on a prediction, YYYY-MM-DD"))
     unit: str = field(metadata=unit("", "unit of the numbers"))
 
     @property

@@ -28,6 +28,7 @@ from steptime.number_checks import Number
 from steptime.physics.engine import engine_for
 from steptime.physics.layout_space import legal, most_spread
 from steptime.physics.step import decode_step
+from steptime.svg import in_colours
 from steptime.units import in_digits
 
 CHAPTERS: Final = FOLDER / "chapters"
@@ -40,7 +41,10 @@ ARITHMETIC: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 CONTEXT: Final = 8192
 # Batches and contexts of the full model [sequences, tokens].
 ENGINE_BATCHES: Final = np.geomspace(1, 65_536, 33)
-ENGINE_CONTEXTS: Final = (400, 2000, 8192, 65_536)
+ENGINE_CONTEXTS: Final = (400, 2000, 8192, 32_768, 131_072)
+# Parts of a step that the closed forms leave out; the page has them for every fourth batch.
+LEFT_OUT: Final = ("network", "overhead")
+THINNED: Final = slice(None, None, 4)
 # Chips in the picture of balances, with the format of their weights.
 BALANCES: Final = (
     ("hgx-a100", "bf16"), ("hgx-h100", "bf16"), ("hgx-h100", "fp8"), ("hgx-h200", "fp8"), ("hgx-b200", "fp8"),
@@ -116,23 +120,33 @@ def chapters() -> tuple[Mapping[str, Any], ...]:
 def engine_seconds(model: str, system: str, batch: float, context: float) -> float:
     """Return the time of a decode step of a real engine, from `engine_tables`.
 
+    Batches are interpolated on logarithmic axes, contexts on a linear one. Below the shortest context the time is that of
+    the shortest context.
+
     Args:
         model: Model of the page.
         system: System of the page.
         batch: Sequences.
-        context: Tokens of each sequence; the nearest context of the table counts.
+        context: Tokens of each sequence.
 
     Returns:
-        Seconds; NaN without a layout.
+        Seconds; NaN without a layout, or beyond the contexts of the table or of the model.
 
     >>> 1e-3 < engine_seconds("deepseek-ai/DeepSeek-V3", "gb200-nvl72", 2400, 400) < 1e-1
     True
     """
     rows = engine_tables()["seconds"][model].get(system)
-    if rows is None:
+    if rows is None or context > ENGINE_CONTEXTS[-1]:
         return math.nan
-    place = int(np.argmin(np.abs(np.log(np.array(ENGINE_CONTEXTS) / context))))
-    return float(np.exp(np.interp(np.log(batch), np.log(ENGINE_BATCHES), np.log(rows[place]))))
+    numbers = np.array(rows, dtype=float)
+    by_context = [float(np.exp(np.interp(np.log(batch), np.log(ENGINE_BATCHES), np.log(row)))) for row in numbers]
+    upper = max(int(np.searchsorted(ENGINE_CONTEXTS, context)), 1)
+    low, high = ENGINE_CONTEXTS[upper - 1 : upper + 1]
+    share = min(max((context - low) / (high - low), 0.0), 1.0)
+    # A context of the table needs no neighbour, which may be too long for the model.
+    if share in (0.0, 1.0):
+        return by_context[upper - 1 + int(share)]
+    return by_context[upper - 1] * (1 - share) + by_context[upper] * share
 
 
 @lru_cache(maxsize=1)
@@ -140,19 +154,19 @@ def engine_tables() -> Mapping[str, Any]:
     """Return decode steps of the full model on the scale-up domain, for each model and system of the page.
 
     Returns:
-        Batches, contexts, and seconds by model and system.
+        Batches, contexts, and seconds, network and overhead by model and system.
     """
-    seconds: dict[str, dict[str, list[list[float]]]] = {}
     systems = {place: load_system(place) for place in state()["systems"]}
+    parts: dict[str, dict[str, dict[str, Any]]] = {part: {} for part in ("seconds", *LEFT_OUT)}
     for name in state()["models"]:
         model = load_model(name)
         rows = {place: engine_rows(model, system) for place, system in systems.items()}
-        seconds[name] = {place: row for place, row in rows.items() if row}
-    batches = [float(batch) for batch in ENGINE_BATCHES]
-    return {"batches": batches, "contexts": list(ENGINE_CONTEXTS), "seconds": seconds}
+        for part, by_model in parts.items():
+            by_model[name] = {place: row[part] for place, row in rows.items() if row}
+    return {"batches": [float(batch) for batch in ENGINE_BATCHES], "contexts": list(ENGINE_CONTEXTS), **parts}
 
 
-def engine_rows(model: Model, system: System) -> list[list[float]]:
+def engine_rows(model: Model, system: System) -> dict[str, list[list[float | None]]]:
     """Return decode steps of the full model on the scale-up domain, by the usual engine of the system.
 
     Args:
@@ -160,16 +174,29 @@ def engine_rows(model: Model, system: System) -> list[list[float]]:
         system: The system.
 
     Returns:
-        Seconds by context and batch; empty without a layout.
+        Seconds by context and batch, with their parts network and overhead for every fourth batch; None for contexts
+        beyond those of the model; empty without a layout.
     """
     layouts = [
         layout for layout in legal(model, system, domain_chips(system), microbatches=(1,)) if layout.pp == 1 and layout.cp == 1
     ]
     if not layouts:
-        return []
+        return {}
     batch, context = ENGINE_BATCHES[None, :], np.array(ENGINE_CONTEXTS)[:, None]
     step = decode_step(model, system, batch=batch, context=context, layout=most_spread(layouts), engine=engine_for(system))
-    return [[float(f"{value:.4g}") for value in row] for row in np.asarray(step.total)]
+    resources = in_colours(step.resources)
+    parts = {"seconds": np.asarray(step.total)} | {part: np.asarray(resources.get(part, 0.0)) for part in LEFT_OUT}
+    is_known = np.array(ENGINE_CONTEXTS) <= model.max_context
+
+    def column(part: str, values: Any, digits: str) -> list[list[float | None]]:
+        rows = np.broadcast_to(values, (len(ENGINE_CONTEXTS), len(ENGINE_BATCHES)))
+        rows = rows if part == "seconds" else rows[:, THINNED]
+        return [
+            [float(format(value, digits)) if is_inside else None for value in row]
+            for row, is_inside in zip(rows, is_known, strict=True)
+        ]
+
+    return {part: column(part, values, ".4g" if part == "seconds" else ".2g") for part, values in parts.items()}
 
 
 def pair_tables(model: Model, system: System) -> Mapping[str, Any]:
@@ -204,21 +231,21 @@ def alone_over_cheapest(model: str, system: str) -> float:
     Returns:
         Ratio.
     """
-    seconds = np.array(engine_tables()["seconds"][model][system][0])
+    seconds = np.array(engine_tables()["seconds"][model][system][0], dtype=float)
     return float(seconds[0] / np.min(seconds / ENGINE_BATCHES))
 
 
 @lru_cache(maxsize=1)
 def measured_runs() -> Mapping[str, Any]:
-    """Return measured decode steps on one server of eight chips.
+    """Return measured decode steps, on one server of eight chips or on the decode pool of a rack.
 
     Returns:
-        Rows of engine, context, concurrency and seconds, by model and system.
+        Rows of engine, context, concurrency, seconds and chips, by model and system.
     """
     runs: dict[str, dict[str, list[list[Any]]]] = {}
     with (CHAPTERS / "measured.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            numbers = [float(row[key]) for key in ("context", "concurrency", "tpot_s")]
+            numbers = [float(row[key]) for key in ("context", "concurrency", "tpot_s", "chips")]
             runs.setdefault(row["model"], {}).setdefault(row["system"], []).append([row["engine"], *numbers])
     return runs
 

@@ -23,20 +23,21 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError, RangeError, SteptimeError, short_repr
 from steptime.lecture.story import engine_rows, pair_tables
-from steptime.models.model_loading import load_model
+from steptime.models.model_loading import HUB_ID, fetch, load_model
 from steptime.planning.planner import plan
 from steptime.processes import core_count
 from steptime.questions.declaration import Question
 from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
 from steptime.web import server
-from steptime.web.board import Board, Shared, load_boards
+from steptime.web.board import LONGEST, Board, Shared, load_boards
 from steptime.web.lecture_page import served_page
 from steptime.web.page_subject import WrongField, catalogue_file, listed
 from steptime.web.question_requests import LONGEST_TEXT, check_request, declaration
@@ -108,6 +109,8 @@ def app_for(*, hosts: tuple[str, ...] = server.LOOPBACK, limits: server.Limits |
     ) -> Response:
         return await quick.answer(_pair, (model, system))
 
+    if not further_hosts and "*" not in hosts:
+        _add_config_route(app, quick)
     add_question_routes(app, slow)
     return app
 
@@ -116,7 +119,7 @@ def app_for(*, hosts: tuple[str, ...] = server.LOOPBACK, limits: server.Limits |
 def _pair(names: tuple[str, str]) -> bytes:
     # Paths of catalogue files, so that no other file is opened.
     model, system = load_model(str(catalogue_file("models", names[0]))), load_system(str(catalogue_file("systems", names[1])))
-    return json.dumps({**pair_tables(model, system), "seconds": engine_rows(model, system)}, allow_nan=False).encode()
+    return json.dumps({**pair_tables(model, system), "engine": engine_rows(model, system)}, allow_nan=False).encode()
 
 
 @lru_cache(maxsize=1)
@@ -254,6 +257,37 @@ def _answers(question: Question, values: Mapping[str, Any]) -> bytes:
     # A step has the smallest layout that holds the model if the request gives none.
     answers = question.ask(with_layout(question, inputs) if question.name == "step" else inputs, frozenset())
     return json.dumps({"question": question.name, "answers": plain(dict(answers))}, allow_nan=False).encode()
+
+
+# --- the config.json of a Hugging Face id ---------------------------------------------------------------------------------
+
+
+class HubName(BaseModel):
+    """The Hugging Face id of a config.json that the user asks for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(max_length=LONGEST_TEXT, pattern=f"^{HUB_ID.pattern}$", description="owner/model")
+
+
+def _add_config_route(app: FastAPI, desk: Desk) -> None:
+    """Add the only route that uses the network: the config.json of a name, at the request of a user of this machine."""
+
+    @app.post("/api/config", tags=["page"], summary="The config.json of a Hugging Face id, by download.")
+    async def config(body: HubName, request: Request) -> Response:
+        if request.client is None or not server.is_loopback(request.client.host):
+            return JSONResponse(server.problem("only users of this machine may download a config.json"), 403)
+        return await desk.answer(_config, body.name)
+
+
+def _config(name: str) -> bytes:
+    path = fetch(name)
+    if isinstance(path, str):
+        raise InputError(f"{name}: {path}")
+    text = path.read_text(encoding="utf-8")
+    if len(text) > LONGEST:
+        raise RangeError(f"{name}: its config.json has more than {LONGEST:,} characters")
+    return json.dumps({"config": text}).encode()
 
 
 # --- errors ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ meaning and bounds from the declaration of the question (`question_input`).
 
 from __future__ import annotations
 
+import ast
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -292,13 +293,38 @@ def _show_figure(value: float, unit: str) -> str:
     return f"{show(value, '')} {unit}" if unit in COUNTED_UNITS else show(value, unit)
 
 
+def printed(program: str) -> str:
+    """Return a program that prints its last expression.
+
+    Args:
+        program: Lines of Python.
+
+    Returns:
+        The program; unchanged if its last statement is no expression, or prints already.
+
+    >>> print(printed("x = 2\\nx * 3"))
+    x = 2
+    print(x * 3)
+    """
+    last = ast.parse(program).body[-1]
+    if not isinstance(last, ast.Expr) or ast.unparse(last).startswith("print("):
+        return program
+    lines, end = program.split("\n"), last.end_lineno or last.lineno
+    lines[last.lineno - 1] = f"print({lines[last.lineno - 1]}"
+    # Further lines of the call keep their columns below its arguments.
+    lines[last.lineno : end] = [f"{' ' * len('print(')}{line}" for line in lines[last.lineno : end]]
+    lines[end - 1] += ")"
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The answer of a board.
 
     tables: columns by name, for each table; columns of a table have one length. marks: single numbers in the
     picture. sentence: the result with its numbers. formula: lines with the numbers inserted. command, python: code
-    that gives the same result; `python` is a call of steptime, which is imported as `st`.
+    that gives the same result; `python` is a call of steptime, which is imported as `st`. scripts: texts to copy by
+    title, such as launch commands.
     """
 
     tables: Mapping[str, Mapping[str, Any]]
@@ -309,6 +335,7 @@ class Answer:
     figures: tuple[Figure, ...] = ()
     formula: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    scripts: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain lists, numbers and texts; NaN and infinity are null.
@@ -320,7 +347,8 @@ class Answer:
             "tables": {name: {key: _column(column) for key, column in table.items()} for name, table in self.tables.items()},
             "marks": plain(self.marks), "sentence": self.sentence,
             "figures": [figure.to_dict() for figure in self.figures], "formula": list(self.formula), "notes": list(self.notes),
-            "command": self.command, "python": f"import steptime as st\n\n{self.python}",
+            "scripts": dict(self.scripts), "command": self.command,
+            "python": f"import steptime as st\n\n{printed(self.python)}",
         }  # fmt: skip
 
 

@@ -268,7 +268,8 @@ def _chapter(chapter: Mapping[str, Any], values: Mapping[str, Any], *, is_live: 
 <header><p class="number">{chapter["number"]}</p><h2 id="{chapter["id"]}-title">{chapter["title"]}</h2>
 <p class="lead">{inline(chapter["lead"], values)}</p>{guess}</header>
 <div class="scroll"><div class="stage"><figure><figcaption></figcaption><div class="picture"></div>
-<div class="sliders"></div><div class="tools">{spoken}<button type="button" class="table">table</button>{board}</div>
+<div class="sliders"></div><fieldset class="views" hidden></fieldset><p class="gap" role="status"></p>
+<div class="tools">{spoken}<button type="button" class="table">table</button>{board}</div>
 </figure></div><div class="steps">{steps}</div></div>
 {_verdicts(chapter)}
 </section>"""
@@ -360,7 +361,7 @@ def _row(statement: Statement) -> str:
     cells = [
         html.escape(statement.name), html.escape(format_claim(statement.stated, statement.relation, statement.unit)),
         html.escape(between(low, high, statement.unit)), f'<b class="{statement.verdict.split()[0]}">{statement.verdict}</b>',
-        html.escape(statement.reason) + source,
+        html.escape(statement.reason) + source + (f" Verdict of {statement.date}." if statement.date else ""),
     ]  # fmt: skip
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
@@ -379,7 +380,10 @@ def _claims() -> str:
     for claim in claims():
         chapter = next(chapter for chapter in chapters() if claim.section in chapter["sections"])
         link = f'<td><a href="#{chapter["id"]}">{html.escape(claim.summary)}</a></td>'
-        rows.append(_row(claim.statement).replace("<tr>", f"<tr>{link}"))
+        call = ", ".join(f"{name}={value!r}" for name, value in claim.statement.arguments.items())
+        formula = f"<br><code>{html.escape(f'steptime.{claim.statement.call}({call})')}</code>"
+        name = html.escape(claim.statement.name)
+        rows.append(_row(claim.statement).replace("<tr>", f"<tr>{link}").replace(name, name + formula, 1))
     return f"<table><thead>{HEAD.replace('<tr>', '<tr><th>claim</th>')}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 

@@ -34,7 +34,7 @@ from steptime.physics.layout_space import legal, most_spread
 from steptime.physics.step import Step, decode_step
 from steptime.svg import PART_NAMES, PARTS
 from steptime.units import show
-from steptime.web.board import Shared, bar_inputs, is_config, is_toml
+from steptime.web.board import Shared, bar_inputs, is_config, is_toml, printed
 
 # Models and systems kept in memory.
 LOADED: Final = 256
@@ -378,6 +378,22 @@ def command(name: str, inputs: Shared, options: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
+def python_command(program: str) -> str:
+    """Return a shell command that runs a program, for answers that no command of steptime gives.
+
+    Args:
+        program: Lines of Python after `import steptime as st`.
+
+    Returns:
+        Shell command.
+
+    >>> print(python_command("st.blackboard.bubble_fraction(4, 8)"))
+    python -c 'import steptime as st
+    print(st.blackboard.bubble_fraction(4, 8))'
+    """
+    return shlex.join(["python", "-c", f"import steptime as st\n{printed(program)}"])
+
+
 def loaded(inputs: Shared) -> tuple[str, str]:
     """Return the model and the system as Python expressions.
 
@@ -417,7 +433,9 @@ def layout_options(layout: Layout) -> dict[str, int]:
 
 
 def step_command(inputs: Any, replica: Replica) -> str:
-    """Return the command that computes a decode step.
+    """Return the command that computes a decode step; a program where the layout has copies of experts.
+
+    The command has no option for copies.
 
     Args:
         inputs: Inputs of a board with a batch and a context.
@@ -426,6 +444,8 @@ def step_command(inputs: Any, replica: Replica) -> str:
     Returns:
         Shell command.
     """
+    if replica.layout.redundant_experts:
+        return python_command(decode_call(inputs, replica))
     return command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **layout_options(replica.layout)})
 
 
@@ -440,6 +460,8 @@ def decode_call(inputs: Any, replica: Replica) -> str:
         Python expression.
     """
     sizes = ", ".join(f"{option[2:]}={size}" for option, size in layout_options(replica.layout).items())
+    copies = int(replica.layout.redundant_experts)
+    sizes += f", redundant_experts={copies}" if copies else ""
     subject = f"{', '.join(loaded(inputs))}, batch={inputs.batch}, context={inputs.context}"
     return f"st.decode_step({subject}, layout=st.Layout({sizes}){with_engine(inputs)}).total"
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from steptime.units import counted, show
+from steptime.blackboard.token_cost import cost_per_token
+from steptime.lecture.story import measured_runs
+from steptime.units import MILLION, counted, show
 from steptime.web.board import Answer, Board, Figure, SlowInputs, question_input, text
+from steptime.web.board import columns as table_of
 from steptime.web.page_subject import WrongField, command, load_subject, loaded
 from steptime.web.plan_cache import PlanSpec, answered, cost_and_unit, plan_call, priced
 
 # Most bars of the picture.
 MAX_BARS = 6
+# Largest ratio of the contexts of a measured run and of the workload, and chips of a whole server.
+NEAR_CONTEXT, SERVER_CHIPS = 2.0, 8
 SYSTEMS = "hgx-h200, hgx-b200, gb200-nvl72, mi355x-8"
 
 
@@ -56,7 +62,11 @@ def answer(inputs: Inputs) -> Answer:
     options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
     columns = ("system", "cost", "low", "high", "speed", "ttft", "per_chip", "chips", "layout", "reason")
     return Answer(
-        tables={"systems": {name: [row[name] for row in rows] for name in columns}},
+        tables={
+            "systems": {name: [row[name] for row in rows] for name in columns},
+            "fronts": _fronts(rows, unit),
+            "runs": _runs(inputs, pairs, rows, unit),
+        },
         marks={"unit": unit, "speed": inputs.speed, "rough": rough},
         sentence=_sentence(inputs, able, rows, unit),
         figures=tuple(Figure(row["system"], row["cost"], unit, row["layout"]) for row in able),
@@ -65,10 +75,43 @@ def answer(inputs: Inputs) -> Answer:
             f"({row['chips']} x {row['per_chip']:,.4g} tok/s), {row['layout']}"
             for row in able
         ),
-        notes=("rough answer from earlier plans",) if rough else (),
+        notes=(
+            *(("rough answer from earlier plans",) if rough else ()),
+            "dots are measured runs of 8 chips with half to twice this context; their waits for first tokens are left out",
+        ),
         command=command("compare", _with(inputs, model=",".join(models), system=",".join(names)), options),
         python=plan_call("compare", f"{_loaded(inputs, models)}, {names!r}", spec, inputs),
     )  # fmt: skip
+
+
+def _fronts(rows: list[dict[str, Any]], unit: str) -> dict[str, list[Any]]:
+    """Return the points of all fronts in one unit, slowest first."""
+    return table_of(
+        "system speed cost layout",
+        (
+            (row["system"], point.tokens_per_second_per_user, cost_and_unit(point)[0], point.layout_text)
+            for row in rows
+            for point in sorted(row["front"], key=lambda point: point.tokens_per_second_per_user)
+            if cost_and_unit(point)[1] == unit
+        ),
+    )
+
+
+def _runs(inputs: Inputs, pairs: list[tuple[str, str]], rows: list[dict[str, Any]], unit: str) -> dict[str, list[Any]]:
+    """Return measured runs of whole servers with nearly the context of the workload, where the rent is known."""
+    context, labels = inputs.prompt + inputs.output / 2, {row["system"] for row in rows}
+    names = {
+        pair: _label(*pair, [model for model, _ in pairs], [system for _, system in pairs]) for pair in dict.fromkeys(pairs)
+    }
+    points = []
+    for (model, system), name in names.items():
+        rent = load_subject(_with(inputs, model=model, system=system)).rent
+        for engine, run_context, concurrency, seconds, chips in measured_runs().get(model, {}).get(system, ()):
+            is_near = 1 / NEAR_CONTEXT <= run_context / context <= NEAR_CONTEXT
+            if is_near and chips == SERVER_CHIPS and unit == "USD" and math.isfinite(rent) and name in labels:
+                cost = float(cost_per_token(seconds, concurrency, chips, rent * MILLION))
+                points.append((name, 1 / seconds, cost, engine, concurrency))
+    return table_of("system speed cost engine concurrency", points)
 
 
 def _with(inputs: Inputs, **names: str) -> Inputs:
@@ -102,7 +145,7 @@ def _row(inputs: Inputs, spec: PlanSpec, name: str) -> dict[str, Any]:
     """Return the plan of one pair as a row, or the reason why there is no plan."""
     outcome, point, rough = answered(inputs, spec, rough=inputs.coarse, diagnostics=False)
     row: dict[str, Any] = dict.fromkeys(("cost", "low", "high", "speed", "ttft", "per_chip", "chips", "layout"))
-    row |= {"system": name, "reason": "", "rough": rough, "unit": ""}
+    row |= {"system": name, "reason": "", "rough": rough, "unit": "", "front": outcome.plan.front if outcome.plan else ()}
     if outcome.plan is None or point is None:
         reason = outcome.plan.reason if outcome.plan else outcome.reason
         return row | {"reason": reason or f"no deployment reaches {spec.speed:g} tok/s per user"}

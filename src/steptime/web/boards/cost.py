@@ -14,7 +14,7 @@ from steptime.number_checks import Array, Number
 from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION, in_digits, show
 from steptime.web.board import Answer, Board, Figure, Shared, question_input, slider
-from steptime.web.page_subject import WrongField, command, decode_call, layout_options, load_replica
+from steptime.web.page_subject import WrongField, command, decode_call, layout_options, load_replica, python_command
 
 MAX_BATCH, POINTS = 65_536, 65
 # Parts of a step that a larger batch shares.
@@ -71,6 +71,9 @@ def answer(inputs: Inputs) -> Answer:
     hourly = usd(typical * HOUR)
     options = {"--context": inputs.context, **layout_options(replica.layout), "--over": f"batch={inputs.batch}"}
     options |= {"--answer": "usd_per_million_tokens", "--set": f"rent={inputs.rent:g} USD/h" if inputs.rent else ""}
+    program = (
+        f"step = {decode_call(inputs, replica)}\nst.blackboard.cost_per_token(step, {inputs.batch}, {chips}, {typical!r}) * 1e6"
+    )
     return Answer(
         tables={"costs": {"batch": batches, **costs, "total": total, "low": low, "high": high, "seconds": seconds}},
         marks={
@@ -94,9 +97,9 @@ def answer(inputs: Inputs) -> Answer:
             f"{in_digits(cost_ratio)} = {float(blackboard.batch_ratio(cost_ratio, speed)):,.0f} times fewer sequences",
         ),
         notes=(f"rent: {hourly} per chip-hour, {rent.kind}, {rent.date}",) if rent.kind else (),
-        command=command("sweep step", inputs, options),
-        python=f"step = {decode_call(inputs, replica)}\n"
-        f"st.blackboard.cost_per_token(step, {inputs.batch}, {chips}, {typical!r}) * 1e6",
+        # The command has no option for copies of experts.
+        command=python_command(program) if replica.layout.redundant_experts else command("sweep step", inputs, options),
+        python=program,
     )  # fmt: skip
 
 

@@ -83,8 +83,8 @@ def answer(inputs: Inputs) -> Answer:
         command=f"steptime reversible mixing --samples {SAMPLES}",
         python="from steptime.reversible.avalanche import cipher_curve\n"
         "from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes\n\n"
-        f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{index}]\n'
-        f"plain_bytes({inputs.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})",
+        f'share = cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{index}]\n'
+        f"share, plain_bytes({inputs.layers}, {layer:.0f}), reversible_bytes({stream:.0f}, {layer:.0f})",
         notes=(f"{SAMPLES:,} pairs of blocks per cipher; for the network, signs that differ after a layer",),
     )  # fmt: skip
 

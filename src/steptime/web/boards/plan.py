@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from steptime.planning.plan_result import Plan, Point
-from steptime.units import counted, show
+from steptime.launch.host_placement import place_replicas
+from steptime.launch.launch_commands import ENGINES, launch_commands
+from steptime.planning.plan_result import Plan, Point, runner_up_dearer
+from steptime.units import counted, in_digits, show
 from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, finite_figures, question_input, slider
 from steptime.web.page_subject import command, loaded
 from steptime.web.plan_cache import PlanSpec, answered, chip_roles, cost_and_unit, plan_call, priced, resource_bars
@@ -77,9 +79,12 @@ def answer(inputs: Inputs) -> Answer:
             Figure("first token", point.ttft, "s", f"{plan.percentile} TTFT."),
             Figure("output per chip", point.tokens_per_second_per_chip, "tok/s"),
             Figure("in flight", None if low is None else plan.concurrency, "requests"),
+            Figure("memory in use", None if rough else _memory_share(plan), "%", "Of the fullest pool."),
+            Figure("hosts", None if rough else _hosts(plan), "", "Machines that the plan runs on."),
         ) if plan and point else (),
         formula=_formula(plan, point, cost, unit) if plan and point and not rough else (),
         notes=() if rough or plan is None else (*_notes(plan), *plan.warnings),
+        scripts=_scripts(plan) if plan and point and not rough else {},
         command=command("plan", inputs, {**options, "--chips": inputs.chips or None}),
         python=plan_call("plan", ", ".join(loaded(inputs)), spec, inputs),
     )  # fmt: skip
@@ -104,9 +109,29 @@ def _notes(plan: Plan) -> Iterator[str]:
     """Yield what the curve and the mark rest on, and the cheapest layout of all."""
     if plan.feasible and plan.mean_tpot != plan.tpot:
         yield f"The curve shows mean times by closed forms, the mark the {plan.percentile} of requests served one by one."
+    if plan.runner_up is not None:
+        cost = priced(*cost_and_unit(plan.runner_up))
+        yield f"Runner-up: {plan.runner_up.layout_text} costs {cost}, {in_digits(1 + runner_up_dearer(plan))} times as much."
     if plan.unmeasured is not None:
         cost = priced(*cost_and_unit(plan.unmeasured))
         yield f"The cheapest layout of all, of a kind that nobody measured, costs {cost}: {plan.unmeasured.layout_text}."
+
+
+def _memory_share(plan: Plan) -> float:
+    """Return the share of the memory that the fullest pool uses."""
+    return max(
+        float((pool.memory.weights + pool.memory.cache + pool.memory.activations + pool.memory.reserved) / pool.memory.capacity)
+        for pool in plan.pools
+    )
+
+
+def _hosts(plan: Plan) -> float:
+    return float(sum(replica.nodes for replica in place_replicas(plan)))
+
+
+def _scripts(plan: Plan) -> dict[str, str]:
+    """Return the launch commands of each engine; an engine that cannot serve the plan says why."""
+    return {f"launch with {engine}": "\n".join(launch_commands(plan, engine)) for engine in ENGINES}
 
 
 def _sentence(inputs: Inputs, plan: Plan, point: Point, *, rough: bool) -> str:

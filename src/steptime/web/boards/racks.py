@@ -13,7 +13,7 @@ from steptime.models.model import Model
 from steptime.physics.network_time import exchange
 from steptime.units import show
 from steptime.web.board import Answer, Board, Figure, Shared, finite_figures, question_input, slider
-from steptime.web.page_subject import command, load_subject, refuse_long_context
+from steptime.web.page_subject import load_subject, python_command, refuse_long_context
 
 # Racks of the picture.
 RACKS = np.arange(1, 9)
@@ -81,9 +81,15 @@ def answer(inputs: Inputs) -> Answer:
             f"cache of a chip = b L kappa / E = {inputs.batch:,} x {inputs.context:,} x {show(pair.kv_bytes, 'B')} / E",
             *exchange_formula,
         ),
-        command=command("roofline", inputs, {"--context": inputs.context}),
-        python=f"st.blackboard.kv_bytes_per_chip({inputs.batch}, {inputs.context}, {pair.kv_bytes!r}, {pair.chips}, 1)",
+        command=python_command(_program(inputs, pair)), python=_program(inputs, pair),
     )  # fmt: skip
+
+
+def _program(inputs: Inputs, pair: Pair) -> str:
+    """Return the program that prints weights and cache of a chip."""
+    weights = f"{pair.total!r}, {pair.bytes_of_weight!r}, {pair.chips}, {inputs.racks}"
+    cache = f"{inputs.batch}, {inputs.context}, {pair.kv_bytes!r}, {pair.chips}, {inputs.racks}"
+    return f"(st.blackboard.weight_bytes_per_chip({weights}),\n st.blackboard.kv_bytes_per_chip({cache}))"
 
 
 def _spread(model: Model, system: System, pair: Pair, batch: int, racks: Any) -> Any:

@@ -13,6 +13,7 @@ from steptime.training.schedules.schedule import Schedule, schedule_named
 from steptime.training.schedules.work_order import KINDS
 from steptime.units import in_digits
 from steptime.web.board import Answer, Board, Figure, Shared, choice, columns, question_input, slider
+from steptime.web.page_subject import python_command
 
 NAMES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev")
 BOXES: Final = ("device", "kind", "chunk", "micro", "back", "start", "end")
@@ -92,7 +93,6 @@ def answer(inputs: Inputs) -> Answer:
             f"GPipe: (P - 1) / (M + P - 1) = {p - 1} / {m + p - 1} = {100 * gpipe:.1f} %",
         ),
         **snippets,
-        notes=("the command simulates the same schedule for a real model with its own pass times",),
     )  # fmt: skip
 
 
@@ -107,15 +107,18 @@ def _snippets(inputs: Inputs, schedule: Schedule, v: int, f: float, b: float, w:
     """Return the command and the Python call; the times of passes are those of one chunk."""
     # The model needs at least one layer per stage.
     model = "llama-3-8b" if inputs.stages * max(v, 1) <= 32 else "llama-3.1-405b"
-    return {
-        "command": f"steptime train {model} hgx-h100 --engine typical --chips {8 * inputs.stages} --tp 8 --pp {inputs.stages}"
-        f"{f' --vpp {v}' if v > 1 else ''} --batch {inputs.microbatches} --micro-batch 1 --schedule {schedule.name}",
-        "python": "from steptime.training.schedules.schedule import schedule_named\n"
+    train = (
+        f"steptime train {model} hgx-h100 --engine typical --chips {8 * inputs.stages} --tp 8 --pp {inputs.stages}"
+        f"{f' --vpp {v}' if v > 1 else ''} --batch {inputs.microbatches} --micro-batch 1 --schedule {schedule.name}"
+    )
+    program = (
+        "from steptime.training.schedules.schedule import schedule_named\n"
         "from steptime.training.schedule_timeline import simulate_step\n\n"
         f'order = schedule_named("{schedule.name}").order({inputs.stages}, {inputs.microbatches}, {v})\n'
         f"done = simulate_step(order, {f:g}, {b:g}, {w:g})\n"
-        "float(done.total), float(done.idle.max()), float(done.in_flight.max())",
-    }
+        "float(done.total), float(done.idle.max()), float(done.in_flight.max())"
+    )
+    return {"command": python_command(program), "python": program, "scripts": {"the schedule for a real model": train}}
 
 
 def _sentence(schedule: Schedule, idle: float, total: float, peak: float, gpipe: float) -> str:

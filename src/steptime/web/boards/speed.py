@@ -7,7 +7,7 @@ import numpy as np
 from steptime.blackboard.token_cost import batch_ratio, speed_ceiling
 from steptime.units import show
 from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, finite_figures, question_input
-from steptime.web.page_subject import command, load_subject, loaded, refuse_long_context, with_engine
+from steptime.web.page_subject import command, load_subject, loaded, python_command, refuse_long_context
 from steptime.web.plan_cache import Curves, cached_curves, priced
 
 FASTER = "a single sequence reads only the experts that it uses, so it can be faster than the floor of the blackboard"
@@ -49,6 +49,7 @@ def answer(inputs: Inputs) -> Answer:
         for index, name in curves.labels().items()
     ]
     top = float(speed[0]) if len(speed) else None
+    program = _program(inputs, curves)
     money = curves.unit
     return Answer(
         tables={
@@ -79,9 +80,24 @@ def answer(inputs: Inputs) -> Answer:
             *([f"rough answer from a context of {curves.context:,} tokens"] if curves.context != inputs.context else []),
             *([FASTER] if top and top * pair.floor > 1 and pair.experts > 1 else []),
         ),
-        command=command("roofline", inputs, {"--context": inputs.context}),
-        python=f"st.roofline({', '.join(loaded(inputs))}, context={inputs.context}{with_engine(inputs)}).answers",
+        command=python_command(program), python=program,
+        scripts={"the lecture's numbers for this pair": command("roofline", inputs, {"--context": inputs.context})},
     )  # fmt: skip
+
+
+def _program(inputs: Inputs, curves: Curves) -> str:
+    """Return the program that prints the cost at the speed, and the greatest speed."""
+    model, system = loaded(inputs)
+    return (
+        "from steptime.lecture.current_figures import build_pair\n"
+        "from steptime.lecture.pair_roofline import full_model_front\n"
+        "from steptime.physics.engine import engine_for\n\n"
+        f"model, system = {model if model.startswith('st.') else f'st.load_model({model})'}, st.load_system({system})\n"
+        f"pair = build_pair(model, system, context={inputs.context})\n"
+        f"front = full_model_front(model, system, engine_for(system{f', {inputs.engine!r}' if inputs.engine else ''}), pair)\n"
+        f"cost = front.chip_seconds[front.cheapest({inputs.speed!r})] * {curves.cost_per_chip_second!r}\n"
+        "float(cost), float(1 / front.seconds.min())"
+    )
 
 
 def _sentence(inputs: Inputs, curves: Curves, points: list[tuple[str, float, float, float]], price: float | None) -> str:

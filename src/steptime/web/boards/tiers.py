@@ -14,7 +14,7 @@ from steptime.number_checks import Array
 from steptime.pricing.kv_storage_cost import tiers
 from steptime.units import HOUR, in_digits, show
 from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider
-from steptime.web.page_subject import WrongField, command, load_subject, loaded, refuse_long_context, require_rent
+from steptime.web.page_subject import WrongField, command, load_subject, python_command, refuse_long_context, require_rent
 
 # Storage times of the picture [s].
 MIN_SECONDS, MAX_SECONDS, POINTS = 1e-3, 1e7, 121
@@ -67,7 +67,8 @@ def answer(inputs: Inputs) -> Answer:
     lives = {words: str(best[np.searchsorted(times, seconds)]) for words, seconds in LIVES.items()}
     tier = str(best[index])
     cheapest = float(costs[tier][index])
-    model_text, system_text = loaded(inputs)
+    as_chip = inputs.price == inputs.waits == "chip"
+    program = _program(inputs, trade, rent, tier)
     return Answer(
         tables={"costs": {"seconds": times, **costs, "best": np.min(every, axis=0)}, "spans": _spans(times, best)},
         marks={"held": inputs.hold_seconds, "cost": cheapest, "tier": tier, "words": WORDS, "lives": LIVES, "again": recompute},
@@ -87,10 +88,32 @@ def answer(inputs: Inputs) -> Answer:
               for name, (once, second) in holding.items()),
         ),
         notes=tuple(_notes(inputs, rent)),
-        command=command("reversible cache", inputs, {"--context": inputs.context}),
-        python="from steptime.describe.kv_tradeoff import cache_trade\n\n"
-        f"cache_trade([{model_text}], {system_text}, [{inputs.context}]).to_dataframe()",
+        # The command prices tiers at the chip's rent.
+        command=command("reversible cache", inputs, {"--context": inputs.context}) if as_chip else python_command(program),
+        python=program,
     )  # fmt: skip
+
+
+def _program(inputs: Inputs, trade: HeldContext, rent: float, tier: str) -> str:
+    """Return the program that prints the cost of the cheapest choice per billion tokens."""
+    if tier == "again":
+        return f"{trade.recompute_seconds!r} / {inputs.reach!r} / {inputs.context} * {rent!r} * 1e9"
+    sizes, number = trade.tiers, [entry.name for entry in trade.tiers].index(tier)
+    bandwidth, capacity = sizes[number].capacity / sizes[number].drain_seconds, sizes[number].capacity
+    tier_rent, busy = _rents(inputs, rent, number, sizes[number].name, capacity)
+    token = trade.held_bytes / inputs.context
+    return (
+        f"once = st.blackboard.retrieve_cost({token!r}, {bandwidth!r}, {busy!r})\n"
+        f"second = st.blackboard.hold_cost({token!r}, {capacity!r}, {tier_rent!r})\n"
+        f"(once + second * {float(inputs.hold_seconds)!r}) * 1e9"
+    )
+
+
+def _rents(inputs: Inputs, rent: float, number: int, name: str, capacity: float) -> tuple[float, float]:
+    """Return the rent of a whole tier and of what waits while it is read [USD/s]; the first tier is the chip's memory."""
+    sold = {storage.name: storage.usd_per_byte_second for storage in tiers()}
+    tier_rent = rent if number == 0 or inputs.price == "chip" else sold[MEMORY[name]] * capacity
+    return tier_rent, 0.0 if number == 0 else rent if inputs.waits == "chip" else tier_rent
 
 
 def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[float, float]]:
@@ -99,12 +122,9 @@ def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[f
     Each cost is a pair: USD at once, and USD per second of storage.
     """
     bytes_per_token = trade.held_bytes / inputs.context
-    sold = {storage.name: storage.usd_per_byte_second for storage in tiers()}
     tier_costs = {}
     for number, tier in enumerate(trade.tiers):
-        # USD/s of the whole tier; the first tier is the chip's own memory, which needs no reading back.
-        tier_rent = rent if number == 0 or inputs.price == "chip" else sold[MEMORY[tier.name]] * tier.capacity
-        busy = 0.0 if number == 0 else rent if inputs.waits == "chip" else tier_rent
+        tier_rent, busy = _rents(inputs, rent, number, tier.name, tier.capacity)
         once = float(retrieve_cost(bytes_per_token, tier.capacity / tier.drain_seconds, busy)) * BILLION
         tier_costs[tier.name] = once, float(hold_cost(bytes_per_token, tier.capacity, tier_rent)) * BILLION
     tier_costs["again"] = trade.recompute_seconds / inputs.reach / inputs.context * rent * BILLION, 0.0
@@ -114,8 +134,6 @@ def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[f
 def _notes(inputs: Inputs, rent: float) -> Iterator[str]:
     sold = "the price of its memory over four years (a guess)" if inputs.price != "chip" else "as much as the chip's rent"
     yield f"rent of a chip: {usd(rent * HOUR)}/h; a tier costs {sold}"
-    if inputs.price != "chip" or inputs.waits != "chip":
-        yield "the command and the Python code price tiers at the chip's rent: set both choices to chip for the same numbers"
 
 
 def _spans(times: Array, best: Array) -> dict[str, list[object]]:

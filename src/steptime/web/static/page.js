@@ -1,10 +1,11 @@
 // The page: a common bar, and the boards. The server computes; the browser sends requests, draws, and stores the state in the address.
 
 import { control, el, rounded } from "./inputs.js";
-import { spread } from "./draw.js";
+import { brief, colour, spread } from "./draw.js";
 import { address, read, set, state, value, write } from "./state.js";
 
 const $ = (id) => document.getElementById(id);
+const AGAIN = 10;  // further requests after "no answer yet"
 const NEAR = 18;  // largest distance of a finger from the point [pixels]
 const boards = new Map();
 let start;
@@ -27,8 +28,16 @@ class Asker {
     this.flying = true;
     try {
       const answer = fixed ? await fixed(this.board.about.name, body) : await post(`api/boards/${this.board.about.name}`, body);
-      if (answer.ok) this.board.show(answer.data, body, settled);
-      else this.board.complain(answer.data.detail || []);
+      // A first simulation compiles, and plans are slow on a busy machine: the work goes on, and a later request gets it.
+      if (answer.status === 503 && !this.next && (this.tries = (this.tries || 0) + 1) <= AGAIN) {
+        this.board.complain([{ field: "", msg: `The server is still at work (a first answer compiles the simulator). Asking again, ${this.tries} of ${AGAIN}.` }]);
+        await new Promise((done) => setTimeout(done, 2000));
+        this.next ||= { body, settled };
+      } else {
+        this.tries = 0;
+        if (answer.ok) this.board.show(answer.data, body, settled);
+        else this.board.complain(answer.data.detail || []);
+      }
     } catch (error) {
       this.board.complain([{ field: "", msg: "no answer from the server; is steptime web still running?" }]);
     }
@@ -40,7 +49,8 @@ class Asker {
 
 async function post(path, body) {
   const response = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-  return { ok: response.ok, data: await response.json() };
+  const data = await response.json().catch(() => ({ detail: [{ field: "", msg: `the server answers with status ${response.status}` }] }));
+  return { ok: response.ok, status: response.status, data };
 }
 
 // --- a board ------------------------------------------------------------------------------------------------------------
@@ -61,6 +71,8 @@ class Board {
     this.figures = el("dl", { class: "figures" });
     this.formula = el("div", { class: "formula" });
     this.notes = el("ul", { class: "notes" });
+    this.scripts = el("div", { class: "scripts" });
+    this.pins = el("div", { class: "pins" });
     this.message = el("p", { class: "message", role: "alert" });
     const controls = el("div", { class: "controls" });
     const more = el("details", {}, [el("summary", {}, ["more"])]);
@@ -77,17 +89,19 @@ class Board {
       ...(Object.keys(today).length ? [press("today", () => this.preset(today))] : []),
       press("copy command", (at) => copy(at, this.answer?.command)),
       press("copy Python", (at) => copy(at, this.answer?.python)),
+      press("table", () => tables(title, this.answer)),
+      this.pinButton = press("pin as A", () => this.pin()),
       press("copy link", (at) => { state.board = name; write(); copy(at, location.origin + address()); }),
       press("JSON", () => save(`${name}.json`, "application/json", JSON.stringify(this.answer, null, 1))),
       press("CSV", () => save(`${name}.csv`, "text/csv", csv(this.answer))),
-      press("SVG", () => save(`${name}.svg`, "image/svg+xml", svgText(this.picture))),
-      press("PNG", () => png(this.picture, `${name}.png`)),
+      press("SVG", () => save(`${name}.svg`, "image/svg+xml", svgText(this))),
+      press("PNG", () => png(this)),
     ]);
     return el("section", { class: "board", id: name, "aria-label": title }, [
       el("h2", {}, [el("a", { href: `#${name}` }, [title])]),
       el("div", { class: "sides" }, [el("div", {}, [this.picture, this.sentence, this.figures]), controls]),
       el("details", {}, [el("summary", {}, ["formula with its numbers"]), this.formula]),
-      this.notes, buttons,
+      this.notes, this.scripts, this.pins, buttons,
     ]);
   }
 
@@ -133,6 +147,7 @@ class Board {
     this.draw = draw;
     if (drag) this.makeDraggable(drag);
     this.ask();
+    this.wakePin();
   }
 
   show(answer, body, settled) {
@@ -146,18 +161,57 @@ class Board {
     this.figures.replaceChildren(...answer.figures.map((one) => el("div", { title: one.words, "data-figure": one.name }, [el("dt", {}, [one.name]), el("dd", {}, [one.text])])));
     this.formula.textContent = answer.formula.join("\n");
     this.notes.replaceChildren(...answer.notes.map((words) => el("li", {}, [words])));
+    this.scripts.replaceChildren(...Object.entries(answer.scripts || {}).map(([name, text]) => {
+      const button = el("button", { type: "button" }, ["copy"]);
+      button.addEventListener("click", () => copy(button, text));
+      return el("details", {}, [el("summary", {}, [name]), button, el("pre", { tabindex: 0, role: "group", "aria-label": name }, [text])]);
+    }));
+    this.comparePins();
     this.element.dataset.shown = String(+(this.element.dataset.shown || 0) + 1);
     if (settled) this.picture.classList.remove("stale");
     aim.keep();
   }
 
+  // A against B: the pinned answer stays as a pale curve and as a column beside the present one, and in the address.
+  pin() {
+    const key = `${this.about.name}.pin`;
+    if (this.pinned) { this.pinned = this.before = null; set(key, "", ""); }
+    else { this.pinned = this.answer; set(key, this.asked, ""); }
+    this.redraw();
+    this.comparePins();
+  }
+
+  async wakePin() {
+    const kept = value(`${this.about.name}.pin`, "");
+    if (!kept || fixed) return;
+    try {
+      const answer = await post(`api/boards/${this.about.name}`, JSON.parse(kept));
+      if (answer.ok) { this.pinned = answer.data; this.redraw(); this.comparePins(); }
+    } catch { set(`${this.about.name}.pin`, "", ""); }
+  }
+
+  comparePins() {
+    this.pinButton.textContent = this.pinned ? "unpin A" : "pin as A";
+    const names = this.pinned ? [...new Set([...this.pinned.figures, ...this.answer.figures].map((one) => one.name))] : [];
+    const find = (answer, name) => answer.figures.find((one) => one.name === name);
+    const ratio = (a, b) => (a?.value && b?.value && a.unit === b.unit ? `${+(b.value / a.value).toPrecision(3)}x` : "");
+    this.pins.replaceChildren(...(names.length ? [el("table", {}, [
+      el("caption", {}, ["A (pinned) against B (now)"]),
+      el("thead", {}, [el("tr", {}, ["", "A", "B", "B / A"].map((text) => el("th", { scope: "col" }, [text])))]),
+      el("tbody", {}, names.map((name) => { const [a, b] = [find(this.pinned, name), find(this.answer, name)]; return el("tr", {}, [el("th", { scope: "row" }, [name]), ...[a?.text || "", b?.text || "", ratio(a, b)].map((text) => el("td", {}, [text]))]); })),
+    ])] : []));
+  }
+
   redraw() {
     if (!this.answer) return;
     const width = Math.max(this.picture.clientWidth, 280);
-    const made = this.draw(this.answer, { width, before: this.before, body: JSON.parse(this.asked) });
+    const made = this.draw(this.answer, { width, before: this.pinned || this.before, body: JSON.parse(this.asked) });
     this.figure = made;
     this.picture.replaceChildren(...(Array.isArray(made) ? made : [made]));
     this.picture.querySelectorAll("svg").forEach((svg) => spread(svg));
+    // The picture has one name, and its numbers are in the table; names of its parts would be read without a role.
+    this.picture.querySelectorAll("svg, svg [aria-label]").forEach((part) => part.removeAttribute("aria-label"));
+    darken(this.picture);
     this.picture.classList.toggle("small", !made.scale);
   }
 
@@ -199,7 +253,7 @@ class Board {
       event.stopPropagation();  // otherwise Plot would pin its tip
     }, true);
     this.picture.addEventListener("pointermove", (event) => { if (held) move(event); });
-    this.picture.addEventListener("pointerup", () => { if (held) { held = false; this.ask(true); } });
+    this.picture.addEventListener("pointerup", () => { if (held) { held = false; this.changed(one, this.value(one), true); } });
     this.picture.addEventListener("pointercancel", () => { held = false; });
   }
 }
@@ -250,6 +304,16 @@ function paste(one) {
   const before = value(one.name, "");
   $("pasted").value = before.startsWith("{") || before.includes("\n") ? before : "";
   dialog.returnValue = "";
+  $("hub").hidden = one.name !== "model";
+  $("hub-said").textContent = "";
+  // The only request to another machine, by the server, and only on this button.
+  $("hub-get").onclick = async () => {
+    const name = $("hub-name").value.trim();
+    $("hub-said").textContent = "downloading ...";
+    const answer = await post("api/config", { name }).catch(() => ({ ok: false, data: { detail: [{ msg: "no answer from the server" }] } }));
+    if (answer.ok) $("pasted").value = answer.data.config;
+    $("hub-said").textContent = answer.ok ? `config.json of ${name} is in the field.` : [answer.data.detail].flat().map((each) => each.msg || String(each)).join("; ");
+  };
   dialog.showModal();
   dialog.onclose = () => {
     const text = $("pasted").value.trim();
@@ -294,28 +358,67 @@ function csv(answer) {
   }).join("\n\n") + "\n";
 }
 
-// A picture as a file, with the colours of the page.
-function svgText(place) {
-  const svg = place.querySelector("svg:not([class*=ramp])");
-  const made = svg.cloneNode(true);
-  const style = getComputedStyle(place);
-  made.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  made.setAttribute("color", style.color);
-  made.setAttribute("font-family", "system-ui, sans-serif");
-  made.style.background = style.getPropertyValue("--paper");
-  for (const text of made.querySelectorAll("text, g[aria-label$=axis]")) if (!text.getAttribute("fill") || text.getAttribute("fill") === "currentColor") text.setAttribute("fill", style.color);
+// The numbers of the pictures in a dialog, at most `ROWS` of each table.
+const ROWS = 60;
+function tables(title, answer) {
+  if (!answer) return;
+  const cell = (given) => (given === null ? "" : typeof given === "number" ? brief(given) : String(given));
+  const made = Object.entries(answer.tables).filter(([, table]) => Object.keys(table).length).map(([name, table]) => {
+    const names = Object.keys(table), count = Math.min(table[names[0]].length, ROWS);
+    return el("table", {}, [el("caption", {}, [name]), el("thead", {}, [el("tr", {}, names.map((text) => el("th", { scope: "col" }, [text])))]),
+      el("tbody", {}, Array.from({ length: count }, (_, n) => el("tr", {}, names.map((each) => el("td", {}, [cell(table[each][n])])))))]);
+  });
+  $("numbers-title").textContent = title;
+  $("numbers-tables").replaceChildren(...made);
+  $("numbers").showModal();
+}
+
+// Text needs more contrast than a line: names of lines have a darker form of their colour.
+const INKS = ["compute", "weights", "kv", "network", "overhead", "money"];
+function darken(place) {
+  const inks = new Map(INKS.map((name) => [colour(name), colour(`${name}-text`)]));
+  for (const text of place.querySelectorAll("text, g[fill]")) {
+    const ink = inks.get(text.getAttribute("fill"));
+    if (ink && (text.tagName === "text" || text.querySelector(":scope > text"))) text.setAttribute("fill", ink);
+  }
+}
+
+// All pictures of a board as one file, with title, inputs and source, in the colours of the page.
+const PAD = 16, LINE = 18;
+function svgText(board) {
+  const style = getComputedStyle(board.picture), ink = style.color, paper = style.getPropertyValue("--paper").trim();
+  const parts = [...board.picture.querySelectorAll("svg")].filter((one) => !one.parentElement.closest("svg") && one.viewBox.baseVal?.width);
+  const width = Math.max(...parts.map((one) => one.viewBox.baseVal.width)) + 2 * PAD;
+  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const words = (text, y, size, weight) => { const one = document.createElementNS(made.namespaceURI, "text"); for (const [key, given] of Object.entries({ x: PAD, y, fill: ink, "font-size": size, "font-weight": weight })) one.setAttribute(key, given); one.textContent = text; made.append(one); };
+  let y = PAD + LINE;
+  words(board.about.title, y, 16, 700);
+  y += LINE / 2;
+  for (const one of parts) {
+    const copied = one.cloneNode(true), size = one.viewBox.baseVal, before = one.querySelectorAll("text"), after = copied.querySelectorAll("text");
+    after.forEach((text, n) => { const shown = getComputedStyle(before[n]); text.setAttribute("fill", shown.fill); text.setAttribute("font-family", "system-ui, Helvetica, Arial, sans-serif"); });
+    for (const [key, given] of Object.entries({ x: PAD, y, width: size.width, height: size.height })) copied.setAttribute(key, given);
+    copied.style.overflow = "visible";
+    made.append(copied);
+    y += size.height + 6;
+  }
+  const inputs = Object.entries(JSON.parse(board.asked)).filter(([, given]) => given !== "" && given !== false).map(([name, given]) => `${name} ${String(given).slice(0, 60)}`).join(", ");
+  const most = Math.floor((width - 2 * PAD) / 6.2);
+  for (const text of [...(inputs.match(new RegExp(`.{1,${most}}(, |$)`, "g")) || [inputs]), `steptime ${start.version}: ${board.answer.command}`.slice(0, most)]) { y += LINE; words(text, y, 11, 400); }
+  for (const [key, given] of Object.entries({ width, height: y + PAD, viewBox: `0 0 ${width} ${y + PAD}`, color: ink, "font-family": "system-ui, Helvetica, Arial, sans-serif" })) made.setAttribute(key, given);
+  made.setAttribute("style", `background: ${paper}`);
   return new XMLSerializer().serializeToString(made);
 }
 
-function png(place, name) {
-  const svg = place.querySelector("svg:not([class*=ramp])").viewBox.baseVal;
+function png(board) {
+  const text = svgText(board), [, width, height] = /viewBox="0 0 ([0-9.]+) ([0-9.]+)"/.exec(text);
   const image = new Image();
   image.onload = () => {
-    const canvas = el("canvas", { width: svg.width * 2, height: svg.height * 2 });
+    const canvas = el("canvas", { width: width * 2, height: height * 2 });
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    canvas.toBlob((blob) => save(name, "image/png", blob));
+    canvas.toBlob((blob) => save(`${board.about.name}.png`, "image/png", blob));
   };
-  image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(svgText(place));
+  image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
 }
 
 // --- start -------------------------------------------------------------------------------------------------------------

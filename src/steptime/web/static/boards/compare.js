@@ -1,4 +1,4 @@
-import { brief, colour, rows } from "../draw.js";
+import { brief, colour, picture, rows } from "../draw.js";
 
 // Cost of each system, cheapest first: a bar with its range, and below its name the speed and the chips.
 export function draw({ tables, marks }, { width }) {
@@ -10,7 +10,7 @@ export function draw({ tables, marks }, { width }) {
   const short = (row) => `${brief(row.speed)} tok/s per user · ${row.chips} chips`;
   const narrow = width < 520;
   const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
-  return [Plot.plot({
+  const bars = Plot.plot({
     width, height: all.length * 66 + 50, marginLeft: 4, marginRight: 76, marginTop: 8, marginBottom: 42,
     style: { background: "transparent", fontSize: "12px", fontFamily: "inherit", overflow: "visible" },
     x: { domain: [0, most * 1.02], ticks: narrow ? 3 : 6, tickFormat: (d) => (d === 0 ? "0" : brief(d, unit, 2)), label: null, axis: able.length ? "bottom" : null },
@@ -27,5 +27,27 @@ export function draw({ tables, marks }, { width }) {
       Plot.tip(able, Plot.pointerY({ x: "cost", y: "system", fill: colour("card"), stroke: colour("line"), fontSize: 12,
         title: (row) => `${row.system}\n${brief(row.cost, unit || "chip-h")} per million${row.low === null ? "" : `, ${brief(row.low, unit)} to ${brief(row.high, unit)}`}\n${row.layout}` })),
     ],
-  })];
+  });
+  return tables.fronts.system.length ? [bars, fronts(rows(tables.fronts), rows(tables.runs), marks, unit, width)] : [bars];
+}
+
+// Cost against speed of all systems in one picture; the vertical rule is the speed that the bars compare.
+const TINTS = ["compute", "weights", "kv", "network", "money", "overhead"];
+const DASHES = [null, "6 3", "2 3", "8 3 2 3", "1 4", "10 4"];
+function fronts(all, runs, marks, unit, width) {
+  const names = [...new Set(all.map((one) => one.system))];
+  const tint = (name) => colour(TINTS[names.indexOf(name) % TINTS.length]);
+  const ends = names.map((name, n) => { const own = all.filter((one) => one.system === name); return own[Math.min(n % 2 ? 0 : own.length - 1, own.length - 1)]; });
+  const every = [...all, ...runs], x = [d3.min(every, (one) => one.speed) / 1.3, d3.max(every, (one) => one.speed) * 1.6], y = [d3.min(every, (one) => one.cost) / 1.5, d3.max(every, (one) => one.cost) * 1.6];
+  return picture(width, {
+    x: { type: "log", label: "tokens per second of each user", domain: x },
+    y: { type: "log", unit, label: unit ? "per million output tokens" : "chip-hours per million output tokens", domain: y },
+    marks: [
+      ...names.map((name, n) => Plot.line(all.filter((one) => one.system === name), { x: "speed", y: "cost", stroke: tint(name), strokeWidth: 2.2, strokeDasharray: DASHES[n % 6], clip: true })),
+      Plot.dot(runs, { x: "speed", y: "cost", r: 2.8, fill: (one) => tint(one.system), fillOpacity: 0.7 }),
+      Plot.ruleX([marks.speed], { stroke: colour("quiet"), strokeDasharray: "3 4", clip: true }),
+      Plot.text(ends, { x: "speed", y: "cost", text: "system", fill: (one) => tint(one.system), dy: -9, textAnchor: "middle", fontWeight: 600, stroke: colour("paper"), strokeWidth: 4, clip: true }),
+      Plot.tip(all, Plot.pointer({ x: "speed", y: "cost", fill: colour("card"), stroke: colour("line"), fontSize: 12, title: (one) => `${one.system}\n${brief(one.speed)} tok/s, ${brief(one.cost, unit || "chip-h")}\n${one.layout}` })),
+    ],
+  });
 }

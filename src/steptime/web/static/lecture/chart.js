@@ -120,6 +120,15 @@ class Plane {
 // --- a chart of numbers against one variable ------------------------------------------------------------------------------
 
 const POINTS = 97;
+// Measured runs as decode steps of the domain of this page, at the same sequences per chip.
+function runsHere(all) {
+  const million = all.rent_per_million;
+  return (DATA.runs[state.model]?.[state.system] || []).map(([engine, context, concurrency, seconds, chips]) => ({
+    engine, context, concurrency, seconds, chips, batch: concurrency * all.chips / chips, cost: FORMS.cost_per_token({ seconds, batch: concurrency, chips, rent: million }),
+  }));
+}
+const runWords = (one) => `${one.engine}, ${written(one.context, "tokens")}, ${written(one.concurrency, "sequences")} on ${written(one.chips, "chips")}: ${written(one.seconds, "s")}`;
+
 class Chart {
   constructor(root, spec, size) {
     this.spec = spec;
@@ -140,30 +149,36 @@ class Chart {
     const xs = { low: x.low_of ? all[x.low_of] : x.low, high: x.of ? x.times * all[x.of] : x.high, log: x.log };
     if (xs.high <= xs.low) xs.high = xs.low * 2 + 1;
     const { xValues, columns } = this.sample(xs, all);
-    const within = shown.flatMap((line) => columns[line.value].filter((v, n) => Number.isFinite(v) && xValues[n] >= xs.low));
+    const runs = y.log ? this.measured(all).map((one) => one.y) : [];
+    const within = runs.concat(shown.flatMap((line) => columns[line.value].filter((v, n) => Number.isFinite(v) && xValues[n] >= xs.low)));
+    if (!within.length) within.push(1e-3, 1);
     const top = y.of ? y.times * all[y.of] : y.high ?? Math.max(...within) * (y.log ? 1.5 : 1.1);
     const bottom = y.log ? Math.min(...within.filter((v) => v > 0)) / 1.5 : 0;
     return { xs, ys: { low: bottom, high: top > bottom ? top : bottom + 1, log: y.log } };
   }
 
   sample(xs, all) {
-    const names = [...new Set(this.spec.lines.map((line) => line.value))];
+    const names = [...new Set(this.spec.lines.filter((line) => !line.of).map((line) => line.value))];
     const extra = (this.spec.uprights || []).map((one) => all[one.value]).filter((v) => Number.isFinite(v) && v > xs.low && v < xs.high);
     const xValues = Array.from({ length: POINTS }, (_, n) => xs.log ? xs.low * (xs.high / xs.low) ** (n / (POINTS - 1)) : xs.low + (xs.high - xs.low) * n / (POINTS - 1)).concat(extra).sort((a, b) => a - b);
     const columns = Object.fromEntries(names.map((name) => [name, []]));
     for (const value of xValues) {
-      const at = derive({ ...state.values, [this.spec.x.value]: value }, names);
+      const at = derive({ ...this.base, [this.spec.x.value]: value }, names);
       for (const name of names) columns[name].push(at[name]);
+      // Lines of the lecture's numbers have names that end in "spoken".
+      for (const { value: name, of } of this.spoken) (columns[name] ||= []).push(derive({ ...this.base, ...this.words, [this.spec.x.value]: value }, [of])[of]);
     }
     return { xValues, columns };
   }
 
-  draw(step, all) {
+  // base: variables of the page, with those of a view; words: variables of the lecture.
+  draw(step, all, base = state.values, words = {}) {
+    Object.assign(this, { base, words, step });
+    this.spoken = this.spec.lines.filter((line) => line.of && step.show.includes(line.value));
     const shown = this.lines.filter((line) => step.show.includes(line.value));
     const goal = this.domain(all, shown);
     // Axes keep still while a number moves, and settle after.
     if (!this.view || !changing) this.settle(goal);
-    this.step = step;
     this.paint(all);
   }
 
@@ -176,7 +191,7 @@ class Chart {
     const move = (time) => {
       const raw = Math.min((time - began) / 350, 1), part = raw * raw * (3 - 2 * raw);
       this.view = raw >= 1 ? goal : Object.fromEntries(["xs", "ys"].map((key) => [key, { low: mix(from[key].low, goal[key].low, part, goal[key].log), high: mix(from[key].high, goal[key].high, part, goal[key].log), log: goal[key].log }]));
-      this.paint(now);
+      this.paint(this.all);
       if (raw < 1) this.tween = requestAnimationFrame(move);
     };
     this.tween = requestAnimationFrame(move);
@@ -184,6 +199,7 @@ class Chart {
 
   paint(all) {
     const { plane, spec, step } = this;
+    this.all = all;
     plane.place(this.view.xs, this.view.ys);
     plane.axes({ label: spec.x.label, unit: spec.x.unit || "" }, { label: spec.y.label, unit: spec.y.unit });
     const { xValues, columns } = this.sample(this.view.xs, all);
@@ -192,7 +208,7 @@ class Chart {
     for (const line of this.lines) {
       const visible = step.show.includes(line.value);
       line.path.setAttribute("opacity", visible ? 1 : 0);
-      line.path.setAttribute("d", plane.path(xValues, columns[line.value]));
+      line.path.setAttribute("d", visible ? plane.path(xValues, columns[line.value]) : "");
       if (visible) named.push({ name: line.name, colour: line.colour, xs: xValues, ys: columns[line.value], left: line.left ?? (line.wide && step.show.length > 1) });
     }
     const { top, right, bottom, left } = plane.margin;
@@ -211,11 +227,11 @@ class Chart {
       const room = end ? x - left : plane.width - right - x;
       label(this.marks, x + (end ? -5 : 5), top + 6, 7 * name.length > room ? name.split(" = ").pop() : name, { "text-anchor": end ? "end" : "start", class: "halo note" });
     };
-    for (const one of spec.uprights || []) if (step.show.includes(one.shows)) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value))}`);
+    for (const one of spec.uprights || []) if (step.show.includes(one.shows) && Number.isFinite(all[one.value])) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value))}`);
     for (const one of spec.ticks || []) nameMark(one.at, one.name);
     this.runs(all);
     plane.names(named);
-    const at = state.values[spec.x.value], y = all[step.point];
+    const at = all[spec.x.value], y = all[step.point];
     const px = plane.x(at), py = plane.y(y);
     const visible = px >= left - 2 && px <= plane.width - right + 2 && py >= top - 30 && py <= plane.height - bottom + 2;
     this.dot.setAttribute("display", visible ? "inline" : "none");
@@ -233,14 +249,19 @@ class Chart {
     this.dot.setAttribute("aria-valuetext", `${written(at, this.variable.unit)}: ${written(y, unitOf(step.point) || spec.y.unit)}`);
   }
 
-  // Measured runs of this model and system, those of nearly the same context darker.
+  // Measured runs of this model and system: their place and words; those of nearly the same context are darker.
+  measured(all) {
+    const { runs, x } = this.spec;
+    if (!runs || !this.step.show.includes("runs") || !isPair(state.values)) return [];
+    return runsHere(all).map((one) => ({ ...one, x: x.value === "context" ? one.context : one.batch, y: runs === "cost" ? one.cost : one.seconds,
+      near: Math.abs(Math.log(x.value === "context" ? one.batch / all.batch : one.context / all.context)) < 0.7 }));
+  }
+
   runs(all) {
     this.dots.replaceChildren();
-    if (!this.spec.runs || !this.step.show.includes(this.spec.runs) || !isPair(state.values)) return;
-    for (const [engine, context, concurrency, seconds] of DATA.runs[state.model]?.[state.system] || []) {
-      const near = Math.abs(Math.log(context / all.context)) < 0.7;
-      const dot = svg("circle", { cx: this.plane.x(concurrency), cy: this.plane.y(seconds), r: near ? 5 : 3.5, class: "run", opacity: near ? 1 : 0.35 }, this.dots);
-      svg("title", {}, dot, `${engine}, ${written(context, "tokens")}, ${concurrency} at once: ${written(seconds, "s")}`);
+    for (const one of this.measured(all)) {
+      const dot = svg("circle", { cx: this.plane.x(one.x), cy: this.plane.y(one.y), r: one.near ? 5 : 3.5, class: "run", opacity: one.near ? 1 : 0.5 }, this.dots);
+      svg("title", {}, dot, runWords(one));
     }
   }
 

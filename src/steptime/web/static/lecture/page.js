@@ -25,6 +25,47 @@ class Stage {
     const spoken = $(".spoken", this.root), table = $(".tools .table", this.root);
     spoken?.addEventListener("click", () => { change(about.spoken); said(`The numbers of this chapter are those of the lecture.`); });
     table.addEventListener("click", () => this.openTable());
+    this.views = $(".views", this.root);
+    this.gap = $(".gap", this.root);
+  }
+
+  // --- whose numbers: spoken, ideal, engine, measured, or all four
+  get offers() {
+    const { four } = DATA.pictures[this.told];
+    return [...(Object.keys(this.about.spoken).length ? ["spoken"] : []), "ideal", ...(four ? ["engine", "measured", "all"] : [])];
+  }
+  get view() { return views[this.told] && this.offers.includes(views[this.told]) ? views[this.told] : DATA.pictures[this.told].view || "ideal"; }
+  choose(view) {
+    if (view === (DATA.pictures[this.told].view || "ideal")) delete views[this.told]; else views[this.told] = view;
+    this.show(this.step, true);
+    store();
+  }
+  get key() { return `${this.told} ${this.view} ${this.offers}`; }
+  // The address may have another view than the picture, after Back.
+  sync() { if (this.step >= 0) { if (this.views.dataset.key === this.key) this.draw(); else this.show(this.step, true); } }
+  makeViews() {
+    const offers = this.offers, shown = this.view;
+    const radio = (one) => {
+      const input = el("input", { type: "radio", name: `view-${this.about.id}`, value: one, checked: one === shown });
+      input.addEventListener("change", () => this.choose(one));
+      return el("label", {}, [input, el("span", {}, [VIEWS[one]])]);
+    };
+    this.views.hidden = offers.length < 2;
+    const { key } = this;
+    if (this.views.dataset.key !== key) {
+      const held = this.views.contains(document.activeElement);
+      this.views.replaceChildren(el("legend", {}, ["Numbers"]), ...offers.map(radio));
+      this.views.dataset.key = key;
+      if (held) $("input:checked", this.views).focus({ preventScroll: true });
+    }
+  }
+  // The step as the view draws it: another picture, other lines, or other numbers.
+  get drawn() {
+    const step = this.about.steps[this.step], picture = DATA.pictures[this.told], four = picture.four, view = this.view;
+    if (!four || (view === "ideal" && picture.view !== "all") || (view === "spoken" && four !== this.told)) return { picture: this.told, step };
+    const show = DATA.pictures[four].lines.filter((line) => view === "all" || line.view === view).map((line) => line.value);
+    const words = view === "spoken" ? "spoken" : null;
+    return { picture: four, step: { ...step, floor: false, show: view === "measured" || view === "all" ? [...show, "runs"] : show, point: words ? "" : view === "measured" ? "" : DATA.pictures[four].lines.find((line) => line.view === (view === "ideal" ? "ideal" : "engine")).value } };
   }
 
   get visible() {
@@ -32,12 +73,15 @@ class Stage {
     return box.bottom > -200 && box.top < innerHeight + 200;
   }
 
-  show(index) {
-    if (index === this.step) return;
+  show(index, again = false) {
+    if (index === this.step && !again) return;
     this.step = index;
     this.steps.forEach((step, n) => step.classList.toggle("here", n === index));
     const step = this.about.steps[index];
-    if (this.at !== step.picture) this.open(step.picture);
+    this.told = step.picture;
+    this.makeViews();
+    const { picture } = this.drawn;
+    if (this.at !== picture) this.open(picture);
     this.makeSliders(step.controls);
     this.draw();
   }
@@ -62,9 +106,12 @@ class Stage {
 
   draw() {
     if (this.step < 0) return;
-    const step = this.about.steps[this.step];
+    const { step } = this.drawn, isSpoken = this.view === "spoken" && this.at === this.told;
+    const { spoken } = this.about, isOther = step.with || isSpoken;
     // A step may show other values than those of the page, such as one rack before two.
-    this.picture.draw(step, step.with ? derive({ ...state.values, ...step.with }) : now);
+    const base = isOther ? { ...state.values, ...(isSpoken ? withoutAxis(spoken, DATA.pictures[this.at]) : {}), ...step.with } : state.values;
+    this.picture.draw(step, isOther ? derive(base) : now, base, spoken);
+    this.gap.textContent = gapWords(this, spoken);
     for (const [name, one] of this.sliders) one.show(name);
     if (!this.started && this.picture.seconds && !STILL.matches) { this.started = true; this.play(); }
   }
@@ -114,6 +161,36 @@ class Stage {
     ]));
     dialog.showModal();
   }
+}
+
+// The lecture's numbers, but for the number that the reader drags along the axis.
+function withoutAxis(spoken, picture) {
+  return Object.fromEntries(Object.entries(spoken).filter(([name]) => name !== picture.x?.value));
+}
+
+// The four numbers at the point of the page, and what is between them.
+function gapWords(stage, spoken) {
+  const picture = DATA.pictures[stage.told], view = stage.view;
+  if (view === "ideal" && picture.view !== "all") return "";
+  const axis = picture.x, at = axis ? `At ${written(now[axis.value], unitOf(axis.value))}` : "";
+  if (view === "spoken") return `${Object.entries(spoken).slice(0, 4).map(([name, value]) => `${labelOf(name)} ${written(value, unitOf(name))}`).join(", ")}${Object.keys(spoken).length > 4 ? ", and so on" : ""}: the numbers of the lecture.`;
+  const four = DATA.pictures[picture.four], find = (kind) => four.lines.find((line) => line.view === kind);
+  const ideal = find("ideal").value, engine = find("engine").value, unit = unitOf(ideal), said = find("spoken");
+  const values = { spoken: said ? derive({ ...state.values, ...withoutAxis(spoken, four) }, [said.of])[said.of] : NaN, ideal: now[ideal], engine: now[engine] };
+  const parts = [];
+  if (view === "all" && said) parts.push(`spoken ${written(values.spoken, unit)}`);
+  if (view === "all" || view === "ideal") parts.push(`ideal ${written(values.ideal, unit)}`);
+  if (view !== "ideal") {
+    if (!Number.isFinite(values.engine)) parts.push(isPair(state.values) ? "no engine at this context" : "no engine for changed numbers (reset brings it back)");
+    else {
+      const network = engineSeconds(now, "network") / now.engine, overhead = engineSeconds(now, "overhead") / now.engine;
+      parts.push(`engine ${written(values.engine, unit)}, ${inDigits(values.engine / values.ideal, 2)} times the ideal (${written(network, "share", 2)} of it network, ${written(overhead, "share", 2)} overhead)`);
+    }
+  }
+  const runs = isPair(state.values) ? runsHere(now) : [], of = (one) => four.runs === "cost" ? one.cost : one.seconds;
+  const best = runs.map((one) => ({ one, far: Math.abs(Math.log(one.batch / now.batch)) + Math.abs(Math.log(one.context / now.context)) })).sort((a, b) => a.far - b.far)[0]?.one;
+  if (view === "measured" || view === "all") parts.push(best ? `measured ${written(of(best), unit)} by the nearest of ${runs.length} public runs (${runWords(best)})` : `not measured: no public run of this pair is here (hgx-b200 has ${(DATA.runs[DATA.model]?.["hgx-b200"] || []).length} of ${DATA.model.split("/").pop()})`);
+  return `${at}: ${parts.join("; ")}.`;
 }
 
 function slider(name) {
@@ -198,7 +275,7 @@ async function load({ model, system }) {
   const tables = await answer.json();
   DATA.models[model] = tables.model; DATA.systems[system] = tables.system;
   (DATA.pairs[model] ||= {})[system] = tables.pair;
-  (DATA.engine.seconds[model] ||= {})[system] = tables.seconds.length ? tables.seconds : null;
+  for (const part of ["seconds", "network", "overhead"]) (DATA.engine[part][model] ||= {})[system] = tables.engine[part] || null;
   for (const [kind, name] of [["model", model], ["system", system]]) {
     const list = $(`#${kind}`);
     if (![...list.options].some((one) => one.value === name)) list.append(el("option", { value: name }, [name.split("/").pop()]));
@@ -266,7 +343,7 @@ addEventListener("resize", () => {
   width = innerWidth;
   for (const stage of stages) { stage.stop(); stage.pictures.clear(); const step = Math.max(stage.step, 0); stage.step = -1; stage.at = null; if (stage.visible) stage.show(step); }
 });
-watchers.push(showNumbers, () => { for (const stage of stages) if (stage.visible) stage.draw(); });
+watchers.push(showNumbers, () => { for (const stage of stages) if (stage.visible) stage.sync(); });
 watchers.push(() => {
   const query = new URLSearchParams({ model: state.model, system: state.system, "step.batch": Math.round(state.values.batch), "step.context": Math.round(state.values.context) });
   for (const link of $$("a.bench")) link.hash = `${link.dataset.board || "step"}?${query}`;

@@ -31,14 +31,20 @@ function derive(values, names) {
 // Time of a pass of a real engine: a table of the full model for catalogue pairs, so nothing where a number of the pair was changed.
 const OF_PAIR = ["flops", "bandwidth", "chips", "total", "active", "weight_bytes", "kv_bytes"];
 function isPair(values) { const base = basis(); return OF_PAIR.every((name) => values[name] === base[name]); }
-function engineSeconds(values) {
+function engineSeconds(values, part = "seconds") {
   const { batch, context } = values;
-  const rows = DATA.engine.seconds[state.model]?.[state.system];
-  if (!rows || !isPair(values)) return NaN;
-  const { batches, contexts } = DATA.engine, row = rows[nearest(contexts, context)];
+  const rows = DATA.engine[part][state.model]?.[state.system];
+  const { contexts } = DATA.engine;
+  if (!rows || !isPair(values) || context > contexts[contexts.length - 1]) return NaN;
+  const batches = part === "seconds" ? DATA.engine.batches : DATA.engine.batches.filter((_, n) => n % 4 === 0);
   const n = Math.min(Math.max(batches.findIndex((each) => each >= batch), 1), batches.length - 1);
-  const part = Math.log(batch / batches[n - 1]) / Math.log(batches[n] / batches[n - 1]);
-  return row[n - 1] * (row[n] / row[n - 1]) ** Math.min(Math.max(part, 0), 1);
+  const along = Math.min(Math.max(Math.log(batch / batches[n - 1]) / Math.log(batches[n] / batches[n - 1]), 0), 1);
+  // Batches on logarithmic axes, contexts on a linear one, as in Python; null is beyond the context of the model.
+  const at = (row) => (row[n] === null ? NaN : row[n - 1] * (row[n] / row[n - 1]) ** along);
+  const upper = Math.max(contexts.findIndex((each) => each >= context), 1), low = contexts[upper - 1];
+  const share = Math.min(Math.max((context - low) / (contexts[upper] - low), 0), 1);
+  if (share === 0 || share === 1) return at(rows[upper - 1 + share]);
+  return at(rows[upper - 1]) * (1 - share) + at(rows[upper]) * share;
 }
 function nearest(list, value) { return list.reduce((best, each, n) => Math.abs(Math.log(each / value)) < Math.abs(Math.log(list[best] / value)) ? n : best, 0); }
 
@@ -115,10 +121,13 @@ function address() {
   const base = basis();
   for (const [name, value] of Object.entries(state.values)) if (value !== base[name]) query.set(name, value);
   for (const [name, value] of Object.entries(guesses)) query.set(`guess.${name}`, value);
+  for (const [name, value] of Object.entries(views)) query.set(`view.${name}`, value);
   const text = query.toString();
   return `#${chapter}${text ? "?" + text : ""}`;
 }
 const guesses = {};
+// Whose numbers a picture shows, where they are not those of its step.
+const views = {}, VIEWS = { spoken: "spoken", ideal: "ideal", engine: "engine", measured: "measured", all: "all four" };
 let timer = 0;
 function store() {
   clearTimeout(timer);
@@ -138,7 +147,9 @@ function restore() {
   state.system = Object.hasOwn(DATA.systems, given.get("system")) ? given.get("system") : DATA.system;
   if (!DATA.pairs[state.model]?.[state.system]) { state.model = DATA.model; state.system = DATA.system; }
   state.values = basis();
+  for (const name of Object.keys(views)) delete views[name];
   for (const [name, text] of given) {
+    if (name.startsWith("view.") && Object.hasOwn(DATA.pictures, name.slice(5)) && Object.hasOwn(VIEWS, text)) views[name.slice(5)] = text;
     const value = Number(text), one = VARIABLES.get(name);
     if (one && text.trim() && Number.isFinite(value)) state.values[name] = Math.min(Math.max(value, one.low), one.high);
     if (name.startsWith("guess.") && DATA.chapters.some((each) => `guess.${each.id}` === name) && Number.isFinite(value)) guesses[name.slice(6)] = value;
