@@ -1,6 +1,6 @@
 r"""Estimate the covariance behind corrections by own runs: `python docs/correction_fit.py RUNS.csv ...` (four minutes).
 
-Errors are $r = \log(\text{measured} / \text{predicted})$ of runs whose whole group (model, system, engine) is left out of the
+Errors are $r = \log(\text{measured} / \text{predicted})$. The whole group (model, system, engine) of a run is left out of the
 engine fit, linear around it (`group_cross_validation`). First tokens are simulated with the constants of that fit; their waits
 are fitted without the group. `physics/run_covariance.py` states the covariance. Its variances and lengths maximise the
 restricted likelihood. Groups differ in scale, so that each group has the weight of a multivariate Student distribution
@@ -54,7 +54,7 @@ MORE = "https://github.com/SemiAnalysisAI/InferenceX"
 FOLDS, PASSES = 5, 6
 # Largest logarithm of an error: larger ones are rows that do not describe their run.
 LARGEST = {"tpot": 1.0, "ttft": 2.0}
-# Columns that rows of one layout share, beside the group.
+# Columns that rows of one layout share, in addition to the group.
 LAYOUT = ("weight_dtype", "expert_dtype", "kv_dtype", "tp", "pp", "dp", "ep")
 
 

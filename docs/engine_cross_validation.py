@@ -2,8 +2,8 @@
 
 `fit_all` first fits a typical engine to all runs; it is the prior of each engine. Priors are narrow, because engines differ
 little on a new model. The fits are repeated without each model and without each system. The errors on the runs that were left
-out score a model structure and give the 90 % range, which therefore holds for new models and systems. Runs of one model on one
-system share flags that no column records, so they count as at most `MOST_PER_PAIR` runs in the fit of first tokens.
+out score a model structure and give the 90 % range. So the range holds for new models and systems. Runs of one model on one
+system share flags that no column records. In the fit of first tokens they count as at most `MOST_PER_PAIR` runs.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def base_engine(name: str) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class ExpertKind:
-    """Routed experts whose time has a factor of its own: engine, generation of chips, stored format; and the number of runs."""
+    """Routed experts whose time has a separate factor: engine, generation of chips, stored format; and the number of runs."""
 
     engine: str
     chips: str

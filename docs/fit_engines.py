@@ -134,9 +134,9 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
     lines = [
         "# Predictions against measurements",
         "",
-        f"{len(rows):,} public serving runs: closed loops without speculative tokens, one engine on a node or rack, from",
-        f"[AIConfigurator's sample]({URL}) and [InferenceX]({MORE}), without the runs that `steptime validate` reports as",
-        "wrong or doubtful. Errors are |predicted / measured - 1|, bias is its median with its sign. *Left out*: constants",
+        f"{len(rows):,} public serving runs: closed loops without speculative tokens, one engine on a node or rack. They come",
+        f"from [AIConfigurator's sample]({URL}) and [InferenceX]({MORE}), without the runs that `steptime validate` reports",
+        "as wrong or doubtful. Errors are |predicted / measured - 1|, bias is its median with its sign. *Left out*: constants",
         "are fitted again without all runs of the model, or of the system, in every engine. *Inside 90 %*: measured values",
         "inside the engine's 90 % range, which is derived from both. Written by `docs/fit_engines.py`, with the engine",
         "files.",

@@ -28,7 +28,7 @@ FEW: Final = 8
 # Factors on the present time that are tried for chips without timings.
 FACTORS: Final = np.exp(np.linspace(-1.5, 3.5, 51))
 HEAD: Final = f"""# Exchange of tokens with experts: seconds of a phase (dispatch or combine) besides the transfer.
-# Written by docs/fit_exchange.py. cdna3 and cdna4: from whole runs of MI355X, where it stands for all that MoRI's exchange adds.
+# Written by docs/fit_exchange.py. cdna3 and cdna4: from whole runs of MI355X, for all that MoRI's exchange adds.
 
 [source]
 url = "{URL}"

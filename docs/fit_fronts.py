@@ -1,6 +1,6 @@
 """Best predicted layouts against best measured ones; write docs/fronts.md: `python docs/fit_fronts.py RUNS.csv ...`.
 
-A front is a model on a system with an engine, for which runs of at least three layouts were measured with equal formats and
+A front is a model on a system with an engine. Runs of at least three of its layouts were measured with equal formats and
 lengths. At equal speed per user, the best predicted throughput is compared with the best measured one. What is best of many
 predictions is too good on average: the mean and the deviation of that optimism widen the cost range of a plan
 (`steptime.planning.plan_intervals`). Each model is scored by figures of the others.
@@ -46,9 +46,9 @@ class Point:
 class Compared:
     """The layouts of a group at one speed per user.
 
-    `best` is the best predicted over the best measured throughput, `chosen` the predicted over the measured throughput of the
-    layout with the best prediction, and `reached` its measured over the best measured throughput. `limits` are the ends of the
-    predicted range over the best measured throughput.
+    `best` is the best predicted over the best measured throughput. The layout with the best prediction has `chosen`, its
+    predicted over its measured throughput, and `reached`, its measured over the best measured throughput. `limits` are the ends
+    of the predicted range over the best measured throughput.
     """
 
     best: float
@@ -206,10 +206,10 @@ def page(rows: Sequence[Front]) -> str:
         "",
         textwrap.fill(
             f"The layout with the best prediction delivers {1 - math.exp(-mean):.1%} less than predicted on average: "
-            "what is best of several predictions is too good. The 90 % range of its throughput at equal concurrency "
-            f"holds the best measured one at {held:.0%} of the speeds, because a small error of a step changes the "
-            f"batch at equal speed. With a further standard deviation of {deviation:.0%}, each from other models, it "
-            f"holds {widened:.0%}. Plans that search a layout have both in their ranges of cost and throughput.",
+            "what is best of several predictions is too good. Its throughput at equal concurrency has a 90 % range. "
+            f"This range holds the best measured throughput at {held:.0%} of the speeds, because a small error of a step "
+            f"changes the batch at equal speed. With a further standard deviation of {deviation:.0%}, each from other models, "
+            f"it holds {widened:.0%}. Plans that search a layout have both in their ranges of cost and throughput.",
             WIDTH,
         ),
         "",

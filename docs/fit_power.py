@@ -21,11 +21,11 @@ from scipy.optimize import least_squares
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.hardware.system import System
-from steptime.physics.chip_power import NINETY_PERCENT, StepWork, chip_joules, energy_coefficients, step_work
+from steptime.physics.chip_power import StepWork, chip_joules, energy_coefficients, step_work
 from steptime.physics.engine import at_release, load_engine, with_sampling
 from steptime.physics.engine_releases import TOP_P
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import REGIMES, factors
+from steptime.physics.uncertainty import REGIMES, Z90, factors
 from steptime.validation.run_table import served_model
 
 PROMPT_TOKENS = {"lm-arena-chat": 150.0, "gpqa": 250.0}
@@ -126,7 +126,7 @@ def score(label: str, errors: np.ndarray, spread: float = 0.0) -> None:
     text = f"{label}: {len(errors)} rows, median {np.median(sizes):.1%}, p90 {np.percentile(sizes, 90):.1%}"
     text += f", bias {np.expm1(np.median(errors)):+.1%}"
     if spread:
-        margin = NINETY_PERCENT * spread
+        margin = Z90 * spread
         text += f", {np.mean(np.abs(errors) < margin):.0%} in a range {np.exp(2 * margin):.2f} wide (high / low)"
     print(text)
 
@@ -138,7 +138,7 @@ def joined_range(rows: list[Row], shares: dict[str, float], spread: float) -> np
         coefficients = energy_coefficients(row.system, shares)
         for side, factor in enumerate(factors(engine, "tpot", REGIMES[0], system=row.system)):
             energies = [chip_joules(coefficients, row.work, row.predicted * x) for x in (float(factor), 1.0)]
-            ends[side, place] = (2 * side - 1) * np.hypot(np.log(energies[0] / energies[1]), NINETY_PERCENT * spread)
+            ends[side, place] = (2 * side - 1) * np.hypot(np.log(energies[0] / energies[1]), Z90 * spread)
     return ends
 
 

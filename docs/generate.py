@@ -214,8 +214,8 @@ def judged() -> str:
     count = Counter(row["verdict"] for row in ORACLE["models"].values())
     held = count["published"] + count["nominal"]
     return (
-        f"Of {sum(count.values())} models {count['equal']} equal the reference to the last parameter, total and active, as "
-        f"transformers {ORACLE['transformers']} builds it on PyTorch's meta device from the same config; "
+        f"The reference is the model that transformers {ORACLE['transformers']} builds from the same config on PyTorch's meta "
+        f"device. Of {sum(count.values())} models {count['equal']} equal it to the last parameter, total and active; "
         f"{count['same shape']} have the shape of such a model; {held}, which transformers lacks, are compared with the "
         f"maker's total; {count['no reference']} has neither."
     )
@@ -429,8 +429,8 @@ def kernels_note() -> list[str]:
         "(`physics/expert_kernels.py`), fitted to timings of one call by",
         "[AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) (`docs/fit_kernels.py`). Timings of all engines count:",
         "differences between their kernels did not predict those of whole runs. An engine file has factors on these times from",
-        "whole runs (`[[experts]]`: chips, stored, factor). Chips without timings have the kernels of all chips (`any`), and",
-        "experts without runs a factor of 1 with a prior deviation of 0.15, which widens ranges.",
+        "whole runs (`[[experts]]`: chips, stored, factor). Chips without timings have the kernels of all chips (`any`).",
+        "Experts without runs have a factor of 1 with a prior deviation of 0.15, which widens ranges.",
         "",
         f"| chips | stored | computed | call | memory | compute | fill, columns | tile, rows | error of timings | {names} |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|" + "---:|" * (names.count("|") + 1),

@@ -110,8 +110,8 @@ class LeftOut:
 
     rows: the runs; labels: their group, model, system and release, of shape (4, runs); errors: log(predicted / measured) by
     what was left out; inside: whether the 90 % range that follows from the groups of other models holds the run; widths: ratio
-    of its ends, by what was left out; first_tokens: errors of TTFT with groups, models or systems left out, where waits are
-    fitted without them and steps are those of all runs.
+    of its ends, by the kind of data that was left out; first_tokens: errors of TTFT with groups, models or systems left out,
+    where waits are fitted without them and steps are those of all runs.
     """
 
     rows: list[dict[str, str]]

@@ -141,7 +141,7 @@ def _limits(front: tuple[Point, ...], speed: float, first: float) -> st.Slo:
 
 
 def found(number: int, seed: int = 0) -> Found:
-    """Plan a drawn question, and run the simulator at the plan's rate with draws of its own."""
+    """Plan a drawn question, and run the simulator at the plan's rate with other draws."""
     asked = question(seed, number)
     started = time.perf_counter()
     try:

@@ -33,9 +33,9 @@ Time per output token of {runs:,} public runs that no fit has seen: the runs of 
 by constants fitted without its model, its system and its release, all at once. The 90 % range is that of the groups of other
 models. Written by `docs/scoreboard.py` in some minutes.
 
-**What is not known.** These rows were looked at while the structure of the model was chosen, so that a new kind of model can
-be worse. Before the expert kernels were read from timings, five groups that nobody had looked at were 13.9 % off at the median
-(28.8 % for one run in ten), and a range of 90 % held 74 % of them. State-space models, RWKV, BitNet and contexts above 16,000
+**What is not known.** The structure of the model was chosen with these rows in view, so a new kind of model can be worse.
+Before the expert kernels were read from timings, five groups that nobody had looked at were 13.9 % off at the median. One run
+in ten was 28.8 % off or more, and a range of 90 % held 74 % of them. State-space models, RWKV, BitNet and contexts above 16,000
 tokens have few runs or none: their ranges are wider, by the prior deviations of the constants that they need. Runs with prefix
 caches are not known.
 

@@ -153,14 +153,14 @@ TITLE = """# Maximum throughput
 
 <!-- Written by docs/throughput.py; edit that file. -->
 
-Output tokens per second of MLPerf's Offline, Server and Interactive scenarios and of tables of maximum throughput, against
-predictions without a fit to these runs other than the tuning below. `python docs/throughput.py RUNS.csv ...` makes this page
-in a minute. The bias is that of the median prediction: below zero, predictions are too slow. The last column but one weights
-each group of a model, system, engine, format, round and scenario as if a hundred runs were ten.
+This page compares predictions with the output tokens per second of MLPerf's Offline, Server and Interactive scenarios, and of
+tables of maximum throughput. The predictions have no fit to these runs other than the tuning below. `python docs/throughput.py
+RUNS.csv ...` makes this page in a minute. The bias is that of the median prediction: below zero, predictions are too slow. The
+last column but one weights each group of a model, system, engine, format, round and scenario as if a hundred runs were ten.
 """
 TEXT = """
-- **Left out.** The first line takes all that is estimated (tuning, deviations between groups) from the first of the two rounds,
-  and scores the second. The second line predicts each benchmark with the tuning of the others.
+- **Left out.** The first line takes all estimates (tuning, deviations between groups) from the first of the two rounds, and
+  scores the second. The second line predicts each benchmark with the tuning of the others.
 - **What was seen before.** The rows of both rounds were looked at when the structure was chosen: first and later rounds,
   batches and layouts that are not stated, prompts of gpt-oss-120b. No row of a later round was. Lengths of outputs, durations
   and the distance from limits come from logs of the first round.

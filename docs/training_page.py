@@ -19,8 +19,9 @@ INTRO = """# Training
 
 `steptime train MODEL SYSTEM --chips N --seq L --batch B` finds a layout that fits and is about the fastest. It prints the step time
 and its parts, the memory, and the timeline of the pipeline. With `--tokens` it adds the time and cost of the run and its failures.
-Without `--chips`, `--deadline 60d` takes the fewest chips (a power of two) that end the run in time, and `--budget 5M` the fastest run
-within the rent. `st.train`, `st.training_step` and `st.TrainingLayout` do the same in Python. This page is written by `docs/generate.py`.
+Without `--chips`, `--deadline 60d` takes the fewest chips (a power of two) that end the run in time. `--budget 5M` takes the
+fastest run within the rent. `st.train`, `st.training_step` and `st.TrainingLayout` do the same in Python. This page is written
+by `docs/generate.py`.
 
 ## Parts of a step
 
@@ -81,7 +82,7 @@ def page() -> str:
         f" SimuMax's {m['simumax']['runs']} runs on eight B200 {m['simumax']['mean']:.1%} on average, "
         f"{m['simumax']['worst']:.1%} at most; torchtitan (reserved) {m['torchtitan']['median']:.1%} and BLOOM (driver) "
         f"{m['bloom']['median']:.1%} at the median. Of {m['ran']:,} layouts that ran, {len(m['refused'])} are said not to fit: "
-        f"{', '.join(f'`{name}`' for name in m['refused'])}. A recomputation that is not recorded is the least that fits.",
+        f"{', '.join(f'`{name}`' for name in m['refused'])}. A recomputation that is not recorded is the smallest that fits.",
         "",
     ]
     return "\n".join([*lines, *_searches(), *_published(), *_stacks(), *_schedules(), *_optimizers()])
@@ -94,8 +95,8 @@ def _searches() -> list[str]:
         "A search takes the most conventional of the layouts within 3.5 % of the fastest: fewest of tensor, context and pipeline",
         "parallelism, virtual stages and recomputation. 3.5 % is the median deviation between predicted and measured times of",
         "layouts of one job. `--evidence measured` (default) takes kinds of layouts that measured runs cover, if any of them fits:",
-        "tensor parallelism up to 8, at most 16 stages with a micro-batch each, context parallelism of 2 from 4,096 tokens a rank and",
-        "of more from sequences of 16,384 tokens, at least 512 rows of a micro-batch on a chip, 1F1B or interleaved. With experts:",
+        "tensor parallelism up to 8, at most 16 stages with a micro-batch each, 1F1B or interleaved. Context parallelism is 2 from",
+        "4,096 tokens a rank, and more from sequences of 16,384 tokens. A micro-batch has at least 512 rows on a chip. With experts:",
         "at most 2 tensor-parallel ranks, expert parallelism up to 64, whole sequences. `--evidence any` takes all layouts. The answer says",
         "what an unmeasured layout would save. Rules: [`training_evidence.py`](../src/steptime/training/training_evidence.py).", "",
         "The times of a searched layout are corrected: `docs/fit_search.py` searches every measured job without its layout, with",
@@ -116,7 +117,7 @@ def _searches() -> list[str]:
     lines += [
         "", "| part of the correction | value |", "|---|---|",
         *(f"| {part[:-1]} {name} | {value:+.1%} |" for part, values in data["corrections"].items() for name, value in values.items() if name),
-        "", f"Of the layouts that were measured for one job, the one with the best prediction reaches {regret['median']:.0%} of the best measured "
+        "", f"Several layouts were measured for one job. The layout with the best prediction reaches {regret['median']:.0%} of the best measured "
         f"throughput at the median and {regret['p10']:.0%} at the 10th percentile ({regret['jobs']} jobs with several layouts).", "",
     ]  # fmt: skip
     return lines

@@ -14,7 +14,7 @@ GOLDEN = tomllib.loads((Path(__file__).parent / "golden" / "kv_bytes.toml").read
 KV: list[dict[str, Any]] = GOLDEN["kv"]
 RATIOS: list[dict[str, Any]] = GOLDEN["ratios"]
 DIFFERENT = {
-    ("zai-org/GLM-5.2", 61_464): "The config gives 21 of the 78 layers an index of their own; the others use the one before.",
+    ("zai-org/GLM-5.2", 61_464): "The config gives 21 of the 78 layers an index; the others use the one before.",
 }
 """Figures that the configs contradict, and why. The tests hold this list to be complete; the page shows it."""
 

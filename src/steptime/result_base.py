@@ -220,17 +220,22 @@ class Result(ABC):
 
 
 class Tabular(Result):
-    """A result that is also a table."""
+    """A result that is also a table.
+
+    `ROWS` is the field with the rows, and their class; a table without rows of one class overrides `columns`.
+    """
 
     __slots__ = ()
+    ROWS: ClassVar[tuple[str, type]]
 
-    @abstractmethod
     def columns(self) -> dict[str, Any]:
         """Return the columns of the table.
 
         Returns:
             Columns of one length by name, with units in the names.
         """
+        name, kind = self.ROWS
+        return columns_by_key(kind, getattr(self, name))
 
     def to_csv(self) -> str:
         """Return the table as CSV text with a header.

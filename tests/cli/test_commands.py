@@ -579,7 +579,7 @@ def test_engine_files_are_written_over_only_by_force(tmp_path):
     assert run(words, folder=tmp_path).returncode == 2
     forced = run(words + " --force", folder=tmp_path)
     assert forced.returncode == 0
-    assert "2 runs cannot tell the constants apart" in " ".join(forced.stdout.split())
+    assert "2 runs cannot determine each constant" in " ".join(forced.stdout.split())
 
 
 def test_a_search_for_a_rate_that_finds_none_leaves_with_1():

@@ -11,7 +11,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, InputError
-from steptime.models.checkpoint_weights import assemble_weights
+from steptime.models.checkpoint import assemble_weights
 from steptime.models.model import draft_bytes, draft_parameters, total_parameters, weight_bytes
 from steptime.models.model_loading import load_config_fields, read_model
 from steptime.models.safetensors_header import read_header

@@ -10,7 +10,6 @@ import pytest
 from steptime.catalog.hardware_loading import load_system
 from steptime.models.model_loading import load_model
 from steptime.physics.chip_power import (
-    NINETY_PERCENT,
     EnergyCoefficients,
     StepWork,
     chip_joules,
@@ -21,6 +20,7 @@ from steptime.physics.chip_power import (
 )
 from steptime.physics.engine import load_engine
 from steptime.physics.layout import Layout
+from steptime.physics.uncertainty import Z90
 from steptime.questions.registry import ask
 from steptime.questions.step_question import step_summary
 from tests.conftest import machine, one_matrix
@@ -116,7 +116,7 @@ def test_step_energy_range_joins_time_and_coefficients():
     wide = step_energy(model, system, sizes, **arguments, time_range=(step.total / 1.2, step.total * 1.2))
     share = float(narrow.watts / (narrow.watts + around))
     low, high = (float(end / narrow.joules_per_token) for end in narrow.joules_range)
-    assert (low, high) == (pytest.approx(math.exp(-NINETY_PERCENT * chip.spread * share)), pytest.approx(1 / low))
+    assert (low, high) == (pytest.approx(math.exp(-Z90 * chip.spread * share)), pytest.approx(1 / low))
     slow = math.log(
         float((chip_joules(chip, work, step.total * 1.2) + around * step.total * 1.2) / narrow.joules_per_token / 8)
     )

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from steptime import blackboard as bb
-from steptime.pricing.lecture_inversion import Ideal
-from steptime.pricing.price_inversion import read_prices
+from steptime.pricing.price_inversion import Ideal, read_prices
 from steptime.pricing.price_list import PriceList, Rates
 
 TIERED = PriceList(

@@ -12,7 +12,7 @@ import pytest
 import steptime as st
 from steptime.errors import Impossible, LayoutError, RangeError
 from steptime.questions.registry import find_question
-from steptime.questions.train_sizing import run_limits, size_run
+from steptime.questions.train_question import run_limits, size_run
 
 RUN = {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 512, "seq": 4096, "tokens": "1T"}
 DAY = 86_400

@@ -175,7 +175,9 @@ def test_a_switch_draws_the_four_numbers_with_their_gap_and_the_link_has_it(chro
         page.select_option("#system", "hgx-b200")
         page.wait_for_function("() => document.querySelectorAll('#roofline .run').length === 158")
         page.select_option("#system", "hgx-a100")
-        page.wait_for_function("() => document.querySelector('#roofline .gap').textContent.includes('no public run of this pair')")
+        page.wait_for_function(
+            "() => document.querySelector('#roofline .gap').textContent.includes('no public run of this pair')"
+        )
         opened(page, link)
         assert page.locator("#roofline .gap").inner_text() == words
         # A changed number has no engine and no runs: they are of the pair.

@@ -317,8 +317,8 @@ def usd_per_byte_read(rent: Number, bandwidth: Number, share: Number = 1.0) -> N
 def kv_bytes_from_step(price_step: Number, tokens: Number, usd_per_byte: Number, margin: Number = 1.0) -> Number:
     r"""Return the KV bytes per token whose reads cost as much as a price step.
 
-    The formula is $\kappa = \Delta P / (\Delta L \, c \, G)$. *Derived*. At margin 1 the result is an upper bound for any
-    batch and model size, because no seller loses money on the bytes that a surcharge pays for.
+    The formula is $\kappa = \Delta P / (\Delta L \, c \, G)$. *Derived*. At margin 1 the result is an upper bound for any batch
+    and model size. No seller loses money on the bytes that a surcharge pays for.
 
     Args:
         price_step: Price step $\Delta P$ per output token [USD].

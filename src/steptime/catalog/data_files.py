@@ -193,7 +193,7 @@ def require_regular_file(path: str | os.PathLike[str]) -> None:
     """Refuse a device, pipe or socket, which may never end.
 
     Args:
-        path: File that a user names; a missing one is left to whoever opens it.
+        path: File that a user names; a missing one is left to the function that opens it.
 
     Raises:
         DataFileError: The path is neither a regular file nor a folder.
@@ -323,9 +323,14 @@ def folded(name: str) -> str:
 
 @lru_cache(maxsize=512)
 def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
+    require_regular_file(path)
     text = _text(path)
+    is_json = path.suffix == ".json" or text[:1000].lstrip().startswith("{")
+    # Refuse deep keys before tomllib spends a long time on them.
+    if not is_json and (deep := _KEY.search(text)):
+        raise DataFileError(path, f"has a key of more than {DEEPEST_KEY} parts", text.count("\n", 0, deep.start()) + 1)
     try:
-        data = json.loads(text, object_pairs_hook=_unique_keys) if _is_json(path, text) else tomllib.loads(text)
+        data = json.loads(text, object_pairs_hook=_unique_keys) if is_json else tomllib.loads(text)
     except json.JSONDecodeError as error:
         raise DataFileError(path, f"is not valid JSON: {error.msg}", error.lineno) from None
     # The JSON and TOML parsers recurse once per level of nesting.
@@ -351,7 +356,6 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     """Return the text of a data file without a byte order mark."""
-    require_regular_file(path)
     size, largest = path.stat().st_size, LARGEST.get(path.suffix, LARGEST[".toml"])
     if size > largest:
         problem = f"has {size / 1e6:,.1f} MB; files of this kind have at most {largest / 1e6:g} MB: is it the right file?"
@@ -367,18 +371,7 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
 
-    text = text.replace("\r\n", "\n")
-
-    # Refuse deep keys before tomllib spends a long time on them.
-    if not _is_json(path, text) and (deep := _KEY.search(text)):
-        line = text.count("\n", 0, deep.start()) + 1
-        raise DataFileError(path, f"has a key of more than {DEEPEST_KEY} parts", line)
-
-    return text
-
-
-def _is_json(path: Path, text: str) -> bool:
-    return path.suffix == ".json" or text[:1000].lstrip().startswith("{")
+    return text.replace("\r\n", "\n")
 
 
 class _Twice(Exception):

@@ -77,8 +77,8 @@ class Bounds(NamedTuple):
 class Form:
     """An annotation, prepared for the check of values.
 
-    `options` has the accepted types of values. With them are the allowed texts, the form of the entries of a list, the class
-    of a table, or the allowed keys of a mapping and the form of its values.
+    `options` has the accepted types of values. Each type has the allowed texts, the form of the entries of a list, or the class
+    of a table. A mapping has its allowed keys and the form of its values.
     """
 
     def __init__(self, annotation: Any) -> None:

@@ -1,7 +1,7 @@
 """Options of a command: derived from the declared inputs of questions, or spelt out in dataclasses of typer options.
 
-The order is: the derivation, options that several commands share with the functions that read their values, and the text of
-`--anchor`, which is a file of measured runs with settings that the file lacks.
+The order is: the derivation, and options that several commands share with the functions that read their values. The text of
+`--anchor` is a file of measured runs with settings that the file lacks.
 """
 
 from __future__ import annotations

@@ -185,8 +185,7 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
 
 def _invert_list(query: PriceQuery, assumptions: Assumptions) -> "PriceReading":
     from steptime.pricing.kv_storage_cost import read_holds
-    from steptime.pricing.lecture_inversion import Ideal
-    from steptime.pricing.price_inversion import read_prices
+    from steptime.pricing.price_inversion import Ideal, read_prices
     from steptime.pricing.price_list import read_list
     from steptime.units import count
 

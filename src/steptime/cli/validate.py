@@ -145,7 +145,7 @@ def validate(
         with reported(predictions, f"times of {counted(validation.runs, 'run')} in s and tok/s, with 90 % ranges"):
             write_predictions(predictions, validation.rows, validation.predictions)
     output.print(validation, "validation_view.validation_view")
-    # Without a usable run nothing was compared; predictions alone may be what was asked.
+    # Without a usable run nothing was compared; predictions alone may be wanted.
     if not validation.tables and not predictions:
         raise typer.Exit(1)
 

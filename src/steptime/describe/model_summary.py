@@ -39,7 +39,7 @@ from steptime.models.model import (
 from steptime.models.model_loading import load_model
 from steptime.models.safetensors_header import read_headers
 from steptime.planning.plan_search import smallest_system
-from steptime.result_base import Result, Tabular, columns_by_key, unit
+from steptime.result_base import Result, Tabular, unit
 from steptime.units import show
 
 
@@ -60,6 +60,7 @@ class ConfigCard(Tabular):
     """The summary of an unknown config (`steptime models --new FILE`)."""
 
     SCHEMA: ClassVar[str] = "steptime.config/2"
+    ROWS: ClassVar[tuple[str, type]] = ("layers", ConfigLayers)
 
     name: str = field(metadata=unit("", "name of the model"))
     read_as: str = field(metadata=unit("", "model family (`model_type`) whose rules were used"))
@@ -96,14 +97,6 @@ class ConfigCard(Tabular):
             "cache": f"{self.kv_bytes:,.0f} B a token",
             "not understood": ", ".join(field.name for field in self.doubtful) or "nothing",
         }
-
-    def columns(self) -> dict[str, Any]:
-        """Return one row per group of layers.
-
-        Returns:
-            Columns by name, each with one value per group.
-        """
-        return columns_by_key(ConfigLayers, self.layers)
 
 
 def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | None = None) -> ConfigCard:
@@ -313,6 +306,7 @@ class ModelTable(Tabular):
     """Models of the catalogue (`steptime models`)."""
 
     SCHEMA: ClassVar[str] = "steptime.models/2"
+    ROWS: ClassVar[tuple[str, type]] = ("models", ModelRow)
 
     models: tuple[ModelRow, ...] = field(metadata=unit("", "one row per model"))
 
@@ -324,20 +318,13 @@ class ModelTable(Tabular):
         """
         return f"{len(self.models)} models", {"first": ", ".join(row.name for row in self.models[:3])}
 
-    def columns(self) -> dict[str, Any]:
-        """Return one row per model.
-
-        Returns:
-            Columns by name, each with one value per model.
-        """
-        return columns_by_key(ModelRow, self.models)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Tabular):
     """Models in a table (`steptime models A B`)."""
 
     SCHEMA: ClassVar[str] = "steptime.comparison/2"
+    ROWS: ClassVar[tuple[str, type]] = ("models", ComparisonRow)
 
     models: tuple[ComparisonRow, ...] = field(metadata=unit("", "one row per model"))
 
@@ -349,14 +336,6 @@ class Comparison(Tabular):
         """
         sizes = {row.name: f"{show(row.total_parameters)}, {show(row.active_parameters)} active" for row in self.models[:5]}
         return f"Comparison of {len(self.models)} models", sizes
-
-    def columns(self) -> dict[str, Any]:
-        """Return one row per model.
-
-        Returns:
-            Columns by name, each with one value per model.
-        """
-        return columns_by_key(ComparisonRow, self.models)
 
 
 def _sum_by(model: Model, name: Callable[[Op], str], size: Callable[[Op], float]) -> dict[str, float]:

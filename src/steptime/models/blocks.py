@@ -279,14 +279,20 @@ def latent(c: Config, module: str) -> Block:
 
 
 def gated(
-    c: Config, module: str, hidden: int, *, width: int | None = None, bias: bool = False, term: str = "feed-forward"
+    c: Config,
+    module: str,
+    hidden: int | None = None,
+    *,
+    width: int | None = None,
+    bias: bool = False,
+    term: str = "feed-forward",
 ) -> Block:
     """Return a gated feed-forward block of three matrices (SwiGLU, GeGLU).
 
     Args:
         c: Config of the model.
         module: Path of the module.
-        hidden: Hidden width.
+        hidden: Hidden width; None: `intermediate_size` of the config.
         width: Input and output width; None: that of the model.
         bias: Whether the matrices have biases.
         term: Term of the step time.
@@ -294,19 +300,26 @@ def gated(
     Returns:
         The operators.
     """
+    hidden = c.integer("intermediate_size") if hidden is None else hidden
     gate = linear(c, f"{module}.gate_proj", width or c.width, hidden, term=term, bias=bias)
     return Block((gate,)) + plain(c, module, hidden, width=width, bias=bias, term=term)
 
 
 def plain(
-    c: Config, module: str, hidden: int, *, width: int | None = None, bias: bool = False, term: str = "feed-forward"
+    c: Config,
+    module: str,
+    hidden: int | None = None,
+    *,
+    width: int | None = None,
+    bias: bool = False,
+    term: str = "feed-forward",
 ) -> Block:
     """Return a feed-forward block of two matrices (GELU, ReLU).
 
     Args:
         c: Config of the model.
         module: Path of the module.
-        hidden: Hidden width.
+        hidden: Hidden width; None: `intermediate_size` of the config.
         width: Input and output width; None: that of the model.
         bias: Whether the matrices have biases.
         term: Term of the step time.
@@ -314,7 +327,7 @@ def plain(
     Returns:
         The operators.
     """
-    width = width or c.width
+    width, hidden = width or c.width, c.integer("intermediate_size") if hidden is None else hidden
     up = linear(c, f"{module}.up_proj", width, hidden, term=term, bias=bias)
     return Block((up, linear(c, f"{module}.down_proj", hidden, width, term=term, bias=bias)))
 

@@ -1,14 +1,14 @@
 r"""Draft models: what drafts the speculative tokens of a model, an EAGLE-3 head or a small model.
 
-**EAGLE-3** (arXiv 2503.01840; vLLM, vllm/model_executor/models/llama_eagle3.py). With $h$ the width of the model, a head is
-a matrix from $3h$ to $h$ that fuses the features of three layers, one layer whose queries, keys and values read $2h$ (the
-embedding of the last token and the fused features, or the head's last output), and an output matrix over a reduced draft
-vocabulary. The embedding is that of the model. Engines fuse once per step, before the first draft pass, and each chip
+**EAGLE-3** (arXiv 2503.01840; vLLM, vllm/model_executor/models/llama_eagle3.py). Let $h$ be the width of the model. A head has
+one layer, and an output matrix over a reduced draft vocabulary. A matrix from $3h$ to $h$ fuses the features of three layers.
+Queries, keys and values of the layer read $2h$: the embedding of the last token, and the fused features or the
+head's last output. The embedding is that of the model. Engines fuse once per step, before the first draft pass, and each chip
 has the whole fusing matrix (`ReplicatedLinear`).
 
-**Shapes** are those of a public head in the catalogue. For other models with grouped-query attention and a dense
-feed-forward block, the layer has the shape of the model's layers, as in the public heads of such models (SpecForge's
-configs). For models with experts or latent attention the public heads follow no rule, so that they need an entry.
+**Shapes** are those of a public head in the catalogue. For other models with grouped-query attention and a dense feed-forward
+block, the layer has the shape of the model's layers. The public heads of such models do too (SpecForge's configs). For models
+with experts or latent attention the public heads follow no rule, so that they need an entry.
 
 **A draft model** is a whole model with the same vocabulary. It has its own embedding, output matrix and KV cache.
 """

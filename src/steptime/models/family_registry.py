@@ -227,7 +227,7 @@ class Family(ABC):
 def known_families() -> dict[str, Family]:
     """Return every family by each `model_type` that it reads.
 
-    A module of `families` defines one family, or several of one line.
+    A module of `families` defines families with the same kind of layers.
 
     Returns:
         The families by kind of model.
@@ -238,25 +238,22 @@ def known_families() -> dict[str, Family]:
 
 @cache
 def family_named(kind: str) -> Family | None:
-    """Return the family of a kind of model from the module that its name suggests.
+    """Return the family of a kind of model from the module whose source names it.
 
-    This avoids the import of all other families. The name of the module must be the start of the kind.
+    This avoids the import of all other families.
 
     Args:
         kind: `model_type` or architecture.
 
     Returns:
-        The family; None if no module with such a name reads the kind.
+        The family; None if no module reads the kind.
 
     >>> type(family_named("deepseek_v3")).__module__.rpartition(".")[2], family_named("no_such_kind")
-    ('deepseek', None)
+    ('mla', None)
     """
-    words = kind.split("_")
-    # Try the longest prefix first, with and without a version number at its end.
-    prefixes = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
-    names = {module.name for module in pkgutil.iter_modules(families.__path__)}
-    for name in dict.fromkeys(stem for begin in prefixes for stem in (begin, begin.rstrip("0123456789"))):
-        if name in names and kind in (families_by_kind := _families_in(name)):
+    for module in pkgutil.iter_modules(families.__path__):
+        source = pkgutil.get_data(families.__name__, f"{module.name}.py") or b""
+        if f'"{kind}"'.encode() in source and kind in (families_by_kind := _families_in(module.name)):
             return families_by_kind[kind]
     return None
 

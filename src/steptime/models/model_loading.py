@@ -214,9 +214,9 @@ def load_model(
 ) -> Model:
     """Return a model by name, Hugging Face id, path, or the fields of a config.json.
 
-    A path is that of a config.json or its folder, of a safetensors file or index with a config.json in the same folder,
-    or of a GGUF file. If files of weights are there, their headers give the formats and exact bytes; the weights are
-    not read.
+    A path is that of a config.json or its folder, or of a GGUF file. It may also be a safetensors file or index with a
+    config.json in the same folder. If files of weights are there, their headers give the formats and exact bytes; the weights
+    are not read.
 
     Args:
         name: Name of the catalogue, Hugging Face id, path, or dict of fields. "transformers:" before a name or path means

@@ -1,9 +1,9 @@
 r"""Bias correction from your own measured runs (an anchor).
 
 Most of the error of a prediction is shared by the runs of a curve: the kernels that a release has for a model, its formats and
-layout on a chip. `run_covariance` states how much two runs share, with variances that are estimated from public runs. Your
-runs move a prediction by what they share with it. One run moves its curve almost to it near its load and context, less with
-each doubling away, and other layouts, releases and models less still.
+layout on a chip. `run_covariance` states how much two runs share, with variances that are estimated from public runs. Your runs
+move a prediction the more, the more they share with it. One run moves its curve almost to it near its load and context, and
+less with each doubling away. Other layouts, releases and models move less still.
 
 With the posterior mean $\hat r$ of $\log(\text{measured} / \text{predicted})$, every step takes $e^{\hat r}$ times as long. Its
 load is its number of decoding sequences. A step without any takes the usual load and context of your runs. First tokens have
@@ -91,7 +91,7 @@ USUAL: Final = OperatingPoint()
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MeasuredRun(Result):
-    """One run with its measured over predicted times, and what it may share with other runs."""
+    """One run with its measured over predicted times, and the properties that it may share with other runs."""
 
     name: str = field(metadata=unit("", "id of the run"))
     model: str = field(metadata=unit("", "name of the model"))
@@ -438,7 +438,7 @@ class _Solved:
 
 
 def _point(run: MeasuredRun) -> tuple[Any, ...]:
-    """Return what is equal in repeats of a run."""
+    """Return the properties that are equal in repeats of a run."""
     degrees = (run.tp, run.pp, run.dp, run.ep)
     return (run.model, run.system, run.version, run.formats, *degrees, max(run.load, 1.0), max(run.context, 1.0))
 
@@ -494,7 +494,7 @@ def _matrix(runs: tuple[MeasuredRun, ...], covariance: Covariance, load: Array, 
 
 @lru_cache(maxsize=256)
 def _summary(anchor: Anchor, quantity: str) -> Factor | None:
-    """Return the correction at the points of the runs of the group, or at those of all runs where there is none."""
+    """Return the correction at the points of the runs of the group, or at those of all runs without such a group."""
     if not anchor.has(quantity):
         return None
     usable, solved = [run for run in anchor.measured if getattr(run, quantity) is not None], _solved(anchor.measured, quantity)
@@ -550,8 +550,8 @@ class Anchors(Tabular):
 def select_anchor(anchors: Anchors | Anchor, *, model: str, system: str, engine: str, formats: tuple[str, ...] = ()) -> Anchor:
     """Return the correction for a model, system and engine.
 
-    All runs of the engine count, each by what it shares with the model and system. The release is that of the newest runs of
-    the model on the system.
+    All runs of the engine count, each the more, the more it shares with the model and system. The release is that of the newest
+    runs of the model on the system.
 
     Args:
         anchors: Corrections of several groups, or of one.

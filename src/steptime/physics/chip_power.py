@@ -35,12 +35,11 @@ from steptime.number_checks import Number
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.step import Step, ledger_of_step
+from steptime.physics.uncertainty import Z90
 from steptime.result_base import Result, in_words, unit
 from steptime.units import MILLION, show
 
 POOLED: Final = "pooled"
-# Two-sided 90 % of a normal distribution, in standard deviations.
-NINETY_PERCENT: Final = 1.6449
 # Arithmetic of the coefficient; its rate is the base of the others.
 BASE: Final = "bf16"
 
@@ -256,7 +255,7 @@ def step_energy(
 ) -> StepEnergy | None:
     """Return the power of a chip in a step and the energy of its tokens.
 
-    Drafts add passes of their own: these take the power of the pass that verifies.
+    Drafts add passes: these take the power of the pass that verifies.
 
     Args:
         model: The model.
@@ -287,7 +286,7 @@ def step_energy(
     limits = None
     if time_range is not None:
         # Errors of the time and of the coefficients are independent.
-        margin = NINETY_PERCENT * coefficients.spread * watts / (watts + around)
+        margin = Z90 * coefficients.spread * watts / (watts + around)
         fast, slow = (np.log(joules_at(end / seconds) / joules_at(1.0)) for end in time_range)
         limits = (per_token * np.exp(-np.hypot(fast, margin)), per_token * np.exp(np.hypot(slow, margin)))
     return StepEnergy(

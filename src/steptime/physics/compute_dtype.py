@@ -8,6 +8,7 @@ from typing import Final
 
 from steptime.errors import short_repr
 from steptime.hardware.number_formats import FORMATS, GGUF, number_format
+from steptime.physics.engine_parameters import numbered_tables
 
 WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL = "weights", "latent decode", "latent prefill", "decode", "prefill"
 KINDS: Final = (WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL)
@@ -94,11 +95,8 @@ def read_rules(entries: object) -> tuple[Computed, ...]:
     Raises:
         ValueError: A table is malformed; the message says which and why.
     """
-    if not isinstance(entries, list):
-        raise ValueError("arithmetic: must be a list of tables, [[arithmetic]]")
     rules = []
-    for number, entry in enumerate(entries):
-        place = f"arithmetic, table {number + 1}"
+    for place, entry in numbered_tables("arithmetic", entries):
         if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
             raise ValueError(f"{place}: must be a table of texts")
         unknown = set(entry) - {"operation", "stored", "computed", "chips", "source"}

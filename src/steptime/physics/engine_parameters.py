@@ -6,6 +6,7 @@ Every constant is physical, and all models and chips share it. `docs/engines.md`
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -119,7 +120,7 @@ class Overheads:
         "time to quantise the input of an 8-bit or 4-bit matrix", unit="s per kernel"
     )
     seconds_per_expert_layer: Number = _seconds(
-        "time of routing of an expert layer, beside the calls of its kernels", unit="s per layer"
+        "time of routing of an expert layer, in addition to the calls of its kernels", unit="s per layer"
     )
     seconds_per_latent_layer: Number = _seconds("time of the extra products of latent attention (MLA)", unit="s per layer")
     seconds_per_state_layer: Number = _seconds("time of a mixer with a recurrent state", unit="s per layer")
@@ -309,3 +310,21 @@ def find_problem(name: str, value: object) -> str:
     # The line of a share, factor or flag names the unit already.
     unit_text = f" [{description['unit']}]" if description["unit"].startswith("s per") or description["unit"] == "B" else ""
     return f"must be {bounds} ({description['line']}{unit_text}), got {short_repr(value)}"
+
+
+def numbered_tables(name: str, entries: object) -> Iterator[tuple[str, Any]]:
+    """Yield the tables of a list in an engine file.
+
+    Args:
+        name: Key of the list.
+        entries: Its value.
+
+    Yields:
+        Place of a table in words, and the table.
+
+    Raises:
+        ValueError: The value is not a list.
+    """
+    if not isinstance(entries, list):
+        raise ValueError(f"{name}: must be a list of tables, [[{name}]]")
+    yield from ((f"{name}, table {number}", entry) for number, entry in enumerate(entries, 1))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steptime.errors import short_repr
-from steptime.physics.engine_parameters import CONSTANTS, find_problem
+from steptime.physics.engine_parameters import CONSTANTS, find_problem, numbered_tables
 
 GREEDY, TOP_P = "greedy", "top-p"
 SAMPLINGS: Final = (GREEDY, TOP_P)
@@ -96,11 +96,8 @@ def read_releases(entries: object) -> tuple[Release, ...]:
     Raises:
         ValueError: A table is malformed; the message says which and why.
     """
-    if not isinstance(entries, list):
-        raise ValueError("releases: must be a list of tables, [[releases]]")
     releases: list[Release] = []
-    for number, entry in enumerate(entries):
-        place = f"releases, table {number + 1}"
+    for place, entry in numbered_tables("releases", entries):
         if not isinstance(entry, dict):
             raise ValueError(f"{place}: must be a table")
         keys = ("before", "experts", "source")

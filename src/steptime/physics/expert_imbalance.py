@@ -7,9 +7,8 @@ constant `expert_skew`). Token counts of DeepSeek-V3 layers on MMLU Pro fit a lo
 **Without copies** experts lie in the order of the checkpoint, at random to their popularity. The load of one of $g$ ranks over
 the mean then has the variance of a sample without replacement, $c^2 (g-1)/(n-1)$. `placement_excess` is the expected maximum.
 
-**With copies** an engine replicates the experts with the largest load per copy and packs them evenly (EPLB). What remains is
-the largest load of a copy (`largest_copy`), if it is more than the mean of a rank, and the error of the forecast
-(`load_error`).
+**With copies** an engine replicates the experts with the largest load per copy and packs them evenly (EPLB). The rest is the
+error of the forecast (`load_error`), and the largest load of a copy (`largest_copy`) if it is more than the mean of a rank.
 
 **Requests.** Tokens of one request use similar experts, so that a batch of few requests differs from the usual popularity.
 

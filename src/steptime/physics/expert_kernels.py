@@ -1,7 +1,7 @@
 r"""Expert kernels: the time of the routed experts of a layer on one chip, from kernels that were timed alone.
 
-A kernel reads the weights of $x$ touched experts, each of $n$ matrices of $h \times i$ weights in $b$ bytes, and moves
-activations of $r$ rows. Narrow experts fill the chip's memory system less, which costs as much as $i_0$ further columns. A
+A kernel moves activations of $r$ rows, and reads the weights of $x$ touched experts. An expert has $n$ matrices of $h \times i$
+weights in $b$ bytes. Narrow experts fill the chip's memory system less, which costs as much as $i_0$ further columns. A
 kernel computes whole tiles of $\tau$ rows for each expert:
 
 $$ m = \frac{x n h i b}{e_m W} \left(1 + \frac{i_0}{i}\right) + \frac{2 a r (5 h + 2 n i)}{W}, \qquad
@@ -25,12 +25,13 @@ from steptime.catalog.data_files import PACKAGED, read_file
 from steptime.errors import short_repr
 from steptime.hardware.number_formats import Format
 from steptime.number_checks import Number
+from steptime.physics.engine_parameters import numbered_tables
 
 # Chips for which no kernel was timed.
 ANY: Final = "any"
 # Bytes of an activation.
 ACTIVATION_BYTES: Final = 2
-# Kinds of stored experts; 8-bit weights with scales for blocks have kernels of their own.
+# Kinds of stored experts; 8-bit weights with scales for blocks have separate kernels.
 BLOCKS: Final = "fp8_block"
 # Kernels of such experts that are fast with many rows.
 EXCHANGED: Final = "fp8_block, exchanged"
@@ -246,11 +247,8 @@ def read_factors(entries: object) -> tuple[ExpertFactor, ...]:
     Raises:
         ValueError: A table is malformed; the message says which and why.
     """
-    if not isinstance(entries, list):
-        raise ValueError("experts: must be a list of tables, [[experts]]")
     factors = []
-    for number, entry in enumerate(entries):
-        place = f"experts, table {number + 1}"
+    for place, entry in numbered_tables("experts", entries):
         if not isinstance(entry, dict) or not NEEDED <= set(entry) <= NEEDED | {"runs"}:
             raise ValueError(f"{place}: needs chips, stored and factor, and may have runs")
         factor, runs = entry["factor"], entry.get("runs", 0)

@@ -1,7 +1,7 @@
 r"""Speculative step: verify the previous speculative tokens, then draft new ones.
 
-The multi-token-prediction layers of a model draft one token at a time. A step with $N$ speculative tokens runs $N + 1$
-tokens per sequence (the last accepted token and its drafts) in one pass of the model. Then it runs $N$ passes of the draft
+The multi-token-prediction layers of a model draft one token at a time. A step with $N$ speculative tokens runs $N + 1$ tokens
+per sequence in one pass of the model: the last accepted token and its drafts. Then it runs $N$ passes of the draft
 layers one after another, each with one token per sequence, behind embedding and head:
 
 $$ t = t_{model}(N + 1) + N\, t_{draft}(1) $$
@@ -52,7 +52,7 @@ TERM = "drafts"
 
 @lru_cache(maxsize=256)
 def drafter(model: Model, *, is_first: bool = False) -> Model:
-    """Return what one draft pass runs: the separate drafter, or a draft module with the same embedding and head.
+    """Return the model that one draft pass runs: the separate drafter, or a draft module with the same embedding and head.
 
     Args:
         model: The model.

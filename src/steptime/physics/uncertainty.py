@@ -387,8 +387,6 @@ def factors(
         A factor of at most 1 and a factor of at least 1.
     """
     table = engine.fit.get("interval", {}).get(quantity, {})
-    usual = _by_regime(engine.fit.get("parameter_variance", {}).get(quantity, {}), 0.0, regime)
-
     low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) for side in (0, 1))
     is_measured = system is None or measured_on(engine, system)
     if engine.anchor is not None and engine.anchor.has(quantity):
@@ -398,7 +396,7 @@ def factors(
         low = np.exp(-np.minimum(scale * -np.log(np.minimum(low, floor[0])), half))
         high = np.exp(np.minimum(scale * np.log(np.maximum(high, floor[1])), half))
         is_measured = True
-    excess = 0.0 if variance is None else variance - usual
+    excess = 0.0 if variance is None else _excess_variance(engine, quantity, regime, variance)
     low = np.exp(-np.hypot(half_width(np.maximum(-np.log(low), 0.0), excess), wider[0]))
     high = np.exp(np.hypot(half_width(np.maximum(np.log(high), 0.0), excess), wider[1]))
     if not is_measured:
@@ -462,6 +460,11 @@ def _by_regime(table: Mapping[str, float], default: float, regime: Number | str)
     return values
 
 
+def _excess_variance(engine: Engine, quantity: str, regime: Number | str, variance: Number) -> Number:
+    """Return the variance from the constants minus that of the fitted runs."""
+    return variance - _by_regime(engine.fit.get("parameter_variance", {}).get(quantity, {}), 0.0, regime)
+
+
 def step_range(
     model: ModelLike,
     system: SystemLike,
@@ -518,8 +521,7 @@ def range_shares(
     high = float(factors(engine, "tpot", regime)[1])
     parts = {GROUP_WORDS: math.log(high) ** 2}
     variance = float(parameter_variance(gradient, engine))
-    usual = float(_by_regime(engine.fit.get("parameter_variance", {}).get("tpot", {}), 0.0, regime))
-    excess = Z90**2 * max(0.0, variance - usual)
+    excess = Z90**2 * max(0.0, float(_excess_variance(engine, "tpot", regime, variance)))
     if excess > 0:
         contributions = gradient * (constants_covariance(engine) @ gradient) / variance
         parts |= {

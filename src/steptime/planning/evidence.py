@@ -2,7 +2,7 @@
 
 Engines are fitted to runs in one pool on one node, with powers of two as widths. Other kinds have public results elsewhere:
 separate pools without pipeline stages, and expert parallelism over several nodes, in widths of whole nodes. A search over
-thousands of layouts tends to choose one whose unmeasured costs are underestimated. A plan therefore prefers what was measured.
+thousands of layouts tends to choose one whose unmeasured costs are underestimated. A plan therefore prefers measured layouts.
 
 References:
     InferenceX, disaggregated runs of DeepSeek-R1: pools of 4 to 72 chips, https://github.com/SemiAnalysisAI/InferenceX

@@ -1,8 +1,8 @@
 """Finalists of a search: the candidates that are simulated, and the best of them.
 
 A search ranks candidates by mean waits. How much longer the waits at a percentile are depends on the candidate: a prefill pool
-that is nearly full has long ones. Therefore finalists come from several levels of the target (`target_levels`), each serves
-requests one by one (`simulated_rate`), and the neighbours of the best one are tried too.
+that is nearly full has long ones. Therefore finalists come from several levels of the target (`target_levels`), and each serves
+requests one by one (`simulated_rate`). The neighbours of the best one are tried too.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import seats_for
 from steptime.workload.workload import Slo, decode_steps
 
-# Factors of the TPOT at a percentile over its mean: of long outputs in separate pools, and beside prefill chunks.
+# Factors of the TPOT at a percentile over its mean: of long outputs in separate pools, and next to prefill chunks.
 TPOT_LEVELS = (1.0, 1.2)
 # Factors on the limit on TPOT for the best of each family: with few long prompts in flight, closed forms overestimate it.
 FAMILY_LEVELS = (1.0, 3.0)
 # Rows of a search that become finalists, of each level.
 ROWS = 4
-# Searches around the best finalist, and sequences in a pipeline from which there are none.
+# Searches around the best finalist, and sequences in a pipeline from which there is no search.
 ROUNDS = 2
 # Turns of search and confirmation: the second one where the best finalist was lucky.
 CHECKS = 2
@@ -166,7 +166,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     for check in range(CHECKS):
         _add_neighbours(case, finalists, ranking, add)
 
-        # All have served the same draws, so that what they lose by other draws is alike: the next one is confirmed only if
+        # All have served the same draws, so their losses by other draws are alike: the next one is confirmed only if
         # the last one lost much, or was not confirmed at all.
         top = max((entry.run.rate for entry in checked.values() if entry), default=0.0)
         for finalist in ranking():
@@ -179,7 +179,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
         if case.rough or case.turns is not None or not lucky or not top or check == CHECKS - 1:
             break
         losses = {_design(first.candidate): top / first.run.rate for first in lucky}
-        # What was worse than a lucky one may be better than what is left of it.
+        # A finalist that was worse than a lucky one may be better than the lucky one after its correction.
         add([candidate for candidate, finalist in finalists.items() if finalist is None and floors[candidate] > top], least=top)
     confirmed_ones = [finalist for finalist in ranking() if finalist.candidate in checked]
     # A rate that was not confirmed and exceeds the best one is not to be compared with it.

@@ -16,7 +16,7 @@ MONTH: Final = 365.25 / 12 * DAY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The hosts that serve a rate of requests, or that a power supplies, and what they cost busy or not."""
+    """The hosts that serve a rate of requests, or that a power supplies, and their cost, busy or not."""
 
     rate: float = field(metadata=unit("requests/s", "requests to serve", key="rate_requests_per_s"))
     replicas: int = field(metadata=unit("", "replicas that serve them, without spares; a replica may have separate pools"))

@@ -142,7 +142,7 @@ def workload_traffic(
         rate: Request rate [requests/s].
         n: Number of requests.
         seed: Random seed.
-        exact: Scale arrivals and lengths so that the sample has the mean rate and the mean lengths that are asked for.
+        exact: Scale arrivals and lengths so that the sample has the requested mean rate and mean lengths.
         longest: Longest context, at which requests are cut [tokens].
 
     Returns:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from steptime.hardware.energy import electricity_per_million
 from steptime.hardware.system import System
 from steptime.physics.chip_power import (
-    NINETY_PERCENT,
     EnergyCoefficients,
     StepWork,
     chip_joules,
@@ -22,6 +21,7 @@ from steptime.physics.chip_power import (
     surrounding_watts,
 )
 from steptime.physics.kv_dtype import as_served
+from steptime.physics.uncertainty import Z90
 from steptime.planning.energy_result import PlanEnergy
 from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.plan_result import Plan, Pool
@@ -71,7 +71,7 @@ def plan_energy(case: PlanProblem, plan: Plan, *, price: float = math.nan, carbo
     limits = None
     if plan.throughput_range is not None:
         spread = max(entry.spread for entry in coefficients if entry is not None)
-        margin = NINETY_PERCENT * spread * watts / (watts + around)
+        margin = Z90 * spread * watts / (watts + around)
         factors = [plan.tokens_per_second_per_chip / end for end in plan.throughput_range]
         slow, fast = (math.log(factor * (chip_power(factor) + around) / (watts + around)) for factor in factors)
         limits = (joules * math.exp(-math.hypot(fast, margin)), joules * math.exp(math.hypot(slow, margin)))

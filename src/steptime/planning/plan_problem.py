@@ -115,7 +115,7 @@ class PlanProblem:
 
     @property
     def prefill(self) -> PlanProblem:
-        """The problem of the prefill pool: this one, or that of the second system with a memo of its own."""
+        """The problem of the prefill pool: this one, or that of the second system with a separate memo."""
         if self.prefill_system is None:
             return self
         changes = {"system": self.prefill_system, "chips": self.prefill_chips, "prefill_system": None, "prefill_chips": 0}

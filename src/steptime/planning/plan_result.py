@@ -221,7 +221,7 @@ class Plan(Tabular):
     prefill_rent: Rent | None = field(
         default=None, metadata=unit("", "rent per chip of the system of the prefill pool; null: the same system")
     )
-    power: Power = field(default=Power(), metadata=unit("", "power per chip, and what it includes"))
+    power: Power = field(default=Power(), metadata=unit("", "power per chip, and its scope"))
     prefill_power: Power | None = field(
         default=None, metadata=unit("", "power per chip of the system of the prefill pool; null: the same system")
     )

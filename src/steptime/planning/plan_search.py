@@ -221,7 +221,7 @@ def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> 
     modes = tuple(mode for mode in modes if mode == AGGREGATED or case.evidence != MEASURED)
     if not modes or not layouts:
         return []
-    # A second system has prefill layouts of its own.
+    # A second system has other prefill layouts.
     prefill_layouts = layouts if case.prefill_system is None else fitting(case.prefill)
     if not prefill_layouts:
         return []
@@ -386,8 +386,8 @@ def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Can
 def best_of_families(case: PlanProblem, tables: Sequence[Table]) -> list[Candidate]:
     """Return the aggregated candidate with the highest rate of each family that is within the limits.
 
-    Families differ in whether they have pipeline stages, data-parallel ranks and several replicas. Closed forms of decode
-    beside prefill compare layouts of one family better than families.
+    Families differ in whether they have pipeline stages, data-parallel ranks and several replicas. Closed forms of decode next
+    to prefill compare layouts of one family better than families.
 
     Args:
         case: Plan problem.

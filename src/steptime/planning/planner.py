@@ -151,7 +151,7 @@ def plan(
     """Return the cheapest deployment of a workload within limits.
 
     Limits that no layout meets are not an error: the result is a Plan with `feasible=False` and the reason. The cheapest
-    layouts of a search serve drawn requests one by one, and the plan reports what they show. Without numba, means from
+    layouts of a search serve drawn requests one by one, and the plan reports their results. Without numba, means from
     closed forms stand for percentiles.
 
     Args:
@@ -371,7 +371,7 @@ def _read_energy(electricity: str | float | None, carbon: str | float | None) ->
 
 
 def _read_power(power: float | str) -> float:
-    """Return a power in W; raise an error where it is none."""
+    """Return a power in W; raise an error if the value is not a power."""
     try:
         watts = parse(power, "W") if isinstance(power, str) else power
     except UnitError as problem:
@@ -439,7 +439,7 @@ def _with_fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: 
 
 
 def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, power_cap: float) -> Fleet:
-    """Return the fleet of a plan: replicas of one pool are units of their own, separate pools one unit.
+    """Return the fleet of a plan: each replica of one pool is a unit, separate pools are one unit.
 
     Without a rate it is the largest fleet within the power.
 

@@ -1,10 +1,10 @@
 r"""Hits of a prefix cache under sessions, in closed form: which share of the prompt tokens a tier of some size still has.
 
-A cache with least-recently-used eviction holds what was used in the last $T$ seconds, where $T$ is such that this fills its
-capacity (Che's approximation: H. Che, Y. Tung, Z. Wang, Hierarchical Web Caching Systems, IEEE JSAC 20(7), 2002,
+A cache with least-recently-used eviction holds the tokens that were used in the last $T$ seconds. $T$ is such that they fill
+its capacity (Che's approximation: H. Che, Y. Tung, Z. Wang, Hierarchical Web Caching Systems, IEEE JSAC 20(7), 2002,
 https://doi.org/10.1109/JSAC.2002.801752; why it is accurate: C. Fricker, P. Robert, J. Roberts,
-https://arxiv.org/abs/1202.3974). Here an item is the history of a session. It is used when a turn arrives, with all tokens
-up to the end of its answer, and again after the interval $R$: the answer, and the think time.
+https://arxiv.org/abs/1202.3974). Here an item is the history of a session. It is used when a turn arrives, with all tokens up
+to the end of its answer, and again after the interval $R$: the answer, and the think time.
 
 With $\lambda$ turns per second, the share $p_k$ of which are turn $k$, tokens $s_k$ after it, and the probability $c_k$
 that another turn follows, the tokens that other sessions use in an interval of $T$ seconds have the mean
@@ -39,7 +39,7 @@ LONGEST_HOLD: Final = 1e12
 class Hits(NamedTuple):
     """Hits of the tiers of one replica, fastest first: arrays with one entry per tier.
 
-    `hold_seconds` is the time for which this tier and those before it hold what was used. `tokens` are mean tokens per
+    `hold_seconds` is the time for which this tier and those before it hold used tokens. `tokens` are mean tokens per
     request that are found in the tier.
     """
 
@@ -125,7 +125,7 @@ def tokens_used_within(seconds: Any, flow: Flow) -> tuple[Any, Any]:
 
 
 def hold_seconds(capacity: float, flow: Flow) -> float:
-    """Return the time for which a cache holds what was used, on average.
+    """Return the time for which a cache holds used tokens, on average.
 
     Args:
         capacity: Tokens that fit.

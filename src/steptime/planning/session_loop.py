@@ -1,6 +1,6 @@
 """Runs of a deployment under sessions: turns, their prefix cache in tiers, and the loop that serves them.
 
-A plan for sessions is confirmed with these runs. Where tiers hold little more than the sessions in progress, lost histories
+A plan for sessions is confirmed with these runs. Tiers may hold little more than the sessions in progress. Then lost histories
 slow prefill, longer answers keep more sessions in progress, and these lose more histories. Means do not show whether that ends.
 
 Every session stays with its replica. Replicas that prefill and decode are therefore independent, and one of them is served.

@@ -2,7 +2,7 @@
 
 A plan needs the cached share of its prompts, and the share depends on the rate of the plan: at a higher rate a tier holds
 histories for a shorter time. Therefore quick plans with several shares search the one that the tiers hold at the rate of the
-plan (`estimate_share`), and the whole search begins with it (`whole_plan`). One pool and two pools hold unlike shares, and each
+plan (`estimate_share`). The whole search begins with it (`whole_plan`). One pool and two pools hold unlike shares, and each
 mode gets its own.
 
 Closed forms give the hits of quick plans (`session_hits`). The whole search confirms its finalists with drawn turns, whose
@@ -72,8 +72,8 @@ class Trial(NamedTuple):
 class Replica(NamedTuple):
     """What a replica that prefills gets: turns per second, KV cache per token [B], and mean prompt [tokens].
 
-    `parts` is the number of chips among which the cache of a request is divided, and `ranks` that of data-parallel ranks, each
-    of which has its links.
+    `parts` is the number of chips among which the cache of a request is divided. `ranks` is the number of data-parallel ranks,
+    each of which has its links.
     """
 
     rate: float
@@ -128,8 +128,8 @@ class SessionProblem(NamedTuple):
 class Estimate(NamedTuple):
     """A cached share that quick plans found, and the load [s].
 
-    `slope` is the change of what the tiers hold beyond the share, with the share. `hit_share` is what they held in the last
-    plan within the limits.
+    `slope` is the change of the held share beyond the assumed share, with the assumed share. `hit_share` is the held share of
+    the last plan within the limits.
     """
 
     share: float
@@ -292,7 +292,7 @@ def whole_plan(case: SessionProblem, modes: tuple[str, ...], estimate: Estimate)
     """Return the plan of the whole search, which may find another layout than quick plans, whose tiers hold more or less.
 
     A plan that turns of sessions confirmed is true with any cached share; the share only ranks layouts. Without such runs, its
-    tiers hold at least what it counts.
+    tiers hold at least the counted share.
 
     Args:
         case: Problem.
@@ -399,7 +399,7 @@ def history_ratio(sessions: Sessions, longest: float, percentile: str) -> float:
 
 
 def history_square_ratio(sessions: Sessions, longest: float) -> float:
-    """Return the mean square of histories over the square of their mean; 1 where there are none.
+    """Return the mean square of histories over the square of their mean; 1 without histories.
 
     Args:
         sessions: Sessions.

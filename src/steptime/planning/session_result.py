@@ -1,4 +1,4 @@
-"""Result of a plan for sessions: what each tier of a replica's prefix cache holds, and what it costs to load."""
+"""Result of a plan for sessions: the content of each tier of a replica's prefix cache, and the cost of loading it."""
 
 from __future__ import annotations
 

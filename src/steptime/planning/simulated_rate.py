@@ -52,7 +52,7 @@ WAITING = 1.5
 # Most replicas that are simulated of many equal ones, and sequences in them below which there may be more: a request finds a
 # free slot among many replicas of few sequences more often than among few.
 MOST_REPLICAS, FEW_SEQUENCES = 8, 640
-# Sequences of a decode replica from which a part of it stands for the whole: so many hardly differ from their mean.
+# Sequences of a decode replica from which a part of it stands for the whole: many sequences hardly differ from their mean.
 PART_SEQUENCES = 2048
 # Pipelines run each step of each micro-batch. Output tokens below which their runs may have more replicas, and more requests
 # than a few.
@@ -74,10 +74,10 @@ MOST_RUNS = 12
 # The winner is confirmed with other draws: seeds, output tokens, and the range of factors on the length of a run. Queues
 # of short outputs take the most lifetimes to settle, and theirs are the quickest runs.
 CONFIRM_SEEDS, CONFIRM_TOKENS, CONFIRM_FACTORS = (1000, 2000), 3_000_000, (3.0, 20.0)
-# The least factor where a replica is a pipeline.
+# The smallest factor where a replica is a pipeline.
 PIPELINE_FACTOR = 1.0
-# At a rate higher by this factor, no figure may be further beyond its limit than this ratio, and the mean TTFT may rise by
-# that one: where a queue is so steep, no run shows what another one will.
+# At a rate higher by this factor, no figure may be further beyond its limit than this ratio. The mean TTFT may rise by the
+# third number: where a queue is so steep, no run predicts another one.
 CONFIRM_ABOVE, CONFIRM_WORST, STEEP_TTFT = 1.05, 1.5, 2.5
 # Ratio of the first draws beyond which no other draws are tried: those of draws differ by some 3 %.
 FAR_BEYOND = 1.07
@@ -88,8 +88,8 @@ SETTLING_RUNS, UNSETTLED = 4, 1.25
 # Prompts that wait at the start, over those that wait or are processed in the long run: in a pass that takes all which
 # came during the last one, a prompt waits for half a pass on average, and two thirds of those present are in the pass.
 PRESENT = 2 / 3
-# Where a rate is not confirmed, it falls by a factor between the root and the square of this one, and at most so often. Where
-# the slope is known from two misses, it may fall by the fourth power.
+# Where a rate is not confirmed, it falls by a factor between the root and the square of this one, at most this many times.
+# Where the slope is known from two misses, it may fall by the fourth power.
 CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
 # Ratio of the lowest rate that is not confirmed to the highest one that is, below which no rate between them is tried. Where
 # a power law through both says that the highest rate is within its root, none is tried either.
@@ -477,7 +477,7 @@ class Loop:
         arrivals = arrival[counted]
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
         first, token = _percentile(percentile, ttft), _percentile(percentile, tpot)
-        # A run that is shorter than what it is to show has not reached a steady state.
+        # A run that is shorter than the times that it measures has not reached a steady state.
         sojourn = float(np.mean((ends_at - arrival)[done]))
         is_short = float(arrival[-1]) < LEAST_SOJOURNS * sojourn
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
@@ -499,7 +499,7 @@ class Loop:
 
 
 class TooLate:
-    """Whether so many counted requests are late that a run certainly misses its limit on TTFT.
+    """Whether enough counted requests are late that a run certainly misses its limit on TTFT.
 
     Args:
         counted: Which requests count.
@@ -512,7 +512,7 @@ class TooLate:
         self.share = None if percentile == "mean" else PERCENTILES[percentile]
 
     def __call__(self, served: Any) -> bool:
-        """Return whether the limit is missed, whatever the requests without a first token will do.
+        """Return whether the limit is missed, for any times of the requests without a first token.
 
         Args:
             served: Requests of the run, those that count last.
@@ -611,7 +611,7 @@ def rates_to_try(
     for _ in range(MOST_RUNS):
         yield now
         ratio = worst(now)
-        # A power law that misses the limit twice on one side is none: from then on, halving is safe.
+        # A power law that misses the limit twice on one side does not fit: from then on, halving is safe.
         bends = bends or (bool(low) and math.isfinite(high) and (ratio <= 1) == last)
         last = ratio <= 1
         if ratio <= 1:
@@ -723,9 +723,9 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str, least:
 
 
 def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percentile: str) -> tuple[Run, float]:
-    """Return the mean of runs at a rate and its ratio, which is at most 1 if they and a run at a higher rate confirm it.
+    """Return the mean of runs at a rate, and its ratio.
 
-    Where they do not, `binding` names why.
+    The ratio is at most 1 if the runs, and one at a higher rate, confirm the rate. Otherwise `binding` names why.
     """
     tpot, ttft = run.mean_tpot, run.mean_ttft
     for _ in range(SETTLING_RUNS):

@@ -204,7 +204,7 @@ def pool_flags(
 def decode_widening(flags: tuple[tuple[Distance, Array], ...], speculation: Speculation) -> tuple[Number, Number]:
     """Return the logarithms by which the range of a time per token widens.
 
-    An acceptance length that is a prior is an error of its own, independent of the distance from measured runs.
+    An acceptance length that is a prior is a separate error, independent of the distance from measured runs.
 
     Args:
         flags: Differences from measured runs, and whether they apply.

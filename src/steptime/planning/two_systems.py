@@ -46,7 +46,7 @@ def check_two_systems(modes: tuple[str, ...], rate: float | None) -> tuple[str, 
         The mode of separate pools.
 
     Raises:
-        RangeError: That mode is excluded, or a fleet is asked for.
+        RangeError: That mode is excluded, or the question is for a fleet.
     """
     if DISAGGREGATED not in modes:
         raise RangeError(
@@ -224,7 +224,7 @@ def _costs_by_hosts(case: PlanProblem, host: int, most_hosts: int) -> dict[int, 
 
 
 def _highest_rate(case: PlanProblem, table: Table) -> float:
-    """Return the highest rate within the usual targets, or within the widest ones [requests/s]; 0 if there is none."""
+    """Return the highest rate within the usual targets, or within the widest ones [requests/s]; 0 without such a rate."""
     for level in (*case.levels[1:2], *case.levels[:1]):
         rows = rows_within(replace(case, slo=level), table)
         if len(rows):

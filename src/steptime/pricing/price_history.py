@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError, short_repr
@@ -14,7 +14,7 @@ from steptime.pricing.bundled_prices import Row, dated_rows, match_family, open_
 from steptime.pricing.market import Mix, family_named, read_mix, rent_on
 from steptime.pricing.price_lookup import find_list
 from steptime.pricing.serving_costs import HOPPER, mean_of_hopper, token_costs
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, unit
 from steptime.units import counted, show
 from steptime.workload.workload import limits
 
@@ -43,6 +43,7 @@ class PriceHistory(Tabular):
     """Dated prices of a model, the oldest first; as a table, one row per price."""
 
     SCHEMA: ClassVar[str] = "steptime.price-history/2"
+    ROWS: ClassVar[tuple[str, type]] = ("rows", Dated)
 
     name: str = field(metadata=unit("", "name of the model"))
     rows: tuple[Dated, ...] = field(metadata=unit("", "prices, the oldest first"))
@@ -82,14 +83,6 @@ class PriceHistory(Tabular):
         return f"Prices of {self.name} over time", {
             f"{r.day} {r.provider}": f"{r.input:g} in, {r.output:g} out USD/M" for r in self.rows[-5:]
         }
-
-    def columns(self) -> dict[str, Any]:
-        """Return the table of prices.
-
-        Returns:
-            Columns by name, one row per price.
-        """
-        return columns_by_key(Dated, self.rows)
 
 
 def price_history(

@@ -20,7 +20,7 @@ from steptime.catalog.data_files import read_file
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.rental_prices import usd
 from steptime.pricing.bundled_prices import Row
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, unit
 from steptime.units import parse
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class PriceList(Tabular):
     """
 
     SCHEMA: ClassVar[str] = "steptime.price-list/2"
+    ROWS: ClassVar[tuple[str, type]] = ("rates", Rates)
 
     provider: str = field(metadata=unit("", "seller"))
     model: str = field(metadata=unit("", "model id of the seller"))
@@ -158,14 +159,6 @@ class PriceList(Tabular):
             for line in self.service_rates()
         }
         return f"Price list of {self.name}" + (f", {self.price_time}" if self.price_time else ""), rows
-
-    def columns(self) -> dict[str, Any]:
-        """Return the table of rates.
-
-        Returns:
-            Columns by name, one row per rate.
-        """
-        return columns_by_key(Rates, self.rates)
 
 
 def checked(price_list: PriceList, *, written_in: str = "") -> PriceList:

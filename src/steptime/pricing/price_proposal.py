@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, InputError
@@ -29,7 +29,7 @@ from steptime.pricing.price_estimate import assumed
 from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import TokenCost, cost_on
 from steptime.processes import map_in_processes
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, unit
 from steptime.units import HOUR, MILLION, show
 from steptime.workload.workload import Slo, Workload, limits
 
@@ -66,6 +66,7 @@ class Proposal(Tabular):
     """A price list for a target margin; as a table, one row per price."""
 
     SCHEMA: ClassVar[str] = "steptime.price-proposal/2"
+    ROWS: ClassVar[tuple[str, type]] = ("lines", Line)
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
@@ -97,14 +98,6 @@ class Proposal(Tabular):
         """
         title = f"Proposed prices of {self.model} on {self.system} at price / cost of {self.margin:g}"
         return title, {line.name: line.written for line in self.lines[:5]}
-
-    def columns(self) -> dict[str, Any]:
-        """Return the table of prices.
-
-        Returns:
-            Columns by name, one row per price.
-        """
-        return columns_by_key(Line, self.lines)
 
 
 def propose_prices(

@@ -28,7 +28,7 @@ from steptime.pricing.price_estimate import assumed
 from steptime.pricing.price_lookup import find_offers
 from steptime.pricing.serving_costs import SOLD_EVIDENCE, USUAL, plan_chips
 from steptime.processes import map_in_processes
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, unit
 from steptime.units import DAY, MILLION, counted, show
 from steptime.workload.workload import limits
 
@@ -38,7 +38,7 @@ MOST_UNITS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provision:
-    """One way to get the tokens, and what it costs."""
+    """One way to get the tokens, and its cost."""
 
     name: str = field(metadata=unit("", "an API seller, or own chips"))
     usd_per_request: float = field(metadata=unit("USD", "cost of a request at this volume", key="usd_per_request"))
@@ -53,6 +53,7 @@ class SelfHosting(Tabular):
     """A volume of tokens at API prices and on own chips; as a table, one row per provision."""
 
     SCHEMA: ClassVar[str] = "steptime.self-hosting/1"
+    ROWS: ClassVar[tuple[str, type]] = ("provisions", Provision)
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
@@ -97,14 +98,6 @@ class SelfHosting(Tabular):
         """
         title = f"{show(self.tokens_per_day, 'tokens')} a day of {self.model}"
         return title, {provision.name: f"{usd(provision.usd_per_month)} per month" for provision in self.provisions}
-
-    def columns(self) -> dict[str, Any]:
-        """Return the table of provisions.
-
-        Returns:
-            Columns by name, one row per provision.
-        """
-        return columns_by_key(Provision, self.provisions)
 
 
 def compare_self_hosting(

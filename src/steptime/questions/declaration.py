@@ -214,7 +214,7 @@ def read_answers(answers: Mapping[str, Answer], result: Any, answer_names: froze
         answer_names: Names of the answers; empty for all.
 
     Returns:
-        Answers by name; None if a part on the path of an answer is None.
+        Answers by name; None if a part on the path of an answer is missing.
     """
     values: dict[str, Any] = {}
     for name, answer in answers.items():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from steptime.errors import InputError
 from steptime.models.model import Model, prefill_flops
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_TOKENS, positive
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, unit
 from steptime.units import counted, show
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class ImageCost(Tabular):
     """Cost of the images and recordings of a prompt, as `steptime models` shows it."""
 
     SCHEMA: ClassVar[str] = "steptime.image-cost/2"
+    ROWS: ClassVar[tuple[str, type]] = ("media", MediumRow)
 
     model: str = field(metadata=unit("", "name of the model"))
     media: tuple[MediumRow, ...] = field(metadata=unit("", "images and recordings by size"))
@@ -60,14 +61,6 @@ class ImageCost(Tabular):
             "tower": f"{show(self.tower_flop, 'FLOP')}, {self.tower_share:.0%} of the whole",
             "language model": f"{show(self.language_flop, 'FLOP')} for these tokens",
         }
-
-    def columns(self) -> dict[str, Any]:
-        """Return one row per size of image or recording.
-
-        Returns:
-            Columns by name, one value per size.
-        """
-        return columns_by_key(MediumRow, self.media)
 
 
 def image_cost(model: ModelLike, images: str | Iterable[str] = (), *, audio: str | Iterable[str] = ()) -> ImageCost:

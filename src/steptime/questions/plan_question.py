@@ -20,7 +20,6 @@ from steptime.planning.evidence import EVIDENCE
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, MOST_SLOTS, OWN_CHUNKS, PINNED_SIZES, plan
 from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
-from steptime.questions.session_inputs import SessionInputs, read_tier_capacities
 from steptime.questions.subject import (
     DESIGN,
     DESIGN_ANSWERS,
@@ -28,9 +27,11 @@ from steptime.questions.subject import (
     DraftModel,
     PricedSubject,
     PromptMedia,
+    SessionInputs,
     design_answers,
     read_prefill_system,
     read_subject,
+    read_tier_capacities,
     sampling_input,
     with_prompt_media,
 )
@@ -73,7 +74,7 @@ class RequestSizes:
             Inputs without a trace.
 
         Raises:
-            RangeError: Lengths are given beside the trace.
+            RangeError: Lengths are given in addition to the trace.
         """
         if self.trace is None:
             return self

@@ -18,7 +18,6 @@ from steptime.physics.layout import Layout
 from steptime.physics.layout_space import default_layout
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, text
 from steptime.questions.plan_question import LatencyLimits
-from steptime.questions.session_inputs import SessionInputs, read_tier_capacities
 from steptime.questions.subject import (
     DESIGN,
     LAYOUT_GROUP,
@@ -26,8 +25,10 @@ from steptime.questions.subject import (
     ParallelSizes,
     PricedSubject,
     PromptMedia,
+    SessionInputs,
     check_imbalance,
     read_subject,
+    read_tier_capacities,
     sampling_input,
     with_prompt_media,
 )
@@ -88,8 +89,8 @@ class TrafficInputs(SessionInputs):
             Arrival times and lengths of all requests.
 
         Raises:
-            RangeError: If not exactly one of trace, rate and concurrency is given, or a trace has its own prefixes, or
-                sessions are combined with other kinds of requests.
+            RangeError: Not exactly one of trace, rate and concurrency is given; a trace has its own prefixes; or sessions are
+                combined with other kinds of requests.
         """
         from steptime.workload.public_traces import check_arrivals
         from steptime.workload.trace_files import read_trace
@@ -225,7 +226,7 @@ class SchedulerInputs:
             model: The model as it is served.
             system: The machine.
             layout: Layout of the replica.
-            has_sessions: Whether requests are turns of sessions; HBM without a capacity then has what they leave.
+            has_sessions: Whether requests are turns of sessions; HBM without a capacity then has the space that they leave.
 
         Returns:
             The cache; None if no tier is given.

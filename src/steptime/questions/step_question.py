@@ -159,7 +159,7 @@ class StepSummary(Step):
         """Return the rates of the phase, each with its 90 % range.
 
         Returns:
-            Rate [tok/s] and range by name; the range is None for the ideal engine.
+            Rate [tok/s] and range by name; the ideal engine has no range (None).
         """
         names = [f"{kind}_tokens_per_second_per_chip" for kind in ("output", "prompt")]
         values = {name: getattr(self, name) for name in ("tokens_per_second_per_user", *names)}

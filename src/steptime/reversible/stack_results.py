@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, unit
 from steptime.units import show
 
 KINDS = ("plain", "checkpointed", "reversible")
@@ -47,6 +47,7 @@ class Stacks(Tabular):
     """Measured plain, checkpointed and reversible stacks (`steptime reversible`)."""
 
     SCHEMA: ClassVar[str] = "steptime.reversible/2"
+    ROWS: ClassVar[tuple[str, type]] = ("points", StackPoint)
 
     depth: int = field(metadata=unit("", "blocks of the deepest stack"))
     width: int = field(metadata=unit("", "values of a row, both streams together"))
@@ -73,14 +74,6 @@ class Stacks(Tabular):
             "time": f"{reversible.slowness:.2f} times the plain stack's",
             "gradients": f"off by {reversible.gradient_error:.1e}",
         }
-
-    def columns(self) -> dict[str, Any]:
-        """Return one row per depth and kind.
-
-        Returns:
-            Columns by name, each with one value per point.
-        """
-        return columns_by_key(StackPoint, self.points)
 
     def deepest(self) -> tuple[StackPoint, StackPoint, StackPoint]:
         """Return the points of the deepest stacks.

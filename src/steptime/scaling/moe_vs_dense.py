@@ -2,8 +2,8 @@ r"""Mixtures of experts against dense models, by several laws.
 
 Source: the lecture, section 6.
 
-Each row is a law with a number of experts. It has the dense model of equal loss, the weights in memory, the optimal batch
-$B^* = R \sigma$, and the cost per token at equal quality. At the optimal batch, arithmetic takes as long as weight reads.
+Each row is a law with a number of experts. It has the dense model of equal loss and the weights in memory. It has the optimal
+batch $B^* = R \sigma$ and the cost per token at equal quality. At the optimal batch, arithmetic takes as long as weight reads.
 The machine is ideal, and the KV cache does not count.
 
 Laws may disagree because they were fitted to different runs. `MoeRow.beyond` gives the extrapolation.

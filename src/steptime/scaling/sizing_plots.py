@@ -1,7 +1,7 @@
 """Plots of a model sizing, with the curves and the open models that they show.
 
-The plots are the lifetime cost by size at equal loss, contours of the loss, open models with their published training tokens,
-experts, and the frontier of equal loss.
+The plots are the lifetime cost by size at equal loss, contours of the loss, and the frontier of equal loss. They also show open
+models with their published training tokens, and experts.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from steptime.errors import Impossible, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import whole_number
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, unit
 from steptime.simulation.run_metrics import (
     MOST_GROWTH,
     OVERLOADED,
@@ -81,6 +81,7 @@ class HighestRate(Tabular):
     """
 
     SCHEMA: ClassVar[str] = "steptime.highest-rate/2"
+    ROWS: ClassVar[tuple[str, type]] = ("points", RatePoint)
 
     rate: float = field(
         metadata=unit("requests/s", "highest rate within the limits; 0 where no rate meets them", key="requests_per_s")
@@ -123,14 +124,6 @@ class HighestRate(Tabular):
             )
         times = "" if self.scale is None else f" ({in_digits(self.scale)} times the rate of the trace)"
         return f"Highest rate: {in_digits(self.rate)} requests/s{times}; {len(self.points)} rates tried", latencies
-
-    def columns(self) -> dict[str, Any]:
-        """Return every rate tried as columns, lowest first.
-
-        Returns:
-            A column per field of `RatePoint`.
-        """
-        return columns_by_key(RatePoint, self.points)
 
 
 def fewest_replicas(is_met: Callable[[int], bool], largest: int) -> int | None:

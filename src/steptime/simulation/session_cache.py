@@ -35,8 +35,8 @@ def look_up_turns(
     Args:
         traffic: Turns of sessions.
         capacity: Capacity of each tier [blocks].
-        costs: Tokens of a block, bandwidths [B/s], latencies [s], bytes of a block, seconds per prompt token and per pair of
-            tokens, whether routing is prefix-aware, and replicas.
+        costs: Tokens of a block, bandwidths [B/s], latencies [s], bytes of a block, and seconds per prompt token and per pair
+            of tokens. Then whether routing is prefix-aware, and the number of replicas.
         results: Arrays by turn: replica, hits by tier, blocks written by tier, cached tokens, load [s], blocks that are faster
             to compute than to load; and prefill work by replica [tokens].
         room: KV cache of a replica [blocks], which turns in progress share with the first tier.

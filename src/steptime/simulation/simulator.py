@@ -292,7 +292,12 @@ def pool_server(
     clients = traffic.clients / replicas if traffic.clients else None
     engine = at_workload(engine, clients, _mean_context(traffic, model))
     fitted = _fitted(model, system, layout, engine, policy, traffic)
-    sampled = _pace(model, system, layout, engine, fitted, traffic, check=check, has_mixed_steps=has_mixed_steps)
+    sampled = sample_pace(
+        model, system, layout=layout, engine=engine, max_num_seqs=fitted.max_num_seqs,
+        max_num_batched_tokens=min(fitted.max_num_batched_tokens, 1 << 16),
+        contexts=_contexts(traffic, float(model.max_context)), query=fitted.speculative_tokens + 1, check=check,
+        has_mixed_steps=has_mixed_steps,
+    )  # fmt: skip
     pace = slowed(sampled, slowness)
     # The ideal engine divides every step evenly over the micro-batches; others schedule each micro-batch.
     if layout.pp > 1 and engine.name != IDEAL.name and fitted.kind in ("continuous", "prefill-first"):
@@ -444,22 +449,6 @@ def _use_prefix_cache(cache: Cache, traffic: Traffic, model: Model, reader: Serv
 def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:
     inputs, outputs = (np.clip(x, 1, longest) for x in (traffic.inputs, traffic.outputs))
     return float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))
-
-
-def _pace(
-    model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic, **settings: Any
-) -> Pace:
-    return sample_pace(
-        model,
-        system,
-        layout=layout,
-        engine=engine,
-        max_num_seqs=policy.max_num_seqs,
-        max_num_batched_tokens=min(policy.max_num_batched_tokens, 1 << 16),
-        contexts=_contexts(traffic, float(model.max_context)),
-        query=policy.speculative_tokens + 1,
-        **settings,
-    )
 
 
 def _mean_context(traffic: Traffic, model: Model) -> float:

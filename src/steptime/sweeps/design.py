@@ -1,8 +1,8 @@
 """Co-design: models and machines that are not built, and the Pareto front among them.
 
-The axes of a design are fields of an architecture (`arch.kv_heads`, `arch.attention`, ...), factors on parts of the chip
-(`times.bandwidth`, ...), any figure of the machine, and all other inputs of the question. `within="power"` trades the parts
-of a chip within its budget: if memory and links take more, arithmetic gets less (`hardware.power_budget`).
+The axes of a design are fields of an architecture (`arch.kv_heads`, `arch.attention`, ...) and factors on parts of the chip
+(`times.bandwidth`, ...). Any figure of the machine, and all other inputs of the question, are axes too. `within="power"` trades
+the parts of a chip within its budget: if memory and links take more, arithmetic gets less (`hardware.power_budget`).
 
 The quality of a changed model is not part of the result. Compare models with the same number of parameters, which
 `arch.equal` keeps constant. The rent is constant as well: within a budget, the chip is assumed to cost the same as before.

@@ -267,7 +267,7 @@ MICROBENCHMARK = "a microbenchmark of the machine, then --set FIGURE=VALUE"
 LEAST_EFFECT = 0.02
 # The skew moves only steps of several ranks.
 SKEW = "expert_skew"
-# Unit of a time in an engine file, before what it is per.
+# Unit of a time in an engine file, before the unit that it is divided by.
 SECONDS = "s per"
 OWN_RUNS = "your own runs (`steptime anchors`, `steptime calibrate`)"
 TRAFFIC = "your own traffic"

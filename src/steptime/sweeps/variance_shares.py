@@ -1,8 +1,8 @@
 r"""Shares of the variance of an answer that its uncertain inputs make: one input at a time (tornado), or all together (Sobol).
 
-**One at a time.** Let $\Delta_i = y(h_i) - y(l_i)$ be the swing of input $i$, whose others stay at their base, and $k_i$ the
-standard deviations in half of its range (1.645, or $\sqrt 3$ for a uniform range). The variance of the answer is approximately
-the sum over single inputs,
+**One at a time.** Let $\Delta_i = y(h_i) - y(l_i)$ be the swing of input $i$, while the others stay at their base. $k_i$ is the
+number of standard deviations in half of its range (1.645, or $\sqrt 3$ for a uniform range). The variance of the answer is
+approximately the sum over single inputs,
 
 $$ \sigma_i = \frac{|\Delta_i|}{2 k_i}, \qquad \text{share}_i = \frac{\sigma_i^2}{\sum_j \sigma_j^2} $$
 

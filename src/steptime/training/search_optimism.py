@@ -2,8 +2,9 @@
 
 The fastest of thousands of predictions is one whose errors are lucky, and few runs have the best layout. `docs/fit_search.py`
 searches a layout for every measured job without its layout, with constants that were fitted without the model of the job.
-The logarithm of measured over predicted seconds is the sum of a value for dense models or experts, and of deviations of the
-stack and of the chip architecture, pulled to zero where few models were measured (ridge regression).
+The logarithm of measured over predicted seconds is the sum of a value and of deviations. The value is that of dense models or
+of experts; the deviations are those of the stack and the chip architecture. Where few models were measured, these are pulled to
+zero (ridge regression).
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def training_alternatives(
             changed = show_training_layout(changed_best.layout) if changed_best.layout != best[0] else ""
             changes.append(Change(description=description, faster=best[1] / changed_best.seconds, layout=changed))
 
-    # NVIDIA's tuned recipes are a stack of their own, where it ran on the chip.
+    # NVIDIA's tuned recipes count as a separate stack, where it ran on the chip.
     recipes = load_stack(TUNED)
     if engine.name in (TYPICAL, DEFAULT["NVIDIA"]) and recipes.has_run_on(system.chip.name):
         recipe_engine = on_chip(recipes, system, experts=model.routed)

@@ -1,13 +1,13 @@
 """Evidence for a training layout: whether layouts of its kind are in the measured runs, and which layouts are conventional.
 
 The stacks are fitted to 672 measured layouts. A search over thousands of layouts tends to choose one whose unmeasured costs
-are underestimated, such as context parallelism of short sequences, whose exchanges seem to hide behind attention. A search
+are underestimated, such as context parallelism of short sequences. Its exchanges seem to hide behind attention. A search
 therefore prefers the kinds that runs cover. Of layouts whose times differ by less than the error between layouts, it takes
 the most conventional one.
 
 The limits are those of the runs (Megatron-Bridge, MLPerf Training, NeMo, Megatron-LM, torchtitan, MaxText, llm-foundry):
-tensor parallelism up to 8, pipelines up to 16 stages with at least one micro-batch per stage, context parallelism of 2 from
-4,096 tokens a rank and more from sequences of 16,384 tokens, and expert parallelism up to 64, with at most 2 tensor-parallel
+tensor parallelism up to 8, pipelines up to 16 stages with at least one micro-batch per stage. Context parallelism is 2 from
+4,096 tokens a rank, and more from sequences of 16,384 tokens. Expert parallelism is up to 64, with at most 2 tensor-parallel
 ranks and undivided sequences.
 
 References:
@@ -39,7 +39,7 @@ LONG_SEQUENCE: Final = 16_384
 # Rows of a micro-batch on one chip, where the micro-batch has as many.
 LEAST_ROWS: Final = 512
 MEASURED_SCHEDULES: Final = ("1f1b", "interleaved")
-# Layouts whose times differ by less than this are not told apart: the median standard deviation of the logarithm of
+# Layouts whose times differ by less than this count as equal: the median standard deviation of the logarithm of
 # predicted over measured times among the measured layouts of one job (docs/fit_search.py).
 LAYOUT_ERROR: Final = 0.035
 

@@ -10,8 +10,9 @@ otherwise it is the usual one (`most_at_once`).
 **Layout.** A layout that is not stated is the expected one and not the best: the geometric mean over likely tensor-parallel
 sizes (`layout_weights`) and divisions of experts (`expert_layouts`).
 
-**Limits.** The 99th percentile of the time per token depends on the steps with prefill that a request meets and on the number
-in flight (`late_token_time`). Runs within limits are at most as fast as runs of the same deployment with all requests at once.
+**Limits.** The 99th percentile of the time per token depends on the requests in flight, and on the steps with prefill that a
+request meets (`late_token_time`). Runs within limits are at most as fast as runs of the same deployment with all requests
+at once.
 
 **Tail.** A run that starts with all its requests takes longer than a steady state, because its last requests finish with fewer
 and fewer others. While requests wait for slots, a replica delivers its steady-state rate. After that, of the $B$ sequences in

@@ -1,8 +1,8 @@
 r"""Output lengths of requests: survival, lengths left of requests in progress, and tokens that these have generated.
 
 Lengths are drawn evenly around their mean, or are log-normal and cut off at the longest output. Long requests are more frequent
-among those in progress. With the survival $S$ and the mean $m$ of lengths, the share of requests in progress with more than $x$
-tokens left is $S_e(x) = \int_x^\infty S(u)\,du / m$ (renewal theory, residual life).
+among those in progress. Let $S$ be the survival and $m$ the mean of lengths. The share of requests in progress with more than
+$x$ tokens left is $S_e(x) = \int_x^\infty S(u)\,du / m$ (renewal theory, residual life).
 
 A log-normal length $X = e^{\mu + \sigma Z}$ cut off at $L$ has the moments
 

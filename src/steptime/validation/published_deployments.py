@@ -204,7 +204,7 @@ BENCHMARKED = {
 def count_requests(row: Mapping[str, str], rate: float) -> float:
     """Return the requests of a run that are all present at its start.
 
-    MLPerf's runs have at least the requests of a data set, and as many as the target rate makes in the minimum duration
+    MLPerf's runs have at least the requests of a data set. They have as many as the target rate makes in the minimum duration
     (loadgen's samples per query).
 
     Args:

@@ -1,8 +1,8 @@
 """Run table: columns of measured serving runs, their CSV reader, checks of each row, and the kind of a run.
 
-A row of a closed loop, with or without speculative tokens and on one pool or on separate pools, has the number of requests in
-flight. Other rows have a scenario instead: all requests at once (MLPerf's Offline), the highest rate within limits (Server,
-Interactive), or the highest throughput at given lengths (`part` trt_max).
+A row of a closed loop has the number of requests in flight. It may have speculative tokens, and separate pools. Other rows have
+a scenario instead: all requests at once (MLPerf's Offline), the highest rate within limits (Server, Interactive), or the
+highest throughput at given lengths (`part` trt_max).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Training run table: columns of measured training runs, and the job, layout and machine of each row.
 
 Missing values have the default of most stacks: parallel sizes of 1, distributed optimizer states, and one sequence per
-micro-batch. If the recomputation is not recorded, it is the minimum that fits, of all layers or of the modules that recipes
-for mixtures of experts name. Without any layout, the layout is the fastest that fits
-(`training_search.search`).
+micro-batch. If the recomputation is not recorded, it is the minimum that fits. It covers all layers, or the modules that
+recipes for mixtures of experts name. Without any layout, the layout is the fastest that fits (`training_search.search`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 A prediction contains the step time with a 90 % range, the memory, whether it fits, and the reason if there is no prediction.
 
 **Fit.** All stacks share one set of constants. Deviations from it have normal priors. They are factors on the speed of a stack,
-a chip and a chip architecture, on the attention rate of an architecture, and on the element-wise traffic of a stack. Residuals
-of log step times have heavy tails (Student's t), so a run with an unrecorded flag has little influence. Runs of one source,
-model and chip share their errors. Their total weight is the square root of their number. The fit is the maximum a posteriori
-estimate by Gauss-Newton. `docs/fit_training.py` fits the shipped stacks with the same functions.
+a chip and a chip architecture. Others are on the attention rate of an architecture, and on the element-wise traffic of a stack.
+Residuals of log step times have heavy tails (Student's t), so a run with an unrecorded flag has little influence. Runs of one
+source, model and chip share their errors. Their total weight is the square root of their number. The fit is the maximum a
+posteriori estimate by Gauss-Newton. `docs/fit_training.py` fits the shipped stacks with the same functions.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def measured_runs(
     engine: Engine,
     catalog: str | None = None,
 ) -> tuple[MeasuredRun, ...]:
-    """Return runs with their ratios, and what they share with other runs.
+    """Return runs with their ratios, and the properties that they share with other runs.
 
     Args:
         rows: Runs of one group.

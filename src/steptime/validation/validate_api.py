@@ -231,7 +231,9 @@ def _corrections(anchor: Anchors | None) -> list[str]:
     if anchor is None:
         return []
     count = sum(len(group.measured) for group in anchor.anchors)
-    return [f"predictions are corrected by {counted(count, 'run')} of {anchor.source}, each by what it shares with them"]
+    return [
+        f"predictions are corrected by {counted(count, 'run')} of {anchor.source}, each the more, the more it shares with them"
+    ]
 
 
 def _list_reasons(rows: Sequence[Mapping[str, str]], reasons: Iterable[str]) -> list[str]:

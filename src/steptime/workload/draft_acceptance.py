@@ -13,8 +13,8 @@ first predicts 2.10 and 2.21. So a length taken to fewer drafts is too low, and 
 differ by task (code and mathematics above chat) and fall with temperature. Trees of drafts are not chains: their lengths
 are not used.
 
-**Prior.** For a model without measurement the length is the median over all rows of the method, and the range reaches from
-the smallest to the largest of them.
+**Prior.** For a model without measurement the length is the median over all rows of the method. The range reaches from the
+smallest to the largest of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METHOD_NAMES: Final = {"eagle3": "EAGLE-3 heads", "draft_model": "draft models"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceEstimate:
-    """Tokens per step with a number of drafts, and what they rest on.
+    """Tokens per step with a number of drafts, and their source.
 
     low, high: the range of a prior; equal to the length where it was measured on the model. source: in words.
     """

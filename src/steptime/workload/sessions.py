@@ -1,8 +1,8 @@
 r"""Sessions: conversations and agents, whose prompts repeat the whole history of the session.
 
-The prompt of turn $k$ is a system prompt that all sessions share, the input and output of the turns before, and the new
-input of the turn. The number of turns is geometric, and the next turn arrives after a think time, which is exponential. A
-session ends where its next turn would exceed the context of the model.
+The prompt of turn $k$ begins with a system prompt that all sessions share. Then follow the input and output of the turns
+before, and the new input of the turn. The number of turns is geometric, and the next turn arrives after a think time, which is
+exponential. A session ends where its next turn would exceed the context of the model.
 
 With $m$ turns on average, a request has $m - 1$ turns before it on average, because a geometric distribution has no memory.
 """
@@ -352,7 +352,7 @@ def draw_sessions(
         shared_blocks=round(sessions.system_prompt) // BLOCK, ramp=ramp, served=requests,
         name=f"sessions at {rate:g} requests/s",
     )  # fmt: skip
-    # The number of turns in a time depends on those of few sessions. The sample has the rate that is asked for.
+    # The number of turns in a time depends on those of few sessions. The sample has the requested rate.
     sample = turns_drawn.traffic(SECONDS_PER_TOKEN * outputs).rate
     if rate > 0 and math.isfinite(sample):
         turns_drawn = replace(turns_drawn, start=turns_drawn.start * (sample / rate))

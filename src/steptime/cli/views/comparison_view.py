@@ -58,7 +58,7 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
     reasons = [f"{ranking.called(row)}: {row.reason.rstrip('.')}." for row in unable]
     is_brief = len(ranking.standings) <= FEW_PAIRS
     return Answer(
-        sentence=_ranking_sentence(ranking), conditions=f"{'; '.join(conditions)}. {_assumed(ranking)}",
+        sentence=_ranking_sentence(ranking), conditions=f"{'; '.join(conditions)}. {_settings(ranking)}",
         body=[
             *([_ranking_table(placed, ranking, full=full), footnote(_ranking_meaning(placed, full=full))] if placed else []),
             section("No plan", reasons) if is_brief else None,
@@ -103,7 +103,7 @@ def _ranking_sentence(ranking: Ranking) -> str:
     return text
 
 
-def _assumed(ranking: Ranking) -> str:
+def _settings(ranking: Ranking) -> str:
     """Say how many chips each plan has, which formats the models have, and the options that change this."""
     rows = [standing for standing in ranking.standings if standing.feasible]
     sizes = sorted({standing.chips for standing in rows})
@@ -118,7 +118,7 @@ def _assumed(ranking: Ranking) -> str:
     formats = dict.fromkeys(formats_in_words(standing.plan.served) for standing in rows if standing.plan is not None)
     modes = " or ".join(sorted({standing.mode for standing in rows}))
     words = [chips, modes and f"{modes} mode", *(formats if len(formats) == 1 else ["weights as in each config"])]
-    return f"Assumed: {', '.join(filter(None, words))} (--chips, --mode, --weights change it)."
+    return f"Settings: {', '.join(filter(None, words))}; --chips, --mode and --weights change them."
 
 
 def _name(ranking: Ranking, standing: Standing) -> str:

@@ -97,7 +97,7 @@ MEANINGS = {
 
 FACTORS = (
     "Time per token, first token: median of measured / predicted, and the correction at the load of the runs. Other loads, "
-    "layouts and models are corrected less, by what they share with the runs."
+    "layouts and models are corrected less, the less they share with the runs."
 )
 
 
@@ -305,7 +305,7 @@ def calibration_view(calibrated: Calibrated, *, tables: Mapping[str, Mapping[str
             name: value / old for name, value in calibrated.constants.items() if (old := calibrated.prior_constants[name])
         }
         moved = max(ratios, key=lambda name: abs(math.log(ratios[name])) if ratios[name] > 0 else 0.0)
-        words = f"{counted(runs, 'run')} cannot tell the constants apart: the fit changes the least certain ones most"
+        words = f"{counted(runs, 'run')} cannot determine each constant: the fit changes the most uncertain ones most"
         warnings.insert(
             0, f"{words} ({moved.replace('_', ' ')} x {ratios[moved]:.2g}), and the 90 % ranges stay those of {before}"
         )

@@ -54,7 +54,7 @@ class Gemma(Family):
             qk_norm=c.head_dim if third else 0,
             window=math.inf if kind == "gemma" else blocks.window(c, index, period=period),
         )
-        feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
+        feed_forward = blocks.gated(c, f"layers.{index}.mlp")
 
         return blocks.decoder(c, attention, feed_forward, norms=blocks.PRE if kind in ("gemma", "vaultgemma") else NORMS)
 

@@ -47,27 +47,6 @@ class GraniteHybrid(Family):
 
         return blocks.decoder(c, mixer, block, mixer="attention" if full else "Mamba-2")
 
-    def _mamba(self, c: Config, module: str) -> blocks.Block:
-        inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("mamba_n_heads", default=128)
-        if inner % heads:
-            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, got {heads}")
-        if c.raw("mamba_d_head", default="auto") != "auto" and c.integer("mamba_d_head") * heads != inner:
-            raise c.error(
-                "mamba_d_head", f"times {heads} heads must be the {inner} inner values, got {c.integer('mamba_d_head')}"
-            )
-
-        return blocks_state_space.mamba2(
-            c,
-            module,
-            heads=heads,
-            head_dim=inner // heads,
-            groups=c.integer("mamba_n_groups", default=1),
-            state_dim=c.integer("mamba_d_state", default=256),
-            kernel=c.integer("mamba_d_conv", default=4),
-            conv_bias=c.flag("mamba_conv_bias", default=True),
-            bias=c.flag("mamba_proj_bias", default=False),
-        )
-
     def _is_full_attention(self, c: Config, index: int) -> bool:
         mixers = ("mamba", "attention", "linear_attention", "full_attention")
         kinds = c.choices("layer_types", "layers_block_type", valid_names=mixers, length=index + 1)

@@ -129,7 +129,7 @@ class NemotronH(Family):
         return blocks.grouped_query(c, module, head_dim=c.integer("head_dim", "attention_head_dim", default=128))
 
     def _feed_forward(self, c: Config, module: str) -> blocks.Block:
-        return blocks.plain(c, module, c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
+        return blocks.plain(c, module, bias=c.flag("mlp_bias", default=False))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
         bias, latent = c.flag("mlp_bias", default=False), c.integer("moe_latent_size", default=c.width)

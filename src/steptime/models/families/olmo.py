@@ -96,7 +96,7 @@ class OlmoHybrid(Family):
         """
         module, full = f"layers.{index}", self._is_full_attention(c, index)
         mixer = self._attention(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.linear_attn")
-        feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        feed_forward = blocks.gated(c, f"{module}.mlp")
         norms, name = ("first_norm", "second_norm"), "attention" if full else "gated DeltaNet"
         return blocks.decoder(c, mixer, feed_forward, norms=norms, mixer=name)
 

@@ -81,7 +81,7 @@ class Qwen(Family):
         has_experts = c.has("num_experts") or c.has("num_local_experts")
         sparse = has_experts and (index + 1) % c.integer("decoder_sparse_step", default=1) == 0
         if not sparse or index in c.items("mlp_only_layers", default=()):
-            return blocks.gated(c, module, c.integer("intermediate_size"))
+            return blocks.gated(c, module)
         shared = c.integer("shared_expert_intermediate_size", default=0, least=0)
         count = c.integer("num_experts", "num_local_experts")
         experts = blocks.shared_and_routed(c, module, count=count, shared=shared, shared_module="shared_expert")

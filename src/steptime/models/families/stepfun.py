@@ -28,8 +28,8 @@ class StepFun(Family):
 
     Step-3.7 is `step3p7` of transformers. Step3 has one KV head. Its queries pass a narrow projection, a norm and a
     second matrix. It has 316B parameters without its tower and 321B with it (https://github.com/stepfun-ai/Step3). A
-    config without `vision_config` gives 316B. Step-3.5 and 3.7 have norms on queries and keys, a gate of one value per
-    head, and more query heads in window layers if `attention_other_setting` says so. Their multi-token-prediction
+    config without `vision_config` gives 316B. Step-3.5 and 3.7 have norms on queries and keys, and a gate of one value per
+    head. With `attention_other_setting`, window layers have more query heads. Their multi-token-prediction
     layers are counted without the copies of embedding and head in some checkpoints.
     """
 
@@ -129,7 +129,7 @@ class StepFun(Family):
         else:
             attention = self._gated(c, f"{module}.self_attn", local=self._is_local(c, index))
         if not sparse:
-            return blocks.decoder(c, attention, blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size")))
+            return blocks.decoder(c, attention, blocks.gated(c, f"{module}.mlp"))
 
         shared = c.integer("share_expert_dim", "share_expert_dims", default=0, least=0)
         experts = blocks.experts(

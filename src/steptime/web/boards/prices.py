@@ -11,9 +11,8 @@ import numpy as np
 
 from steptime import blackboard
 from steptime.lecture.current_figures import kv_bytes
-from steptime.pricing.lecture_inversion import Ideal, IdealReading
 from steptime.pricing.price_estimate import Reading
-from steptime.pricing.price_inversion import PriceReading, read_prices
+from steptime.pricing.price_inversion import Ideal, IdealReading, PriceReading, read_prices
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure, Shared, columns, finite_figures, slider
 from steptime.web.page_subject import WrongField, at_field
@@ -91,7 +90,7 @@ def answer(inputs: Inputs) -> Answer:
         formula=_formula(inputs, ideal)[: None if stepped else 1],
         command=f"printf {shlex.quote(_toml(inputs))} > list.toml && steptime prices --list list.toml --read --lecture "
         f"--active {inputs.active:.0f} --balance {inputs.balance:g}",
-        python="from steptime.pricing.lecture_inversion import Ideal\n\n"
+        python="from steptime.pricing.price_inversion import Ideal\n\n"
         f"prices = {_fields(inputs)!r}\nideal = Ideal(balance={inputs.balance:g}, active={inputs.active:g})\n"
         "estimate = st.read_prices(prices, ideal=ideal)\n"
         'estimate.ideal.kv_bytes, estimate["kv_bytes_per_token"].interval',

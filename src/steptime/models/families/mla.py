@@ -1,19 +1,20 @@
-"""DeepSeek and models with its layers: a few dense layers, then experts.
+"""Multi-head latent attention: DeepSeek and models with its layers, sparse or not.
 
-They are DeepSeek MoE, V2, V3 and R1, Kimi K2, GLM-4.5 and Mistral Large 3, with shared and routed experts. In DeepSeek-V3.2
-and GLM-5, an indexer selects the tokens of attention.
+A few dense layers, then shared and routed experts: DeepSeek MoE, V2, V3 and R1, Kimi K2, GLM-4.5, Mistral Large 3 and LongCat.
+In DeepSeek-V3.2, GLM-5 and others, an indexer selects the tokens of attention.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from steptime.errors import short_repr
 from steptime.models import blocks
-from steptime.models.config import Config
+from steptime.models.config import DEEPEST, Config
 from steptime.models.family_registry import Family
-from steptime.models.model import Layer
+from steptime.models.model import Layer, Op
 
 if TYPE_CHECKING:
     from steptime.models.blocks_vision import Tower
@@ -107,7 +108,7 @@ class DeepSeek(Family):
 
     def _dense(self, c: Config, module: str) -> blocks.Block:
         bias = self.kind(c) in BIASED and c.flag("mlp_bias", default=False)
-        return blocks.gated(c, module, c.integer("intermediate_size"), bias=bias)
+        return blocks.gated(c, module, bias=bias)
 
     def _grouped_query(self, c: Config, module: str) -> blocks.Block:
         bias = c.flag("attention_bias", default=False)
@@ -167,7 +168,7 @@ class DeepSeekSparse(Family):
             count, groups = c.integer("n_routed_experts", "num_experts"), blocks.expert_groups(c)
             feed_forward = blocks.shared_and_routed(c, f"{module}.mlp", count=count, groups=groups)
         else:
-            feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            feed_forward = blocks.gated(c, f"{module}.mlp")
 
         # Layers without an indexer must differ in name.
         return blocks.decoder(c, attention, feed_forward, mixer=f"sparse latent attention{' + indexer' if full else ''}")
@@ -190,3 +191,158 @@ class DeepSeekSparse(Family):
         # Without a list, the first layers and each `freq`th layer after them have an indexer.
         offset = c.integer("index_skip_topk_offset", default=2, least=0)
         return max(index - offset + 1, 0) % c.integer("index_topk_freq", default=1) == 0
+
+
+@final
+class LongcatFlash(Family):
+    """LongCat-Flash (arXiv 2509.01322).
+
+    A layer is two blocks in sequence, each of latent attention and a dense block. The experts read after the first
+    attention, and their output is added at the end. Of a token's experts, the `zero_expert_num` that return their input
+    cost nothing. If all experts are equally popular, 8 of 12 compute, and 27 B parameters are active on average
+    (published: 18.6 to 31.3 B, 27 B on average).
+    """
+
+    model_types = ("longcat_flash",)
+
+    def depth(self, c: Config) -> int:
+        """Return the number of layers, each with two attentions.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Number of layers.
+        """
+        return c.integer("num_layers", "num_hidden_layers", maximum=DEEPEST)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return both halves with their norms, and the experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        module, block = f"layers.{index}", blocks.Block(())
+        for half in range(2):
+            block += blocks.norm(c, f"input_norm.{half}", c.width)
+            block += blocks.norm(c, f"post_norm.{half}", c.width)
+            block += blocks.latent(c, f"{module}.self_attn.{half}")
+            block += blocks.gated(c, f"{module}.mlps.{half}", c.integer("ffn_hidden_size", "intermediate_size"))
+
+        # The experts run once per layer, not once per half.
+        block += blocks.experts(
+            c,
+            f"{module}.mlp",
+            c.integer("expert_ffn_hidden_size", "moe_intermediate_size"),
+            count=c.integer("n_routed_experts"),
+            active=c.integer("moe_topk", "num_experts_per_tok"),
+            zero=c.integer("zero_expert_num", default=0, least=0),
+            router_bias=c.flag("router_bias", default=False),
+        )
+
+        return Layer(name="2 x (latent attention + feed-forward) + experts", ops=block.ops, attention=block.attention)
+
+
+LAYER_TYPES = ("indexed_attention", "full_attention", "sliding_attention")
+
+
+@final
+class LatentSparse(Family):
+    """Hunyuan V4 (`hy_v4`), A.X K2 (`axk2`) and the text part of dots.3 Note.
+
+    Kinds are those of transformers; dots.3 Note is `dots3_note`. All have a gate on the output of latent attention.
+    Hunyuan has a gate per value, sinks, and residual streams mixed as in hyper-connections (arXiv 2409.19606). A.X has
+    a gate per value from the latent of the queries, and norms gated by a low-rank matrix. dots has a gate per head. An
+    indexer as in DeepSeek-V3.2 selects tokens (arXiv 2512.02556). Most layers of dots have a window instead. "Shared"
+    layers of Hunyuan use the selection of the layer before them.
+    """
+
+    model_types = ("hy_v4", "axk2", "dots3_note", "dots3_note_text")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention with or without indexer, norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        kind, module, sparse = self.kind(c), f"layers.{index}", blocks.is_sparse(c, index, dense=1)
+        block = self._attention(c, index, kind)
+        if kind == "axk2":
+            block += blocks.Block(self._gated_norms(c, count=1 + sparse))
+        if kind == "hy_v4":
+            maps = 2 * self._streams(c)
+            block += self._streamed(c, "attn_hc", maps=maps, scales=2)
+            block += self._streamed(c, "ffn_hc", maps=maps, scales=2)
+        if sparse:
+            expert_width = c.integer("shared_experts_intermediate_size", "moe_intermediate_size")
+            feed_forward = blocks.shared_and_routed(
+                c,
+                f"{module}.mlp",
+                count=c.integer("n_routed_experts", "num_local_experts"),
+                shared=c.integer("n_shared_experts", default=0, least=0) * expert_width,
+                groups=blocks.expert_groups(c),
+            )
+        else:
+            feed_forward = blocks.gated(c, f"{module}.mlp")
+
+        return blocks.decoder(c, block, feed_forward, mixer="gated latent attention")
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return embedding, final norm, head, and the join of Hunyuan's residual streams.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
+        if self.kind(c) != "hy_v4":
+            return super().stem(c)
+        return *super().stem(c), self._streamed(c, "hc_head", maps=self._streams(c), scales=1)
+
+    def _attention(self, c: Config, index: int, kind: str) -> blocks.Block:
+        module = f"layers.{index}.self_attn"
+        block = blocks.latent(c, module)
+        rank, values = c.integer("q_lora_rank"), c.heads * c.integer("v_head_dim")
+        if kind == "axk2":
+            queries = c.heads * (c.integer("qk_nope_head_dim") + c.integer("qk_rope_head_dim"))
+            # A.X makes queries and gate from the latent of the queries in one matrix.
+            fused = blocks.linear(c, f"{module}.q_gate_proj", 2 * rank, queries + values, split_limit=c.heads)
+            block = blocks.Block(tuple(fused if op.name == "q_b_proj" else op for op in block.ops), block.attention)
+        else:
+            outputs = values if kind == "hy_v4" else c.heads
+            block += blocks.linear(c, f"{module}.g_proj", c.width, outputs, split_limit=c.heads)
+            rotary = c.integer("qk_rope_head_dim")
+            block += blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", rotary)
+        mixer = c.layer_kind(index, LAYER_TYPES)
+        if mixer == "sliding_attention":
+            return blocks.Block(block.ops, (replace(block.attention[0], window=c.integer("sliding_window")),))
+        if mixer == "full_attention":
+            return block
+        block = blocks.selecting(block, c.integer("index_topk"))
+        # "Shared" layers use the selection of the layer before them.
+        has_indexer = c.layer_kind(index, ("full", "shared"), "indexer_types") != "shared"
+        return block + blocks.indexer(c, f"{module}.indexer") if has_indexer else block
+
+    def _gated_norms(self, c: Config, *, count: int) -> tuple[Op, ...]:
+        rank = c.integer("gated_norm_rank", default=16)
+        narrow = blocks.linear(c, "norm_gate.fc1", c.width, rank, split="replicated")
+        wide = blocks.linear(c, "norm_gate.fc2", rank, c.width, split="replicated")
+        return (narrow, wide) * count
+
+    def _streamed(self, c: Config, name: str, *, maps: int, scales: int) -> Op:
+        wide = self._streams(c) * c.width
+        op = blocks.small(c, name, maps * wide + maps + scales, term="hyper-connections")
+        outputs = c.width if scales == 1 else wide + c.width
+        return replace(op, flops_per_row=2 * wide * (maps + scales), inputs=scales * wide, outputs=outputs)
+
+    def _streams(self, c: Config) -> int:
+        return c.integer("hc_mult", default=4)
