@@ -61,7 +61,8 @@ def candidate_ranges(
         if prefill is not None:
             return prefill.step.total
         chunks = np.ceil(fresh_tokens(case.workload) / max(candidate.chunk, 1))
-        return chunks * (state.mixed or state.decode).total
+        seconds: Number = chunks * (state.mixed or state.decode).total
+        return seconds
 
     # The variance of the constants adds to that of the candidate's own steps.
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)

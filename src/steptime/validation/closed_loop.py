@@ -358,7 +358,10 @@ def static_batch(runs: Runs, engine: Engine) -> ClosedLoop:
         prefill = prefill + part * pass_seconds * np.ceil(runs.concurrency / together)
     ones = np.ones_like(decode.total)
     running = runs.concurrency * ones
-    return ClosedLoop(tpot=decode.total, ttft=prefill, ttft_median=prefill, running=running, decode=decode, decode_share=ones)
+    return ClosedLoop(
+        tpot=decode.total, ttft=prefill, ttft_median=prefill, running=running, decode=decode, decode_share=ones,
+        prompt_seconds=prefill,
+    )  # fmt: skip
 
 
 def closed_ttft(queued: Number, engine: Engine) -> Number:

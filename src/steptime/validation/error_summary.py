@@ -102,8 +102,10 @@ def with_ranges(
         Figures, and lower and upper ends by name.
     """
     (low, high), (ttft_low, ttft_high) = (
-        factors(engine, name, of, variance=(variances or {}).get(name), system=system, wider=widening(flags, name), point=point)
-        for name, of in (("tpot", regime), ("ttft", waiting))
+        factors(
+            engine, name, kind, variance=(variances or {}).get(name), system=system, wider=widening(flags, name), point=point
+        )
+        for name, kind in (("tpot", regime), ("ttft", waiting))
     )
     tpot, ttft, speed = (figures[name] for name in ("tpot", "ttft", "output_tok_s"))
     return dict(figures) | {
