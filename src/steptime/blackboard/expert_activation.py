@@ -268,7 +268,7 @@ def two_level_exchange(racks: Number, bandwidth_ratio: Number, copies: Number) -
         arXiv 2412.19437, section 3.2.2; lecture, section 7, *derived*.
 
     >>> [round(float(two_level_exchange(r, 8, 8)), 2) for r in (1, 2, 4, 8)]
-    [1.0, 1.0, 2.7, 4.6]
+    [1.0, 1.0, 2.7, 4.59]
     """
     reached = experts_touched(racks, 1.0, copies)
     return np.maximum(1.0, bandwidth_ratio * reached * (racks - 1) / (racks * copies))

@@ -146,7 +146,7 @@ def widening(flags: Iterable[tuple[Distance, Array]], quantity: str = "tpot") ->
         Two logarithms, 0 where no difference applies.
 
     >>> [round(float(x), 3) for x in widening(((SEPARATE_POOLS, np.True_), (WIDE_REPLICA, np.True_), (STAGED, np.False_)))]
-    [0.25, 0.224]
+    [0.361, 0.224]
     """
     low: Number = 0.0
     high: Number = 0.0
