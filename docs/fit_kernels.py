@@ -1,4 +1,6 @@
-"""Fit kernels to kernel timings; write them: `python docs/fit_kernels.py moe.parquet`, or `attention FOLDER` for attention.
+"""Fit kernels to kernel timings; write them: `python docs/fit_kernels.py moe.parquet`.
+
+`attention FOLDER` fits attention, `products FOLDER` dense products.
 
 The timings are from AIConfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0): one call of the experts of one layer on
 the busiest expert-parallel rank, measured alone. Whole serving runs are not used here (`fit_engines.py` uses both).
@@ -225,6 +227,11 @@ def main() -> None:
         import attention_timings
 
         attention_timings.main(sys.argv[2])
+        return
+    if sys.argv[1] == "products":
+        import product_timings
+
+        product_timings.main(sys.argv[2])
         return
     table = read_timings(sys.argv[1])
     parts = families(table)

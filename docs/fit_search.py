@@ -19,6 +19,7 @@ import numpy as np
 from fit_training import ARCHITECTURES, traits, usable
 
 from steptime.number_checks import Array
+from steptime.training.training_evidence import is_measured_kind
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_search import search
 from steptime.training.training_stack import DENSE, SPARSE, TrainingEngine, on_chip, training_engine
@@ -92,7 +93,9 @@ def searched(job: list[TrainingRun], fitted: Fitted, runs: Sequence[TrainingRun]
         "id": best.id, "model": best.model.name, "stack": best.stack, "chip": best.system.chip.name, "chips": best.chips,
         "architecture": ARCHITECTURES.get(best.system.chip.name, ""), "experts": best.experts, "task": best.job.task,
     }  # fmt: skip
-    own = step_seconds(best.model, best.job, best.system, tuned, resolve_layout(best, engine)).total
+    layout = resolve_layout(best, engine)
+    row["evident"] = bool(is_measured_kind(layout, best.job, tuned, experts=best.experts))
+    own = step_seconds(best.model, best.job, best.system, tuned, layout).total
     row["own"] = float(np.log(best.step / float(own)))
     for name, choice in (("measured", found.recommended("measured")), ("any", found.recommended("any"))):
         row[name] = None if choice is None else float(np.log(best.step / choice.seconds))
@@ -106,7 +109,7 @@ def cells_of(rows: Sequence[dict[str, Any]]) -> list[tuple[tuple[str, str, str],
     """Return the median optimism of each model by kind, stack and architecture, so that many jobs of a model count once."""
     groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for row in rows:
-        if row["measured"] is not None:
+        if row["measured"] is not None and row["evident"]:
             groups[kind_of(row), row["stack"], row["architecture"], row["model"]].append(row["measured"])
     return [(key[:3], float(np.clip(np.median(values), -0.5, 0.5))) for key, values in groups.items()]
 
@@ -155,9 +158,12 @@ def summary(rows: Sequence[dict[str, Any]], corrections: dict[str, dict[str, flo
     errors = left_out_errors(rows)
     is_tuned = np.array([row["stack"] in TUNED and row["chips"] >= TUNED_CHIPS for row in rows])
     has_experts = np.array([row["experts"] for row in rows])
+    # A search may not take the layout of some jobs, such as tensor parallelism over 32 chips to show what it costs.
+    is_evident = np.array([row["evident"] for row in rows])
     sets = {
-        "all jobs": np.ones(len(rows), dtype=bool), "dense": ~has_experts, "experts": has_experts,
-        "tuned recipes on 32 chips or more": is_tuned, "of these, experts": is_tuned & has_experts,
+        "all jobs": is_evident, "dense": is_evident & ~has_experts, "experts": is_evident & has_experts,
+        "tuned recipes on 32 chips or more": is_tuned & is_evident, "of these, experts": is_tuned & has_experts & is_evident,
+        "jobs with unusual layouts": ~is_evident,
     }  # fmt: skip
     tables = {}
     searches = {"layout as measured": "own", "fastest of all": "fastest", "measured kinds": "measured"}
@@ -201,7 +207,7 @@ def ratios(values: Sequence[float | None]) -> dict[str, float]:
 def ranges(rows: Sequence[dict[str, Any]], errors: Array) -> dict[str, float]:
     """Return the factor on corrected seconds that 95 % of the jobs of a kind are below."""
     kinds = np.array([kind_of(row) for row in rows])
-    finite = np.isfinite(errors)
+    finite = np.isfinite(errors) & np.array([row["evident"] for row in rows])
     return {kind: float(np.exp(np.quantile(errors[(kinds == kind) & finite], 0.95))) for kind in (DENSE, SPARSE)}
 
 

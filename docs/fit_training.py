@@ -91,7 +91,7 @@ def left_out(
     group: Callable[[TrainingRun], str],
     start: Fitted,
     *,
-    rounds: int = 3,
+    rounds: int = 2,
 ) -> Array:
     """Cross-validate: predict each run with a fit without its group.
 

@@ -85,6 +85,7 @@ from steptime.sweeps.design import Design
 from steptime.sweeps.ranking import Ranking
 from steptime.sweeps.sweep_result import Sweep
 from steptime.sweeps.sensitivity_result import Sensitivity
+from steptime.questions.train_comparison import TrainComparison
 from steptime.training.training_memory import TrainingMemory
 from steptime.training.training_planner import Training
 from steptime.training.training_planner import TrainingStep
@@ -126,6 +127,7 @@ ANSWERS: dict[type, str] = {
     Memory: "`st.memory_per_chip`.",
     Training: "`steptime train`, `st.train`. With `--scaling` the command adds `scaling`, a [Scaling](#scaling), "
     "and with `--launch` `launch`, the lines of a script.",
+    TrainComparison: "`steptime compare train MODEL SYSTEM,SYSTEM`, `steptime.questions.train_comparison.compare_training`.",
     TrainingStep: "`st.training_step`, and `step` of a training run; with array inputs, its figures are lists.",
     TrainingMemory: "`memory` of a training step.",
     Scaling: "`steptime train --scaling`, under `scaling`.",

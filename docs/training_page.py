@@ -27,13 +27,14 @@ by `docs/generate.py`.
 
 | part | formula | source |
 |---|---|---|
-| products | forward FLOP, twice as many backward (once with a frozen base, LoRA); the larger time of arithmetic and memory traffic, plus writes that arithmetic does not hide; no product in 16 bits exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
+| products | outputs, gradients of inputs and of weights (none with a frozen base, LoRA), each: the larger time of arithmetic and memory traffic, writes that arithmetic does not hide, and 2 k times the outputs that a chip loses while it is not filled, for sums of k values; no product exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
 | attention | causal pairs, 2.5 times backward with flash attention; without fusion, all pairs, with scores in memory | arXiv 2307.08691 |
+| scans | states of chunks of 128 tokens pass through memory four times; inputs, convolution and outputs once each | [mamba](https://github.com/state-spaces/mamba/blob/main/mamba_ssm/ops/triton/ssd_combined.py) |
 | element-wise | norms, residuals, rotary positions, activations, permutation of expert rows; each value is read or written once | |
 | sustained rate | min(1, chip power per TFLOP/s in bf16 / 1 W) to a fitted exponent: below about 1 W per TFLOP/s a chip lowers its clock | |
 | tensor parallel | 4 collectives per layer forward, 6 backward, with sequence parallelism | arXiv 2205.05198 |
-| context parallel | keys and values to all chips of a sequence, once forward and twice backward, overlapped with attention | arXiv 2310.01889 |
-| experts | dispatch and combine, forward and backward; a token crosses a link once per destination domain | arXiv 2412.19437 |
+| context parallel | keys and values to all chips of a sequence, once forward and twice backward, hidden by attention but for the first step of the ring; outputs of steps are added up | arXiv 2310.01889 |
+| experts | dispatch and combine, forward and backward; a token crosses a link once per destination domain; DualPipe hides them behind another micro-batch, on 20 of 132 multiprocessors | arXiv 2412.19437 |
 | pipeline | m (f + b) of the slowest stage, plus idle time and hops of the schedule; the head is on the last stage | arXiv 2104.04473 |
 | data parallel | reduce-scatter of gradients, all-gather of weights, minus the part that passes hide; ZeRO-3 per micro-batch | arXiv 1910.02054 |
 | optimizer | states, gradients and weights are read and written once, at the data sheet bandwidth | |
@@ -103,6 +104,8 @@ def _searches() -> list[str]:
         "constants fitted without its model, and compares with the best measured layout. The correction has a value for dense models",
         "and experts, and deviations by stack and chip architecture; it never makes a search faster. The upper end of the 90 % range",
         "is that of these jobs. A layout with given tp and pp (and ep) is not corrected.", "",
+        "A job whose measured layout is of another kind, such as tensor parallelism over 32 chips, says nothing about a search, and is",
+        "in the last row only.", "",
         "Predicted over measured tokens/s. `corrected`: measured kinds, with a correction fitted without the model of the job.", "",
         "| jobs | number | layout as measured | fastest of all layouts | measured kinds | corrected: median | 10 to 90 % | worst |",
         "|---|---|---|---|---|---|---|---|",

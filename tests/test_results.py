@@ -30,6 +30,7 @@ from steptime.models.model_loading import load_config_fields
 from steptime.planning.planner import DoesNotFit
 from steptime.pricing.price_history import price_history
 from steptime.questions.step_question import step_summary
+from steptime.questions.train_comparison import compare_training
 from steptime.result_base import Tabular, entries, in_words, json_key, plain, problem, to_json, unit
 from steptime.reversible.avalanche import mixing
 from steptime.reversible.sboxes import sbox_card
@@ -157,6 +158,9 @@ MAKE = {
     "memory": lambda: st.memory_per_chip("llama-3.1-8b", "hgx-h100", **STEP),
     "layout": lambda: st.Layout(tp=8, ep=np.array([1, 8])),
     "training": lambda: st.train("llama-3.1-8b", "hgx-h100", chips=8, seq=4096, batch=64, tokens=1e12),
+    "training comparison": lambda: compare_training(
+        ["hgx-h100", "hgx-a100"], {"model": "llama-3.1-8b", "chips": 8, "seq": 4096, "batch": 64}
+    ),
     "training step": lambda: st.training_step("llama-3.1-8b", "hgx-h100", **TRAINED),
     "training memory": lambda: st.training_step("llama-3.1-8b", "hgx-h100", **TRAINED).memory,
     "training layout": lambda: st.TrainingLayout(tp=8, dp=np.array([1, 8])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -306,8 +307,9 @@ def test_a_deadline_and_a_budget_show_their_probability():
     found = answer(words)
     assert found["limits"] == {"deadline": 60 * 86_400, "budget": 5e6}
     page = " ".join(run(words).stdout.split())
-    assert f"60.0 d: met with {found['limit_probability']['deadline']:.0%} probability" in page
-    assert "$5.00 M: met with over 99% probability" in page
+    for name, limit in (("deadline", "60.0 d"), ("budget", "$5.00 M")):
+        chance = found["limit_probability"][name]
+        assert f"{limit}: met with {'over 99%' if chance > 0.99 else f'{chance:.0%}'} probability" in page
     assert answer(SMALL)["limits"] == {}
 
 
@@ -320,3 +322,34 @@ def test_a_searched_layout_says_its_allowance_and_a_run_its_tokens():
     assert "one checkpoint, at the end" in page
     assert "Search allowance" not in run(f"{SMALL} --tp 1 --pp 1").stdout
     assert "on 1,000,000T tokens" in " ".join(run(f"{SMALL} --tokens 1e18").stdout.split())
+
+
+def test_a_trace_has_each_pass_of_each_stage(tmp_path):
+    """Four stages, 16 micro-batches and four chunks: 4 x 16 x 4 forward passes and as many backward, in microseconds."""
+    shown = run(f"{PIPED} --trace-out step.json --json", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    step = json.loads(shown.stdout)["step"]
+    trace = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    shown_batches = trace["metadata"]["micro_batches_shown"]
+    for kind in ("forward", "backward"):
+        assert sum(event["cat"] == kind for event in events) == 4 * 4 * shown_batches
+    assert {event["tid"] for event in events} == {0, 1, 2, 3}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+    # Nothing runs twice at one time on a device.
+    for device in range(4):
+        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == device)
+        assert all(after[0] >= before[1] - 1e-6 * before[1] for before, after in pairwise(spans))
+    assert shown_batches == step["microbatches"]
+    assert max(event["ts"] + event["dur"] for event in events) / 1e6 == pytest.approx(step["total_s"], rel=0.15)
+
+
+def test_systems_are_compared_by_the_rent_of_a_run():
+    shown = run("compare train llama-3.1-8b hgx-h100,hgx-a100 --chips 64 --batch 256 --tokens 1T --json")
+    assert shown.returncode == 0, shown.stderr
+    standings = json.loads(shown.stdout)["standings"]
+    assert [standing["usd"] for standing in standings] == sorted(standing["usd"] for standing in standings)
+    alone = answer(f"train llama-3.1-8b {standings[0]['system']} --chips 64 --batch 256 --tokens 1T")
+    assert standings[0]["run_s"] == pytest.approx(alone["run"]["seconds_s"])
+    assert "needs one system" in refused("compare train llama-3.1-8b hgx-h100,hgx-a100 --chips 8 --batch 64 --plot a.svg")
+    assert "hgx-h10" in refused("train llama-3.1-8b hgx-h10,hgx-a100 --chips 8 --batch 64")

@@ -14,6 +14,7 @@ from steptime.hardware.rental_prices import usd
 from steptime.hardware.what_if import in_force
 from steptime.physics.engine import load_engine
 from steptime.physics.uncertainty import step_range
+from steptime.scaling.scaling_laws import with_constant
 from steptime.sweeps.parameter_ranges import HALF_WIDTHS
 from steptime.sweeps.sensitivity import sensitivity
 from steptime.sweeps.sensitivity_result import Swing
@@ -284,3 +285,37 @@ def test_memory_that_is_made_unsure_starts_from_what_a_driver_counts():
     assert in_force(system, "chip.hbm.capacity") == system.chip.capacity > system.chip.hbm.capacity
     assert st.vary(system, {"chip.hbm.capacity": in_force(system, "chip.hbm.capacity")}).chip.capacity == system.chip.capacity
     assert in_force(system, "chip.hbm.bandwidth") == system.chip.hbm.bandwidth
+
+
+def test_a_lifetime_budget_swings_most_with_its_traffic():
+    """Served FLOP are N x traffic x lifetime: four times the traffic and twice the lifetime move what twice of each moves."""
+    asked = {"match_quality": "8B@15T", "tokens_served": "1M/s", "lifetime": "60d"}
+    found = sensitivity("budget", answer="over_chinchilla", **asked)
+    swings = by_name(found)
+    assert set(swings) == {"tokens_served", "lifetime", "eta", "rl_share", "alpha", "beta"}
+    assert (swings["tokens_served"].low, swings["tokens_served"].high) == pytest.approx((0.25e6, 4e6))
+    assert found.swings[0].name in ("tokens_served", "eta")
+    for name in ("tokens_served", "lifetime", "eta"):
+        assert swings[name].at_low < found.base < swings[name].at_high
+    longer = st.ask("budget", **(asked | {"lifetime": "120d"}))["over_chinchilla"]
+    assert swings["lifetime"].at_high == pytest.approx(float(longer))
+    assert swings["rl_share"].at_high == pytest.approx(found.base)  # RL changes the cost, not the size
+    # A flatter law in parameters (a low alpha) asks for larger models.
+    assert swings["alpha"].at_low < found.base < swings["alpha"].at_high
+
+
+def test_an_exponent_moves_with_the_other_constants_of_its_law():
+    law = st.load_law("epoch")
+    moved = with_constant(law, "alpha", law.constants["alpha"] * 1.02)
+    place, other = (law.spread.names.index(name) for name in ("alpha", "A"))
+    slope = law.spread.correlations[place][other] * law.spread.deviations[other] / law.spread.deviations[place]
+    step = moved.constants["alpha"] - law.constants["alpha"]
+    step = math.log(1.02) if "alpha" in law.spread.logs else step
+    change = (
+        math.log(moved.constants["A"] / law.constants["A"])
+        if "A" in law.spread.logs
+        else moved.constants["A"] - law.constants["A"]
+    )
+    assert change == pytest.approx(slope * step)
+    with pytest.raises(InputError, match="joint errors"):
+        with_constant(st.load_law("kaplan"), "alpha", 0.1)

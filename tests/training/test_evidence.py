@@ -70,12 +70,13 @@ def test_a_search_takes_a_measured_kind_and_says_what_another_would_save():
     every = st.train("llama-3.1-70b", "hgx-h100", **LARGE, evidence="any")
     assert found.evidence == "measured"
     assert found.step.layout.cp <= 2
-    assert every.evidence == "any"
+    assert every.searched.count == found.searched.count
     fastest, seconds = found.searched.fastest()
     recommended = float(found.step.total) / found.search_factor
-    assert found.unmeasured_saving == pytest.approx(1 - seconds / recommended)
-    assert found.unmeasured == st.training_step.__globals__["show_training_layout"](fastest)
-    assert every.unmeasured == ""
+    measured = found.searched.fastest(measured=True)[1]
+    assert found.unmeasured_saving == pytest.approx(1 - seconds / recommended if seconds < measured else 0.0)
+    assert found.unmeasured == (st.training_step.__globals__["show_training_layout"](fastest) if seconds < measured else "")
+    assert every.evidence == "measured" or every.unmeasured == ""
     with pytest.raises(UnknownName, match="evidence"):
         st.train(SMALL, "hgx-h100", chips=8, batch=64, evidence="some")
 
@@ -186,7 +187,11 @@ def test_experts_of_the_busiest_rank_take_longer():
 
 
 def test_tensor_parallelism_divides_the_inputs_or_the_outputs_of_a_product():
-    """Outputs of products whose rows are divided are whole on each rank, so that more ranks write more in all."""
+    """Outputs of products whose rows are divided are whole on each rank, so that more ranks write more in all.
+
+    The backward pass writes gradients of inputs (once for queries, keys and values, and once for gate and up), which are whole
+    where the columns are divided, and adds gradients of weights of 4 B, which it reads and writes once a micro-batch.
+    """
     writes = replace(IDEAL, constants=replace(IDEAL.constants, exposed_writes=1.0))
     asked, on = job(seq=8192, batch=8), system()
     seconds = [
@@ -194,7 +199,9 @@ def test_tensor_parallelism_divides_the_inputs_or_the_outputs_of_a_product():
         for stack in (IDEAL, writes)
         for tp in (1, 8)
     ]
-    written = [(seconds[place + 2] - seconds[place]) * on.chip.hbm.bandwidth / (3 * 8192 * 32 * 2) for place in (0, 1)]
+    written = [(seconds[place + 2] - seconds[place]) * on.chip.hbm.bandwidth / (8192 * 32 * 2) for place in (0, 1)]
     q, kv, ffn, h = 4096, 1024, 14336, 4096
-    assert written[0] == pytest.approx(q + 2 * kv + 2 * ffn + 2 * h)
-    assert written[1] == pytest.approx(q + 2 * kv + 2 * ffn + 8 * 2 * h)
+    added = (h * (2 * q + 2 * kv) + 3 * h * ffn) * 2 * 4 / (8192 * 2)
+    # Eight replicas add gradients of all weights for a sequence each; eight ranks add an eighth of them for eight.
+    assert written[0] == pytest.approx(q + 2 * kv + 2 * ffn + 2 * h + 2 * h + q + ffn + added)
+    assert written[1] == pytest.approx(q + 2 * kv + 2 * ffn + 8 * 2 * h + 8 * 2 * h + q + ffn + added)

@@ -47,8 +47,11 @@ def dealt(depth: int, pp: int, v: int = 1) -> tuple[float, float, float]:
         (80, 8, 5, (10, 10, 10)),
         (105, 35, 3, (3, 3, 3)),
         (32, 1, 1, (32, 32, 32)),
-        (61, 16, 1, (4, 4, 3)),  # DeepSeek-V3: 61 over 16 stages, four at most
-        (32, 5, 1, (7, 7, 6)),
+        (61, 16, 1, (4, 4, 1)),  # DeepSeek-V3: 15 stages of four, one layer beside the head (recipes of Megatron-Bridge)
+        (61, 8, 1, (8, 8, 5)),
+        (61, 4, 4, (16, 16, 13)),
+        (32, 5, 1, (7, 7, 4)),
+        (33, 16, 1, (3, 3, 2)),  # 15 stages of three would be more than 33 layers
     ],
 )
 def test_layers_of_the_first_the_middle_and_the_last_stage(depth, pp, v, layers):

@@ -39,6 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "compare llama-3.3-70b --input 2k --output 500 --speed 40 --ttft 1",
         "compare deepseek-v3,kimi-k2 hgx-b200,gb200-nvl72 --speed 30 --rent ondemand",
         "compare qwen3-32b --vendor NVIDIA,AMD --year 2023.. --chips any --csv table.csv",
+        "compare train llama-3.1-70b hgx-h100,hgx-b200,gb200-nvl72 --seq 8192 --batch 2048 --tokens 15T --deadline 60d",
     ),
     "sweep": (
         "sweep step llama-3.3-70b hgx-h100 --tp 8 --over batch=1:4096:log2 --over context=1k,8k,64k --plot cost.png",
@@ -284,7 +285,11 @@ def _answered() -> int:
     """Run the command line; wrong input, and a place that takes no answer, get one message and exit code 2."""
     try:
         prepare()
-        return app_for(sys.argv[1:])(prog_name="steptime", standalone_mode=False) or ANSWERED
+        words = sys.argv[1:]
+        # `compare train MODEL SYSTEM,SYSTEM` is the question of `train` on several systems.
+        if words[:2] == ["compare", "train"]:
+            words = words[1:]
+        return app_for(words)(args=words, prog_name="steptime", standalone_mode=False) or ANSWERED
     except InputError as problem:
         return _refused(problem)
     except UNDERSTOOD as problem:

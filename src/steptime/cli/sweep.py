@@ -270,7 +270,7 @@ def sensitivity(
         list[str] | None,
         typer.Argument(
             metavar="QUESTION [MODEL] [SYSTEM]",
-            help="QUESTION is step or plan, whose ranges are known, or simulate or blackboard.NAME, which need --vary.",
+            help="QUESTION is step, plan or budget, whose ranges are known, or simulate or blackboard.NAME, which need --vary.",
             show_default=False,
         ),
     ] = None,

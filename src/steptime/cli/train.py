@@ -1,11 +1,13 @@
 """The command `steptime train`: the fastest layout of a training run that fits in memory."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from steptime.cli.options import OUTPUT, SET, Output, grouped, not_empty, option, typed_with_changes
+from steptime.atomic_files import write_text_atomically
+from steptime.cli.options import OUTPUT, SET, Output, grouped, not_empty, option, typed_values, typed_with_changes
 from steptime.cli.output import (
     check_outputs,
     check_picture,
@@ -36,6 +38,10 @@ class TrainOutput(Output):
         option("Print launch lines for megatron, megatron-bridge, torchtitan or maxtext.", OUTPUT, metavar="STACK"),
     ] = None
     plot: Annotated[str | None, option("Draw the pipeline schedule: .svg, .png or .pdf.", OUTPUT)] = None
+    trace_out: Annotated[
+        str | None,
+        option("Write the schedule as a trace for Perfetto or chrome://tracing.", OUTPUT, "--trace-out", metavar="FILE"),
+    ] = None
 
 
 @grouped
@@ -47,15 +53,18 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     """
     from steptime.launch.training_commands import training_lines
     from steptime.training.training_alternatives import strong_and_weak_scaling
-    from steptime.training.training_planner import step_timeline
+    from steptime.training.training_planner import step_timeline, step_trace
 
     if inputs.chips is None and inputs.deadline is None and inputs.budget is None:
         raise RangeError("give --chips, or --tokens with --deadline or --budget")
     if inputs.chips is None and inputs.tokens is None:
         raise RangeError("--deadline and --budget need --tokens, such as --tokens 15T")
     not_empty("--layers", inputs.layers, "layers by chunk, such as 7,8x14,7")
-    check_outputs({"--csv": output.csv, "--plot": output.plot}, [inputs.model, inputs.system])
+    check_outputs({"--csv": output.csv, "--plot": output.plot, "--trace-out": output.trace_out}, [inputs.model, inputs.system])
     check_picture(output.plot)
+    if "," in inputs.system:
+        _compare(ctx, inputs, output, set_)
+        return
     values = typed_with_changes(ctx, TrainInputs, set_)
     if inputs.engine is None and output.launch in STARTED:
         values["engine"] = output.launch
@@ -77,6 +86,9 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
         write_csv(output.csv, training)
     if output.plot is not None:
         _write_plot(output.plot, timeline)
+    if output.trace_out is not None:
+        with reported(output.trace_out, "the trace of a step"):
+            write_text_atomically(output.trace_out, json.dumps(step_trace(model, system, training, stack)) + "\n")
     launch = output.launch
     lines = [] if launch is None else training_lines(model, training.job, training.step.layout, system, launch)
     if output.json:
@@ -99,6 +111,25 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
         console.print(explained_view(model, system, training, stack), sources_table(system), sep="\n")
     for line in lines:
         typer.echo(line)
+
+
+def _compare(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, changes: Any) -> None:
+    """Print the runs of several systems; raise RangeError for options that need one system."""
+    from steptime.questions.train_comparison import compare_training
+
+    single = {
+        "--set": changes, "--launch": output.launch, "--plot": output.plot, "--trace-out": output.trace_out,
+        "--explain": output.explain, "--scaling": output.scaling,
+    }  # fmt: skip
+    for name, value in single.items():
+        if value:
+            raise RangeError(f"{name} needs one system, got {inputs.system}; give one of them")
+    systems = [name.strip() for name in inputs.system.split(",") if name.strip()]
+    with patience(f"searching layouts on {len(systems)} systems"):
+        comparison = compare_training(systems, typed_values(ctx, TrainInputs))
+    output.print(comparison, "training_view.comparison_view")
+    if not comparison.standings[0].chips:
+        raise typer.Exit(1)
 
 
 def _write_plot(path: str, timeline: Any) -> None:

@@ -28,7 +28,7 @@ from steptime.scaling.compute_optimal import Losses, predict_losses
 from steptime.scaling.lifetime_compute import Demand, read_served, read_target
 from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.rl_step import RlStep, rl_step
-from steptime.scaling.scaling_laws import load_law
+from steptime.scaling.scaling_laws import LawLike, load_law
 from steptime.scaling.sizing_on_system import Serving
 from steptime.units import count as read_count
 from steptime.workload.workload import Workload, limits
@@ -139,13 +139,14 @@ class BudgetInputs:
             rl_share=self.rl_share, rl_flop=self.rl_flop,
         )  # fmt: skip
 
-    def laws(self) -> list[str] | None:
-        """Return the names of the scaling laws that the user gave.
+    def laws(self) -> list[LawLike] | None:
+        """Return the scaling laws that the user gave.
 
         Returns:
-            One name per law, in order; None if there is no name.
+            One name or law each, in order; None if there is none.
         """
-        return [part.strip() for words in self.law for part in words.split(",") if part.strip()] or None
+        split = [words.split(",") if isinstance(words, str) else [words] for words in self.law]
+        return [part.strip() if isinstance(part, str) else part for parts in split for part in parts if part] or None
 
     def mixture(self) -> dict[str, float]:
         """Return the inputs that describe the model in addition to its size.
@@ -339,6 +340,9 @@ RL = question_of_result(
     solve=solve_rl,
     answers={
         "step_time": Answer(meaning="time of a step", unit="s", source="total"),
+        "step_time_low": Answer(meaning="lower end of its 90 % range", unit="s", source="low"),
+        "step_time_high": Answer(meaning="upper end of its 90 % range", unit="s", source="high"),
+        "overhead_time": Answer(meaning="time of published steps beyond the computed phases", unit="s", source="overhead"),
         "rollout_time": Answer(meaning="time of the rollout", unit="s", source="rollout"),
         "rollout_tail_time": Answer(
             meaning="time of the rollout after 90 % of the rollouts have ended", unit="s", source="tail"

@@ -8,14 +8,18 @@ pass for log-probabilities takes a third of its time. With `mfu`, both run at th
 sends the weights to the rollout replicas once.
 
 On policy, the four phases run one after another on all chips. One step off policy, rollout and training run on separate
-chips at the same time. Rewards, the environment, engine starts and other overheads between phases are left out; published
-step times include them.
+chips at the same time. Rewards, the environment, engine starts, resharding and idle pipelines are not computed. Published
+steps contain them: `overhead` is the median of what they take in addition, as a share of the computed phases (docs/fit_rl.py).
+The 90 % range is that of published steps of two models.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from statistics import NormalDist
 from typing import Any, ClassVar, Final
 
@@ -66,20 +70,49 @@ class RlStep(Result):
     log_probs: float = field(metadata=unit("s", "time of the forward passes for log-probabilities"))
     training: float = field(metadata=unit("s", "time of training on the answers"))
     refit: float = field(metadata=unit("s", "time to send the new weights to the rollout"))
+    overhead_share: float = field(
+        default=0.0, metadata=unit("", "time of published steps beyond computed phases, as a share of the phases")
+    )
+    ends: tuple[float, float] = field(
+        default=(1.0, 1.0), metadata=unit("", "90 % range of published steps over computed phases", left_out=True)
+    )
     on_policy: bool = field(metadata=unit("", "whether the phases run one after another on the same chips"))
     rent: float = field(metadata=unit("USD/s", "rent per chip"))
     mfu: float = field(metadata=unit("", "MFU of training, of the bf16 rate, with 6 N FLOP per token"))
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "warnings"))
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "total": unit("s", "time of the step"),
+        "overhead": unit("s", "time of rewards, engine starts and whatever else is not computed"),
+        "low": unit("s", "lower end of the 90 % range of the step"),
+        "high": unit("s", "upper end of the 90 % range of the step"),
         "usd": unit("USD", "rent of the step", key="usd"),
     }
 
     @property
-    def total(self) -> float:
-        """Time of the step: the sum of the phases, or the longer of rollout and training."""
+    def computed(self) -> float:
+        """Time of the phases: their sum, or the longer of rollout and training."""
         trained = self.log_probs + self.training
         return (self.rollout + trained if self.on_policy else max(self.rollout, trained)) + self.refit
+
+    @property
+    def overhead(self) -> float:
+        """Time of what is not computed."""
+        return self.computed * self.overhead_share
+
+    @property
+    def total(self) -> float:
+        """Time of the step."""
+        return self.computed + self.overhead
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 90 % range."""
+        return self.computed * self.ends[0]
+
+    @property
+    def high(self) -> float:
+        """Upper end of the 90 % range."""
+        return self.computed * self.ends[1]
 
     @property
     def usd(self) -> float:
@@ -95,7 +128,12 @@ class RlStep(Result):
         kind = "on policy" if self.on_policy else f"one step off policy, {self.rollout_chips} chips for the rollout"
         parts = {"rollout": self.rollout, "log-probabilities": self.log_probs, "training": self.training, "refit": self.refit}
         title = f"RL step: {self.rollouts:,} rollouts of {self.model} on {self.chips} chips of {self.system}, {kind}"
-        return title, {"step": show(self.total, "s"), **{name: show(value, "s") for name, value in parts.items()}}
+        span = f"{show(self.low, 's')} to {show(self.high, 's')}"
+        parts["overhead"] = self.overhead
+        return title, {
+            "step": f"{show(self.total, 's')} (90 % range {span})",
+            **{name: show(value, "s") for name, value in parts.items()},
+        }
 
 
 def rl_step(
@@ -170,6 +208,8 @@ def rl_step(
     rollout, tail = _rollout(described, machine, engine_for(machine, engine), replica_layout, prompt, lengths)
     training = count if on_policy else count - making
     trained = _training(described, machine, training, rollouts, prompt + output, mfu, updates)
+    serving = engine_for(machine, engine)
+    published = _published_steps() if serving.name != "ideal" else {"factor": 1.0, "low": 1.0, "high": 1.0}
     return RlStep(
         model=described.name,
         system=machine.name,
@@ -184,6 +224,8 @@ def rl_step(
         log_probs=passes * FORWARD_FLOP / TRAINING_FLOP * trained,
         training=trained,
         refit=float(total_parameters(described)) * BF16_BYTES / size / float(machine.domains[-1].link.bandwidth),
+        overhead_share=published["factor"] - 1,
+        ends=(published["low"], published["high"]),
         on_policy=on_policy,
         rent=float(machine.rent.typical),
         mfu=TRAINING_FLOP
@@ -193,6 +235,11 @@ def rl_step(
         / (trained * training * float(machine.chip.peak["bf16"])),
         notes=tuple(_notes(described, machine, making - replicas * size, size, prompt + longest)),
     )
+
+
+@cache
+def _published_steps() -> dict[str, Any]:
+    return tomllib.loads((resources.files("steptime") / "data" / "rl_steps.toml").read_text(encoding="utf-8"))
 
 
 def _notes(model: Model, system: System, idle: int, size: int, tokens: float) -> Iterator[str]:

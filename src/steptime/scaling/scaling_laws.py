@@ -264,6 +264,43 @@ def sample_constants(law: Law, count: int, seed: int = 0) -> Law:
     return replace(law, constants=constants)
 
 
+def with_constant(law: Law, name: str, value: float) -> Law:
+    r"""Return a law with one constant set, and the others at their most probable values with it.
+
+    With the covariance $\Sigma$ of the joint errors, a step $s$ of constant $i$ moves constant $j$ by
+    $s \Sigma_{ji} / \Sigma_{ii}$, the conditional mean of a normal distribution. One exponent alone would move losses by far
+    more than the points of the law allow.
+
+    Args:
+        law: Scaling law with joint errors.
+        name: Name of the constant.
+        value: Its value.
+
+    Returns:
+        Law with other constants.
+
+    Raises:
+        InputError: If the joint errors were not published.
+
+    >>> law = load_law("epoch")
+    >>> flatter = with_constant(law, "alpha", 0.33)
+    >>> flatter.constants["alpha"], bool(flatter.constants["A"] < law.constants["A"])
+    (0.33, True)
+    """
+    if law.spread is None or name not in law.spread.names:
+        raise InputError(f"{law.name}: the joint errors of {name} are unknown; take epoch, which has them")
+    place, logs = law.spread.names.index(name), law.spread.logs
+    base = float(law.constants[name])
+    step = float(np.log(value / base)) if name in logs else value - base
+    deviations = law.spread.deviations
+    constants: dict[str, Number] = dict(law.constants)
+    for constant, deviation, correlation in zip(law.spread.names, deviations, law.spread.correlations[place], strict=True):
+        moved = step * correlation * deviation / deviations[place]
+        start = law.constants[constant]
+        constants[constant] = start * np.exp(moved) if constant in logs else start + moved
+    return replace(law, constants=constants | {name: value})
+
+
 def beyond(law: Law, **inputs: Number) -> dict[str, float]:
     """Return the factors by which inputs are beyond the runs of a law.
 

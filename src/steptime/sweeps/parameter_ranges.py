@@ -67,6 +67,8 @@ from steptime.planning.plan_result import Pool
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question
 from steptime.questions.registry import find_input, plain_name
 from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system, settable_figures
+from steptime.scaling.lifetime_compute import read_served
+from steptime.scaling.scaling_laws import Law, load_law, load_laws, with_constant
 from steptime.sweeps.axes import read_values
 from steptime.sweeps.sensitivity_result import written
 from steptime.workload.workload import choose_speculation
@@ -274,6 +276,8 @@ TRAFFIC = "your own traffic"
 # Inputs of a step that depend on traffic, by phase.
 DECODE, PREFILL = ("batch", "context"), ("tokens", "prefix")
 LENGTHS: Final = {"decode": DECODE, "prefill": PREFILL, "mixed": (*DECODE, *PREFILL)}
+# Exponents of a law whose errors have correlations.
+EXPONENTS: Final = ("alpha", "beta")
 # Names of figures in descriptions; other figures keep their own name.
 NOUNS: Final = {
     "bandwidth": "the bandwidth", "latency": "the latency", "capacity": "the capacity", "usd_per_byte": "the price",
@@ -357,8 +361,10 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         answer: Answer whose uncertainty matters: money and energy depend on more inputs.
 
     Returns:
-        The inputs, and the uncertain ones; none unless the question is a step or a plan.
+        The inputs, and the uncertain ones; none unless the question is a step, a plan or a budget.
     """
+    if question.name == "budget":
+        return input_values, list(_budget_inputs(input_values))
     if question.name not in ("step", "plan"):
         return input_values, []
     model, system, engine = read_subject(input_values)
@@ -394,6 +400,90 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
             parameters.append(_assumed("cached", float(inputs["cached"]), "the cached share of prompts", maximum=0.99))
         parameters += _acceptance(inputs, model)
     return inputs, parameters
+
+
+# Forecasts of a model's traffic and lifetime before it is trained are right within these factors; assumptions.
+TRAFFIC_FACTOR, LIFETIME_FACTOR = 4.0, 2.0
+# Cost of a serving FLOP over a training FLOP: plans on machines give 0.4 to 2.5 (docs/budget.md), small batches up to 5.
+ETA_RANGE: Final = (0.4, 5.0)
+# Share of RL in a lifetime budget: none, or as much as pre-training and as serving.
+RL_SHARES: Final = (0.0, 1 / 3)
+
+
+def _budget_inputs(input_values: InputValues) -> Iterator[Unsure]:
+    """Yield the uncertain inputs of a lifetime budget: traffic, lifetime, costs of FLOP, RL, and the exponents of the law."""
+    served_text, lifetime = str(input_values.get("tokens_served", "0")), input_values.get("lifetime")
+    served, seconds = read_served(served_text, lifetime)
+    is_rate = "/" in served_text
+    if served > 0:
+        yield spread(
+            "tokens_served", served / seconds if is_rate else served, math.log(TRAFFIC_FACTOR),
+            description="the traffic", unit="tok/s" if is_rate else "tokens",
+            basis=f"assumed, a factor of {TRAFFIC_FACTOR:g}", learn=TRAFFIC, broadcasts=False,
+            place=_put_rate if is_rate else _put_text,
+        )  # fmt: skip
+        if is_rate:
+            yield spread(
+                "lifetime", seconds, math.log(LIFETIME_FACTOR), description="the time in service", unit="s",
+                basis=f"assumed, a factor of {LIFETIME_FACTOR:g}", learn="the date of the next model", broadcasts=False,
+                place=_put_seconds,
+            )  # fmt: skip
+        eta = float(input_values.get("eta", 3.0))
+        yield Unsure(
+            name="eta", description="the cost of a serving FLOP over that of a training FLOP", low=min(ETA_RANGE[0], eta),
+            base=eta, high=max(ETA_RANGE[1], eta), basis="plans on machines and small batches", learn="budget --machine SYSTEM",
+            broadcasts=False,
+        )  # fmt: skip
+    if not input_values.get("rl_tokens"):
+        share = float(input_values.get("rl_share", 0.0))
+        yield Unsure(
+            name="rl_share", description="the share of RL in the budget", low=RL_SHARES[0], base=share,
+            high=max(RL_SHARES[1], share), basis="no RL, to as much as pre-training and serving", learn="your own RL runs",
+            even=True, broadcasts=False,
+        )  # fmt: skip
+    law = load_laws(_law_names(input_values))[0]
+    if law.spread is not None:
+        for name in EXPONENTS:
+            if name in law.spread.names:
+                yield spread(
+                    name, float(law.constants[name]), _exponent_width(law, name), place=_put_exponent, broadcasts=False,
+                    description=f"the exponent {name} of {law.name}", basis="resampled points of the law",
+                    learn="your own small runs (`steptime laws --fit`)",
+                )  # fmt: skip
+
+
+def _law_names(input_values: InputValues) -> list[Any] | None:
+    names = input_values.get("law") or ()
+    parts = [names] if isinstance(names, str | Law) else list(names)
+    split = [part.split(",") if isinstance(part, str) else [part] for part in parts]
+    return [name.strip() if isinstance(name, str) else name for part in split for name in part] or None
+
+
+def _put_rate(input_values: InputValues, name: str, value: Any) -> InputValues:
+    return {**input_values, name: f"{float(value):.12g}/s"}
+
+
+def _put_text(input_values: InputValues, name: str, value: Any) -> InputValues:
+    return {**input_values, name: f"{float(value):.12g}"}
+
+
+def _put_seconds(input_values: InputValues, name: str, value: Any) -> InputValues:
+    return {**input_values, name: f"{float(value):.12g}s"}
+
+
+def _put_exponent(input_values: InputValues, name: str, value: Any) -> InputValues:
+    laws = list(load_laws(_law_names(input_values)))
+    # The published value changes nothing, so that it does not undo the other exponent.
+    if float(value) == float(load_law(laws[0].name).constants[name]):
+        return input_values
+    return {**input_values, "law": (with_constant(laws[0], name, float(value)), *laws[1:])}
+
+
+def _exponent_width(law: Law, name: str) -> float:
+    """Return half of the 90 % range of the logarithm of a constant."""
+    deviation = law.spread.deviations[law.spread.names.index(name)] if law.spread else 0.0
+    is_log = law.spread is not None and name in law.spread.logs
+    return Z90 * (deviation if is_log else deviation / float(law.constants[name]))
 
 
 def _assumed(name: str, base: float, description: str, **attributes: Any) -> Unsure:

@@ -11,8 +11,10 @@ Source: Korthikanti et al., arXiv 2205.05198, section 4, for GPT. With flash att
 grouped queries this gives $2(4h + 2q + 2k + 3f + 2a)$ bytes per token. The peak is within 1 % of measured ones.
 
 **Stages.** Layers that are a multiple of the chunks are divided evenly. If only layers plus embedding and head are a
-multiple, the first and the last chunk have one layer less (Llama 3 405B: 126 + 2 = 8 x 16). In other cases the fullest
-chunk has one more than others. A layout may give the layers of each chunk itself.
+multiple, the first and the last chunk have one layer less (Llama 3 405B: 126 + 2 = 8 x 16). In other cases all chunks but the
+last have as many layers, rounded up, and the last has the remainder, beside the head and layers for further tokens (61 layers
+of DeepSeek-V3 on 16 stages: 15 x 4 + 1). A layout may give the layers of each chunk itself. Source: pipeline layouts in
+https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/main/src/megatron/bridge/recipes.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from steptime.training.training_job import TrainingLayout, read_layers
 ACTIVATION_BYTES = 2.0
 # Bytes of the log-sum-exp that flash attention saves per head and row.
 SUM_BYTES = 4.0
+# Grouped GEMMs of routed experts: gate and up together, and down.
+EXPERT_GEMMS = 2
 MODULES = ("attention", "norms", "activation", "mlp", "moe_act", "mla_up_proj", "shared_experts", "moe_input", "moe")
 """Modules that can be recomputed, by engine names; `mlp` includes `activation`, `moe` includes `moe_input` and `moe_act`."""
 
@@ -46,8 +50,10 @@ class Product:
 
     flops [FLOP per row], weights [parameters] and inputs, outputs [values per row] are sums over the products. whole_inputs,
     whole_outputs: the part of them that each rank has undivided: inputs of products whose columns are divided, and outputs of
-    those whose rows are divided, before they are summed. limit: largest tensor parallel degree that divides them. For routed
-    experts, `weights` counts all experts and `flops` those of one token.
+    those whose rows are divided, before they are summed. depth, whole_depth: lengths of the sums of outputs, and the part
+    that is not divided; products of one input are one GEMM, and `gemms` counts them. experts, active: of routed experts, in
+    total and per token. limit: largest tensor parallel degree that divides them. For routed experts, `weights` counts all
+    experts and `flops` those of one token.
     """
 
     flops: float
@@ -56,6 +62,11 @@ class Product:
     outputs: float
     whole_inputs: float = 0.0
     whole_outputs: float = 0.0
+    depth: float = 0.0
+    whole_depth: float = 0.0
+    gemms: int = 1
+    experts: int = 1
+    active: float = 1.0
     limit: float = math.inf
     replicated: bool = False
     routed: bool = False
@@ -97,6 +108,9 @@ class LayerProfile:
     widths: float
     # FLOPs of five Newton-Schulz iterations: of dense products, and of all experts.
     orthogonal: tuple[float, float]
+    # Values per row that the convolution and the scan of a state read and write, and the channels of the scan.
+    scanned: float
+    scan_channels: float
     # Heads whose scores are written to memory where attention is not fused.
     scores: float
 
@@ -228,6 +242,11 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         "moe": ((gated - 1) / gated * active * routed.flops_per_row if routed else 0.0, 4 * width * active),
         "moe_act": (0.0, 3 * active * expert_columns),
     }
+    has_state = any(a.state_bytes for a in layer.attention)
+    scan_inputs = total(lambda op: op.outputs, plain_projections) if has_state else 0.0
+    scan_channels = (
+        total(lambda op: op.inputs, [op for op in within("projections") if op.name in CLOSING]) if has_state else 0.0
+    )
     return LayerProfile(
         products=_products(matrices),
         attention=layer.attention,
@@ -249,6 +268,9 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
             total(_newton_schulz, [op for op in matrices if op.rows == "tokens"]),
             routed.experts * 3 * _newton_schulz_of(width, expert_columns) if routed and expert_columns else 0.0,
         ),
+        # The convolution reads and writes the inputs, the scan reads them and writes its outputs.
+        scanned=3 * scan_inputs + scan_channels,
+        scan_channels=scan_channels,
         scores=float(sum(a.heads for a in layer.attention if not a.state_bytes)),
     )
 
@@ -310,6 +332,25 @@ def _element_values(layer: Layer, norms: list[Op], width: int) -> float:
     return float(values)
 
 
+def _depth(operators: list[Op], fused: list[Op]) -> float:
+    """Return the lengths of the sums of the outputs of GEMMs; experts are two GEMMs, of which gate and up are one."""
+    counted = [op for op in operators if op.rows == "routed" or op.name == "router" or op in fused]
+    return float(sum(op.inputs + op.columns if op.rows == "routed" else op.inputs for op in counted))
+
+
+def _row_inputs(op: Op) -> float:
+    """Return the values that the products of an operator read per row of tokens."""
+    return op.active * (op.inputs + op.columns) if op.rows == "routed" else op.inputs
+
+
+def _row_outputs(op: Op) -> float:
+    """Return the values that the products of an operator write per row of tokens; experts write gate and up too."""
+    if op.rows != "routed":
+        return op.outputs
+    inside = op.flops_per_row / (2 * op.inputs) - op.columns if op.columns else 0.0
+    return op.active * (op.outputs + inside)
+
+
 def _products(matrices: list[Op]) -> tuple[Product, ...]:
     """Return the products of a layer; products that are divided alike are summed."""
     # Few groups instead of many operators keep a search over layouts fast.
@@ -318,14 +359,21 @@ def _products(matrices: list[Op]) -> tuple[Product, ...]:
         routed = op.rows == "routed"
         key = (op.split_limit, op.split == "replicated", routed, op.name != "router")
         groups.setdefault(key, []).append(op)
+    # Queries, keys and values are one GEMM even where their heads allow unlike degrees.
+    fused = _distinct_inputs(matrices)
     return tuple(
         Product(
             flops=float(sum(op.flops_per_row * (op.active if routed else 1) for op in same)),
             weights=float(sum(op.total_weights for op in same)),
-            inputs=float(sum(op.inputs * (op.active if routed else 1) for op in same)),
-            outputs=float(sum(op.outputs * (op.active if routed else 1) for op in same)),
+            inputs=float(sum(_row_inputs(op) for op in same)),
+            outputs=float(sum(_row_outputs(op) for op in same)),
             whole_inputs=float(sum(op.inputs for op in same if op.name not in CLOSING and not routed)),
             whole_outputs=float(sum(op.outputs for op in same if op.name in CLOSING and not routed)),
+            depth=_depth(same, fused),
+            whole_depth=_depth([op for op in same if op.name not in CLOSING and not routed], fused),
+            gemms=sum(op in fused for op in same) if not routed else EXPERT_GEMMS * len(same),
+            experts=max(op.experts for op in same),
+            active=max(op.active for op in same) if routed else 1.0,
             limit=limit,
             replicated=replicated,
             routed=routed,
@@ -390,10 +438,11 @@ def deal_layers(depth: int, x: TrainingLayout) -> LayerCounts:
     layers_per_chunk = np.where(is_slotted, (depth + STEM_LAYERS) / chunks, np.ceil(depth / chunks))
     middle = np.where(is_even | is_slotted, layers_per_chunk * x.virtual_stages, np.ceil(depth / np.asarray(x.pp)))
     ends = middle - is_slotted
-    # The last stage of an uneven division has the remaining layers.
+    # The last stage of an uneven division has the remaining layers, beside the head and layers for further tokens.
     remaining_layers = depth - middle * (np.asarray(x.pp) - 1)
     is_uneven = ~is_even & ~is_slotted
-    last = np.where(is_uneven, np.maximum(np.minimum(remaining_layers, middle), np.floor(depth / np.asarray(x.pp))), ends)
+    remainder = np.where(remaining_layers >= 1, np.minimum(remaining_layers, middle), np.floor(depth / np.asarray(x.pp)))
+    last = np.where(is_uneven, remainder, ends)
     return LayerCounts(np.where(np.asarray(x.pp) == 1, depth, ends), np.where(np.asarray(x.pp) == 1, depth, middle),
                  np.where(np.asarray(x.pp) == 1, depth, last))  # fmt: skip
 

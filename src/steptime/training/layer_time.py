@@ -39,23 +39,40 @@ from steptime.physics import network_time
 from steptime.physics.layout import shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import REACHED
-from steptime.training.layer_profile import ACTIVATION_BYTES, MODULES, LayerProfile, Stem
+from steptime.training.layer_profile import ACTIVATION_BYTES, MODULES, LayerProfile, Product, Stem
 from steptime.training.training_job import UNFUSED, TrainingJob, TrainingLayout
-from steptime.training.training_stack import TrainingEngine
+from steptime.training.training_stack import TrainingEngine, largest_narrow_share
 
 # Power per FLOP/s from which a chip keeps its clock [W s/FLOP]: an A100 has 1.28 W per TFLOP/s in bf16, an H100 0.71, a
 # B200 0.44.
 WATTS_PER_FLOP = 1e-12
 # Backward over forward time of flash attention: 5 products against 2.
 FLASH_BACKWARD = 2.5
+# Bytes per output of a step of a ring: its 16 bits are read, and a sum in 32 bits is read and written. Source:
+# https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py.
+RING_BYTES = 10.0
+# Tokens of a chunk of a scan, and passes of the states of chunks through memory: states are written, passed on (read and
+# written), and read. The backward pass computes them again, as flash attention does with scores. Source:
+# https://github.com/state-spaces/mamba/blob/main/mamba_ssm/ops/triton/ssd_combined.py; chunks of 128 in Nemotron's configs.
+SCAN_CHUNK = 128
+SCAN_PASSES = 4.0
+# Schedules that overlap expert exchanges with the computation of another micro-batch, and the streaming multiprocessors that
+# then send instead of computing: 20 of 132 (DeepSeek-V3, arXiv 2412.19437, section 3.2).
+OVERLAPPING = ("dualpipe", "dualpipev")
+SENDING_SHARE = 20 / 132
 # Passes of scores through memory where attention is not fused: product, softmax (2), dropout (2), product.
 SCORE_PASSES = 6.0
 # Bytes per logit through a fused cross-entropy in fp32, forward and backward.
 LOGIT_BYTES = 12.0
+# Formats of products with timings of their own; others have those of 16 bits.
+NARROW_FORMS = ("fp8", "int8", "mxfp8", "nvfp4")
 # Modules that "selective" recomputes, from Megatron-LM: core attention.
 SELECTIVE = ("attention",)
 # Every second product and all other operators: selective checkpointing by operator of torchtitan.
 ALTERNATE = "alternate"
+
+# Terms of computation.
+COMPUTED = ("matrices", "experts", "attention", "element-wise")
 
 Terms = dict[str, Number]
 
@@ -124,7 +141,10 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
     lanes["nvfp4"] = c.four_bit_efficiency
     if job.dtype not in lanes:
         return (peak_rate(peak, ("fp32", "tf32")) * share if job.dtype == "fp32" else wide), wide
-    return peak_rate(peak, job.format.arithmetic) * share * lanes[job.dtype], wide
+    narrow_share = share * lanes[job.dtype]
+    if engine.fill_outputs:
+        narrow_share = np.minimum(narrow_share, largest_narrow_share(system.chip, job.dtype) / engine.speed)
+    return peak_rate(peak, job.format.arithmetic) * narrow_share, wide
 
 
 def power_limit_factor(system: System, engine: TrainingEngine) -> Number:
@@ -168,27 +188,13 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
     backward: Terms = {}
     weight_gradients: Number = 0.0
 
-    # Products: the longer of arithmetic and memory traffic, plus the writes that arithmetic does not hide. Products with
-    # short sums write more per FLOP.
     for product in sheet.products:
         rate = narrow_rate if product.narrow else wide_rate
-        if product.routed:
-            rate, name = rate * c.expert_efficiency, "experts"
-            share, weights = chip_rows * job.expert_imbalance, product.weights / (x.ep * x.etp)
-        else:
-            name = "matrices"
-            shards = x.tp if product.replicated else shard_count(product.limit, x.tp)
-            share, weights = rows / shards, product.weights / (1 if product.replicated else shards)
-        # Tensor parallelism divides the inputs or the outputs of a product, not both.
-        whole_rows = share if product.replicated or product.routed else rows
-        read_bytes = share * (product.inputs - product.whole_inputs) + whole_rows * product.whole_inputs
-        written_bytes = share * (product.outputs - product.whole_outputs) + whole_rows * product.whole_outputs
-        moved_bytes = weights * job.format.bytes + (read_bytes + written_bytes) * ACTIVATION_BYTES
-        seconds = np.maximum(share * product.flops / rate, moved_bytes / bandwidth)
-        seconds = seconds + c.exposed_writes * written_bytes * ACTIVATION_BYTES / bandwidth
-        forward[name] = forward.get(name, 0.0) + seconds
-        backward[name] = backward.get(name, 0.0) + seconds * (1 + job.trained)
-        weight_gradients = weight_gradients + seconds * job.trained
+        name = "experts" if product.routed else "matrices"
+        outputs, inputs, weights = _product_seconds(product, job, system, engine, x, rate)
+        forward[name] = forward.get(name, 0.0) + outputs
+        backward[name] = backward.get(name, 0.0) + inputs + weights
+        weight_gradients = weight_gradients + weights
 
     # LoRA adapters: a forward pass, and gradients of their inputs and their weights.
     if job.task == "lora":
@@ -218,6 +224,57 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
     return Passes(forward, backward, weight_gradients)
 
 
+def _product_seconds(
+    product: Product, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, rate: Number
+) -> tuple[Number, Number, Number]:
+    """Return the seconds of the outputs of products, and of the gradients of their inputs and of their weights.
+
+    Each is the longer of arithmetic and memory traffic, plus the writes that arithmetic does not hide, plus outputs that are
+    lost while the chip is not filled.
+    """
+    c, bandwidth = engine.constants, system.chip.hbm.bandwidth
+    rows = x.micro_batch * job.seq / x.cp
+    if product.routed:
+        rate = rate * c.expert_efficiency
+        share, weights = rows / x.tp * job.expert_imbalance, product.weights / (x.ep * x.etp)
+    else:
+        shards = x.tp if product.replicated else shard_count(product.limit, x.tp)
+        share, weights = rows / shards, product.weights / (1 if product.replicated else shards)
+
+    # Tensor parallelism divides the inputs or the outputs of a product, not both.
+    is_whole = product.replicated or product.routed
+    whole_rows, parts = (share, 1.0) if is_whole else (rows, share / rows)
+    read_bytes = (share * (product.inputs - product.whole_inputs) + whole_rows * product.whole_inputs) * ACTIVATION_BYTES
+    written_bytes = (share * (product.outputs - product.whole_outputs) + whole_rows * product.whole_outputs) * ACTIVATION_BYTES
+    lost_outputs = c.fill_share * engine.fill_outputs.get(_form(job, narrow=product.narrow), 0.0)
+
+    def gemm_seconds(moved: Number, written: Number, depth: Number) -> Number:
+        busy = np.maximum(share * product.flops / rate, moved / bandwidth) + c.exposed_writes * written / bandwidth
+        return busy + 2 * lost_outputs * depth / rate
+
+    # Sums are over the inputs for outputs, over the outputs for gradients of inputs, and over the rows for those of weights.
+    depth = (product.depth - product.whole_depth) * parts + product.whole_depth
+    width = (product.outputs - product.whole_outputs) * parts + product.whole_outputs
+    gemm_rows = whole_rows
+    if product.routed:
+        width = product.outputs / np.maximum(product.active, 1.0)
+        gemm_rows = share * product.active / (product.experts / (x.ep * x.etp))
+    moved = weights * job.format.bytes + read_bytes + written_bytes
+    outputs = gemm_seconds(moved, written_bytes, depth)
+    # Products of one input are one GEMM, which writes the gradients of this input once.
+    input_gradients = whole_rows * depth * (product.active if product.routed else 1.0) * ACTIVATION_BYTES
+    inputs = gemm_seconds(moved, input_gradients, width)
+    if not job.trained:
+        return outputs, inputs, 0.0
+    sums = 2 * weights * job.gradient_bytes
+    return outputs, inputs, gemm_seconds(read_bytes + written_bytes + sums, sums, gemm_rows * product.gemms)
+
+
+def _form(job: TrainingJob, *, narrow: bool) -> str:
+    """Return the format of a product by the names of the timed kernels."""
+    return job.dtype if narrow and job.dtype in NARROW_FORMS else "bf16"
+
+
 def _attention_seconds(
     sheet: LayerProfile, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, rate: Number
 ) -> tuple[Number, Number]:
@@ -231,8 +288,12 @@ def _attention_seconds(
     for a in sheet.attention:
         heads = shard_count(a.heads, x.tp) * x.cp
         if a.state_bytes:
-            seconds = x.micro_batch * job.seq * a.state_flops_per_token / heads / rate
-            forward, backward = forward + seconds, backward + 2 * seconds
+            chip_tokens = x.micro_batch * job.seq / heads
+            flops = a.state_flops_per_token + 2 * SCAN_CHUNK * sheet.scan_channels
+            scan_bytes = SCAN_PASSES * a.state_bytes / SCAN_CHUNK + sheet.scanned * ACTIVATION_BYTES
+            busy = flops / (peak * c.attention_efficiency * power_limit_factor(system, engine))
+            seconds = chip_tokens * np.maximum(busy, scan_bytes / (system.chip.hbm.bandwidth * c.memory_efficiency))
+            forward, backward = forward + seconds, backward + FLASH_BACKWARD * seconds
         elif job.attention == UNFUSED:
             score_count = job.seq * np.minimum(job.seq, a.window) * 1.0
             seconds = x.micro_batch * score_count * a.flops_per_pair_prefill / heads / (rate if is_aligned(a) else unfused_rate)
@@ -302,12 +363,17 @@ def _add_exchanges(
         forward["tensor parallel"] = 2 * sheet.blocks * phase
         backward["tensor parallel"] = (2 + gather_share) * sheet.blocks * phase
     if np.any(np.asarray(x.cp) > 1) and sheet.exchanged:
-        # Keys and values hide behind attention.
+        # Keys and values of the next step of the ring hide behind attention to those of this step; the first step has nothing
+        # to receive. After each step but one, outputs of the step are added to the sums, on a second stream.
         gathered_bytes = rows * x.cp * sheet.exchanged * ACTIVATION_BYTES / x.tp
         gather_seconds = collective_seconds(network_time.all_gather(system, x.cp, gathered_bytes, x.tp), engine)
+        steps = np.asarray(x.cp) - 1.0
+        added_values = steps * rows / x.tp * sheet.module_bytes["attention"] / ACTIVATION_BYTES
+        added_seconds = added_values * RING_BYTES / (system.chip.hbm.bandwidth * c.memory_efficiency)
         for terms, factor in ((forward, 1.0), (backward, 2.0)):
-            hidden_seconds = c.data_overlap * terms["attention"]
-            terms["context parallel"] = np.maximum(factor * gather_seconds - hidden_seconds, 0.0)
+            hidden_seconds = c.data_overlap * terms["attention"] * steps / x.cp
+            exposed_seconds = np.maximum(factor * gather_seconds - hidden_seconds, 0.0)
+            terms["context parallel"] = exposed_seconds + factor * added_seconds * (1 - c.data_overlap)
     if sheet.routed is not None and np.any(np.asarray(x.ep) > 1):
         op = sheet.routed
         groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
@@ -315,8 +381,14 @@ def _add_exchanges(
             system, x.ep, rows / x.tp, sheet.boundary * ACTIVATION_BYTES, experts=op.experts, active=round(op.active),
             expert_groups=groups[0], active_groups=groups[1], stride=x.etp,
         )  # fmt: skip
-        exchange_seconds = 2 * collective_seconds(traffic, engine) * (1 - c.expert_overlap)
-        forward["expert exchange"], backward["expert exchange"] = exchange_seconds, exchange_seconds
+        whole_seconds = 2 * collective_seconds(traffic, engine)
+        for terms in (forward, backward):
+            exchange_seconds = whole_seconds * (1 - c.expert_overlap)
+            if x.schedule in OVERLAPPING:
+                computing = sum((terms.get(name, 0.0) for name in COMPUTED), 0.0)
+                overlapped = computing * SENDING_SHARE / (1 - SENDING_SHARE) + np.maximum(whole_seconds - computing, 0.0)
+                exchange_seconds = np.minimum(exchange_seconds, overlapped)
+            terms["expert exchange"] = exchange_seconds
     # Ranks that share an expert gather its rows and scatter its outputs.
     if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):
         expert_bytes = rows / x.tp * sheet.routed.active * sheet.boundary * ACTIVATION_BYTES * x.etp

@@ -8,6 +8,7 @@ A `Timeline` has the work of each device as arrays, and draws it to a file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -279,6 +280,56 @@ def timeline(walk: PipelineRun) -> Timeline:
         idle=np.where(walk.idle > 1e-9 * walk.total, walk.idle, 0.0),
         in_flight=walk.in_flight,
     )
+
+
+# Microseconds of the trace format per second.
+MICROSECONDS: Final = 1e6
+
+
+def trace_events(timeline: Timeline, after: Mapping[str, float], title: str = "") -> dict[str, Any]:
+    """Return a step in the trace event format, which Perfetto and chrome://tracing open.
+
+    Each device is a thread with complete events (`ph` X), in microseconds. Terms that follow the pipeline, such as exposed
+    exchanges and the optimizer, run one after another on all devices.
+
+    Args:
+        timeline: Timeline of the pipeline.
+        after: Seconds of the terms after the pipeline, in order.
+        title: Name of the process.
+
+    Returns:
+        The trace, ready for JSON.
+
+    References:
+        https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: Trace Event Format.
+    """
+    events: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": title}}]
+    for device in range(timeline.devices):
+        thread = {"ph": "M", "pid": 0, "tid": device}
+        events.append({"name": "thread_name", **thread, "args": {"name": f"stage {device}"}})
+        events.append({"name": "thread_sort_index", **thread, "args": {"sort_index": device}})
+    columns = (
+        timeline.device,
+        timeline.kind,
+        timeline.chunk,
+        timeline.micro,
+        timeline.back_micro,
+        timeline.start,
+        timeline.end,
+    )
+    for device, kind, chunk, micro, back_micro, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        args = {"micro_batch": micro, "chunk": chunk} | ({"backward_micro_batch": back_micro} if back_micro >= 0 else {})
+        events.append(_event(f"{KIND_NAMES[kind]} {micro}", KIND_NAMES[kind], device, start, end - start, args))
+    start = timeline.total
+    for name, seconds in after.items():
+        events += [_event(name, name, device, start, seconds, {}) for device in range(timeline.devices) if seconds > 0]
+        start += seconds
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _event(name: str, category: str, device: int, start: float, seconds: float, args: dict[str, int]) -> dict[str, Any]:
+    times = {"ts": start * MICROSECONDS, "dur": seconds * MICROSECONDS}
+    return {"name": name, "cat": category, "ph": "X", **times, "pid": 0, "tid": device, "args": args}
 
 
 def write_timeline(timeline: Timeline, path: str, title: str = "") -> None:

@@ -20,7 +20,7 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Array, Number, positive, whole_number
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
-from steptime.training.schedule_timeline import Timeline, simulate_step, timeline
+from steptime.training.schedule_timeline import Timeline, simulate_step, timeline, trace_events
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.search_optimism import SearchOptimism, search_optimism, searched_axes
 from steptime.training.training_alternatives import Change, infeasibility_error, training_alternatives
@@ -673,10 +673,42 @@ def step_timeline(model: Model, system: System, training: Training, engine: Trai
     Returns:
         Timeline; None without a pipeline.
     """
+    return None if int(training.step.layout.pp) == 1 else _simulated(model, system, training, engine)
+
+
+# Terms of a step that follow the passes of its micro-batches in a trace.
+AFTER_TERMS: Final = ("pipeline hops", "data parallel", "optimizer", "step", SEARCH_TERM)
+
+
+def step_trace(model: Model, system: System, training: Training, engine: TrainingEngine) -> dict[str, Any]:
+    """Return the schedule of a training step in the trace event format of Perfetto and chrome://tracing.
+
+    Of a very long step only the first micro-batches are simulated; `metadata` says how many.
+
+    Args:
+        model: Model to train.
+        system: Chips and links.
+        training: Result of `train`.
+        engine: Training stack.
+
+    Returns:
+        The trace, ready for JSON.
+    """
+    simulated = _simulated(model, system, training, engine)
+    step = training.step
+    after = {name: float(np.asarray(step.terms[name])) for name in AFTER_TERMS if name in step.terms}
+    title = f"{step.model} on {training.chips:,} chips of {step.system}: {show_training_layout(step.layout)}"
+    about = {
+        "step_s": float(np.asarray(step.total)), "micro_batches": int(np.asarray(step.microbatches)),
+        "micro_batches_shown": int(simulated.micro.max()) + 1,
+    }  # fmt: skip
+    return trace_events(simulated, after, title) | {"metadata": about}
+
+
+def _simulated(model: Model, system: System, training: Training, engine: TrainingEngine) -> Timeline:
+    """Return the simulated timeline of a step, or of its first micro-batches."""
     x = training.step.layout
     pp, v = int(x.pp), int(x.virtual_stages)
-    if pp == 1:
-        return None
     schedule = schedule_named(x.schedule)
     m = int(np.asarray(training.step.microbatches))
     if pp * v * m > MAX_ITEMS:

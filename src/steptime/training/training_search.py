@@ -20,7 +20,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, divisors
 from steptime.training.layer_profile import MODULES, STEM_LAYERS, layer_profiles, max_chunks
-from steptime.training.layer_time import Passes, Terms, layer_passes
+from steptime.training.layer_time import OVERLAPPING, Passes, Terms, layer_passes
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.training_evidence import LAYOUT_ERROR, MEASURED, is_measured_kind, unconventional_choices
 from steptime.training.training_job import DEGREES, TrainingJob, TrainingLayout
@@ -206,11 +206,11 @@ def search(
     groups: list[Candidates] = []
     degree_rows = legal_degrees(model, system, job, chips, fixed_axes)
     for recompute in dict.fromkeys(recomputes):
-        stages: dict[tuple[int, int], Any] = {}
+        stages: dict[tuple[int, int, bool], Any] = {}
         options = {"recompute": recompute, "layers": fixed_axes.get("layers", "")}
         for schedule_name in schedule_names:
             schedule = known_schedules()[schedule_name]
-            stage_key = schedule.virtual, schedule.copies
+            stage_key = schedule.virtual, schedule.copies, schedule_name in OVERLAPPING
             if stage_key not in stages:
                 layout_rows = add_virtual_stages(degree_rows, model.depth, fixed_axes, schedule.virtual)
                 stages[stage_key] = _layer_times(
@@ -366,7 +366,9 @@ def _layer_times(
     # Many rows share the degrees that a layer depends on; time each distinct combination once.
     keys, inverse = np.unique(layout_rows[:, [0, 2, 3, 4, 6]], axis=0, return_inverse=True)
     tp, cp, ep, etp, mbs = keys.T
-    distinct_layouts = TrainingLayout(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, dp=1, recompute=options["recompute"])
+    distinct_layouts = TrainingLayout(
+        tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, dp=1, recompute=options["recompute"], schedule=options["schedule"]
+    )
     inverse = inverse.ravel()
 
     def spread(terms: Terms) -> Terms:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +23,7 @@ import numpy as np
 
 from steptime.catalog.data_files import check_entry_name, find, read_file
 from steptime.errors import DataFileError, did_you_mean, short_repr
-from steptime.hardware.system import System
+from steptime.hardware.system import Chip, System
 from steptime.number_checks import Number
 from steptime.result_base import Result
 
@@ -44,6 +46,7 @@ class Constants:
     scale_up_efficiency: Number = _constant(1.0, "of the bandwidth of the innermost links, for collectives")
     scale_out_efficiency: Number = _constant(1.0, "of the bandwidth of outer links, for collectives")
     exposed_writes: Number = _constant(0.0, "of the time in which a product writes its outputs, not overlapped with arithmetic")
+    fill_share: Number = _constant(0.0, "of the outputs that timed products lose while the chip is not filled", largest=10.0)
     tensor_overlap: Number = _constant(1.0, "of tensor-parallel exchanges, overlapped with products", largest=1.0)
     expert_overlap: Number = _constant(1.0, "of expert exchanges, overlapped with products", largest=1.0)
     data_overlap: Number = _constant(1.0, "of the concurrent pass, which can hide data-parallel exchanges", largest=1.0)
@@ -79,7 +82,8 @@ class TrainingEngine(Result):
 
     speed: factor on the speed of all times. elsewhere: additional factor on chips without runs of any stack; 1 if the stack
     ran on several chips, because its speed then held on chips that were left out. largest_share: largest share of the data
-    sheet that products in 16 bits reach. chips: by chip name, factors on the speed of all times ("speed") and on the rate
+    sheet that products in 16 bits reach. fill_outputs: by format, outputs that a chip could have made while it is not filled.
+    chips: by chip name, factors on the speed of all times ("speed") and on the rate
     of attention kernels ("attention").
 
     gradient_bytes: bytes per gradient, as it is accumulated and reduced. logit_bytes: bytes per logit at one time.
@@ -110,6 +114,7 @@ class TrainingEngine(Result):
     prefetched: float = 1.0
     gathered_inputs: bool = False
     largest_share: float = 1.0
+    fill_outputs: Mapping[str, float] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -254,7 +259,55 @@ def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str 
     speed = speed * np.exp(constants.yearly_gain * years)
     constants = replace(constants, attention_efficiency=constants.attention_efficiency * chip.get("attention", 1.0))
     largest_share = 1.0 if engine.name == "ideal" else largest_gemm_share(system.chip.name)
-    return replace(engine, constants=cap_rates(constants, 1 / speed), speed=speed, largest_share=largest_share)
+    fill = {} if engine.name == "ideal" else fill_outputs(system.chip)
+    return replace(
+        engine, constants=cap_rates(constants, 1 / speed), speed=speed, largest_share=largest_share, fill_outputs=fill
+    )
+
+
+@cache
+def _timed_products(constant: str) -> dict[tuple[str, str], float]:
+    """Return a constant of timed products by generation of chips and format."""
+    text = (resources.files("steptime") / "data" / "kernels" / "products.toml").read_text(encoding="utf-8")
+    return {(kernel["chips"], kernel["form"]): float(kernel[constant]) for kernel in tomllib.loads(text)["kernel"]}
+
+
+def largest_narrow_share(chip: Chip, form: str) -> float:
+    """Return the largest share of the data sheet that timed products in 8 or 4 bits reach.
+
+    Args:
+        chip: Chip.
+        form: "fp8", "int8", "mxfp8" or "nvfp4".
+
+    Returns:
+        Share; the largest of all generations where the chip has no timings.
+    """
+    form = "fp8" if form == "int8" else form
+    timed = _timed_products("largest_share")
+    return timed.get((chip.generation, form), max(value for key, value in timed.items() if key[1] == form))
+
+
+def fill_outputs(chip: Chip) -> Mapping[str, float]:
+    """Return the outputs that a chip could have made while the first and last tiles of a product leave parts of it idle.
+
+    A product of sums of k values takes 2 k times these outputs over the rate longer than its arithmetic. They are fitted to
+    timings of products (docs/product_timings.py). Chips and formats without timings have the median of the others.
+
+    Args:
+        chip: Chip.
+
+    Returns:
+        Outputs by format.
+
+    >>> from steptime.catalog.hardware_loading import load_chip
+    >>> outputs = fill_outputs(load_chip("h100")[0])
+    >>> outputs["fp8"] > 5 * outputs["bf16"]
+    True
+    """
+    timed = _timed_products("fill_outputs")
+    forms = {form: float(np.median([value for key, value in timed.items() if key[1] == form])) for _, form in timed}
+    outputs = {form: timed.get((chip.generation, form), usual) for form, usual in forms.items()}
+    return outputs | {"int8": outputs["fp8"]}
 
 
 def largest_gemm_share(chip: str) -> float:

@@ -35,6 +35,7 @@ from steptime.training.training_stack import (
     TrainingEngine,
     age_constants,
     decimal_year,
+    fill_outputs,
     largest_gemm_share,
     on_chip,
     step_time_range,
@@ -354,6 +355,7 @@ PRIOR: Final[dict[str, tuple[float, float]]] = {
     "scale_up_efficiency": (0.7, 0.5),
     "scale_out_efficiency": (0.6, 0.5),
     "exposed_writes": (0.65, 0.15),
+    "fill_share": (0.5, 0.5),
     "tensor_overlap": (0.3, 0.7),
     "expert_overlap": (0.3, 0.7),
     "data_overlap": (0.6, 0.7),
@@ -554,7 +556,8 @@ def _logs(group: _Group, points: Array, base: TrainingEngine) -> Array:
     older = replace(older, attention_efficiency=c.attention_efficiency * chip.get("attention", 1.0))
     speed = base.speed * chip.get("speed", 1.0) * np.exp(c.yearly_gain * years)
     largest_share = largest_gemm_share(group.run.system.chip.name)
-    engine = replace(base, constants=older, speed=speed, largest_share=largest_share)
+    fill = fill_outputs(group.run.system.chip)
+    engine = replace(base, constants=older, speed=speed, largest_share=largest_share, fill_outputs=fill)
     return np.asarray(np.log(step_seconds(group.run.model, job, group.run.system, engine, group.layout).total))
 
 

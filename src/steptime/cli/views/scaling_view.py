@@ -29,8 +29,6 @@ COLOURS = ("green", "cyan", "yellow", "magenta", "red", "blue")
 LEADING_LAW = "epoch"
 # Gain of a chart at most: higher gains are far outside the runs that a law was fitted to.
 MAX_GAIN = 100.0
-# Time of published steps / computed parts of the same steps: 11 steps of NeMo RL (docs/budget.md).
-PUBLISHED_STEPS = (1.4, 4.8)
 # Columns up to which phases have no bars; share of the RL step from which the tail is shown.
 NARROW, MIN_SHARE = 60, 1e-3
 # Meaning of columns that a wide terminal shows.
@@ -432,6 +430,7 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
     phases = {
         "Rollout": step.rollout, "  of it, slowest tenth": step.tail, "Log-probabilities": step.log_probs,
         "Training": step.training, "Weight transfer": step.refit,
+        "Overhead": step.overhead,
     }  # fmt: skip
     rows = [
         (
@@ -444,18 +443,20 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
         for name, value in phases.items()
         if value > MIN_SHARE * step.total or not name.startswith(" ")
     ]
-    low, high = PUBLISHED_STEPS
     cost, rent = "", ""
     if math.isfinite(step.usd):
         output_tokens = step.rollouts * step.output
-        cost = f" and costs at least {money(step.usd)}, {money(step.usd / output_tokens * 1e6)} per million of its "
+        cost = f" and costs {money(step.usd)}, {money(step.usd / output_tokens * 1e6)} per million of its "
         cost += f"{show(output_tokens)} output tokens"
         rent = f" Rent: {step.rent * HOUR:.2f} USD per chip-hour."
+    span = f"(90 % range {show(step.low, 's')} to {show(step.high, 's')})"
     return Answer(
-        sentence=f"One RL step takes at least {show(step.total, 's')}{cost}. Published steps took {low:g} to {high:g} times as "
-        "long as computed.",
+        sentence=f"One RL step takes {show(step.total, 's')} {span}{cost}.",
         conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout "
         f"replicas of {step.layout}; training at {step.mfu:.1%} MFU (bf16).{rent}",
         body=[bar_table(("Phase", "Time", "Share of the step", ""), rows, max(8, min(40, width - NARROW)))],
-        warnings=[*step.notes, "rewards, the environment and engine starts are left out"], files="",
+        warnings=[
+            *step.notes,
+            "overhead: rewards, the environment, engine starts and resharding, as in published steps of two models",
+        ], files="",
     )  # fmt: skip

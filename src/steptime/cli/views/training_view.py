@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -22,6 +22,7 @@ from steptime.cli.views.widgets import (
     notes,
     packed,
     ranged,
+    section,
     share_table,
     stacked,
     table,
@@ -31,6 +32,7 @@ from steptime.hardware.rental_prices import rent_in_words, usd
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array
+from steptime.questions.train_comparison import TrainComparison
 from steptime.result_base import in_words
 from steptime.training.layer_profile import LayerProfile, layer_profiles
 from steptime.training.layer_time import layer_passes
@@ -50,6 +52,38 @@ from steptime.validation.training_validation import TrainingValidation
 MAX_CHANGES = 3
 # Runs without a prediction that the text names.
 MOST_NAMED = 12
+
+
+def comparison_view(comparison: TrainComparison, *, width: int, full: bool) -> Answer:  # noqa: ARG001 - views have one signature
+    """Return the training runs of several systems, the cheapest first.
+
+    Args:
+        comparison: Runs.
+        width: Columns of the terminal.
+        full: Whether to show the layouts.
+
+    Returns:
+        The answer.
+    """
+    able = [standing for standing in comparison.standings if standing.chips]
+    heads = ("System", "Chips", "Step", "tok/s/chip", "MFU", "Time (90 % range)", "Rent (90 % range)", "Layout")
+    grid = table(*heads, numbers=range(1, 5), first_to_go=(7, 4) if not full else (4,))
+    for standing in able:
+        run = (standing.run_low, standing.run_high), (standing.usd_low, standing.usd_high)
+        grid.add_row(
+            standing.system, f"{standing.chips:,}", show(standing.step, "s"), f"{standing.tokens_per_second_per_chip:,.0f}",
+            f"{standing.mfu:.0%}", _or_unknown(standing.run, run[0], lambda value: show(value, "s")),
+            _or_unknown(standing.usd, run[1], usd), standing.layout,
+        )  # fmt: skip
+    reasons = [f"{standing.system}: {standing.reason.rstrip('.')}." for standing in comparison.standings if not standing.chips]
+    return Answer(
+        sentence=comparison.text, body=[*([grid] if able else []), section("No run", reasons) if reasons else None],
+        full_adds="layout of each",
+    )  # fmt: skip
+
+
+def _or_unknown(value: float, ends: tuple[float, float], write: Callable[[float], str]) -> str:
+    return ranged(value, ends, write, label="") if math.isfinite(value) else "unknown"
 
 
 def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:

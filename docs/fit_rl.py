@@ -1,0 +1,65 @@
+"""Compares computed RL steps with published ones, and writes their ratio: `python docs/fit_rl.py training_rl.csv` (10 s).
+
+Published steps contain rewards, the environment, engine starts, resharding and idle pipelines, which `rl_step` does not
+compute. Their ratio to the computed parts, and the range that holds 90 % of the steps, are in src/steptime/data/rl_steps.toml.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import steptime as st
+from steptime.scaling.rl_step import rl_step
+
+FILE: Final = Path(__file__).parent.parent / "src" / "steptime" / "data" / "rl_steps.toml"
+URL: Final = "https://github.com/NVIDIA-NeMo/RL/blob/main/docs/about/performance-summary.md"
+HELD: Final = 0.9
+
+
+def ratio(row: dict[str, str]) -> float:
+    """Return the measured time of a step over the time of its computed parts.
+
+    Args:
+        row: Row of the file of steps.
+
+    Returns:
+        Ratio.
+    """
+    words = row["note"].replace(",", "")
+    output, rollouts, batch = (float(re.search(f"{name} ([0-9]+)", words)[1]) for name in ("sequence", "step", "batch"))  # type: ignore[index]
+    tp, pp = map(int, re.search(r"\[TP,PP\] \[(\d+),(\d+)\]", row["note"]).groups())  # type: ignore[union-attr]
+    step = rl_step(
+        row["model"], row["system"], chips=int(row["chips"]), rollouts=int(rollouts), output=output,
+        longest=float(row["seq_len"]), layout=st.Layout(tp=tp, pp=pp), rollout_share=1.0 if "On_policy" in row["id"] else 0.5,
+        updates=int(rollouts / batch),
+    )  # fmt: skip
+    return float(row["step_s"]) / step.computed
+
+
+def main(path: str) -> None:
+    """Compare and write.
+
+    Args:
+        path: File of steps.
+    """
+    logs = np.log([ratio(row) for row in csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines())])
+    middle = float(np.median(logs))
+    width = float(np.quantile(np.abs(logs - middle), HELD, method="inverted_cdf"))
+    low, factor, high = np.exp([middle - width, middle, middle + width])
+    FILE.write_text(
+        "# Published RL steps over their computed parts: median, and range of 90 % of them. Written by docs/fit_rl.py.\n"
+        f'steps = {len(logs)}\nfactor = {factor:.3f}\nlow = {low:.3f}\nhigh = {high:.3f}\n\n[source]\nurl = "{URL}"\n'
+        'date = "2026-11-28"\ngrade = "measured"\nnote = "NeMo RL 0.6: Qwen3-30B-A3B and DeepSeek-V3 on H100 and GB200"\n',
+        encoding="utf-8",
+    )
+    print(np.round(np.exp(np.sort(logs)), 2), low, factor, high)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
