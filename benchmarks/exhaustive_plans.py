@@ -126,7 +126,7 @@ def exhaustive(number: int) -> tuple[int, Question, Any, float, str, int, float]
     for top in tops:
         if top.run.rate <= best:
             break
-        now = _confirmed(case, top)
+        now = _confirmed(case, top, best)
         if now is not None and now.run.rate > best:
             c = now.candidate
             best, text = now.run.rate, f"{c.text} chunk {c.chunk} prompts {c.prompts} batch {c.batch:g}"

@@ -23,6 +23,7 @@ from steptime.planning.finalists import (
 )
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Pinned, Table
 from steptime.planning.plan_search import best_of_families
+from steptime.planning.rate_curve import GRID
 from steptime.planning.simulated_rate import Run
 from tests.planning.cases import case
 
@@ -163,14 +164,15 @@ def rates(monkeypatch):
         # Twice the slots serve no more.
         if candidate.batch != SHARED.batch:
             return None
-        asked.append((candidate.chunk, least))
-        rate = simulated.get(candidate.chunk, 0.0)
+        asked.append((candidate.chunk, round(least, 3)))
+        rate = simulated.get((candidate.layout.tp, candidate.chunk), simulated.get(candidate.chunk, 0.0))
         return made(candidate, rate) if rate > least else None
 
     def confirm(_case, finalist, least):
         rate = confirmed.get(finalist.candidate.chunk, finalist.run.rate)
         return made(finalist.candidate, rate) if rate > least else None
 
+    monkeypatch.setattr(finalists, "highest_met", lambda _case, candidates: 1.0 if candidates and simulated else 0.0)
     monkeypatch.setattr(finalists, "simulate_candidate", simulate)
     monkeypatch.setattr(finalists, "_confirmed", confirm)
     return simulated, confirmed, asked
@@ -184,8 +186,9 @@ def test_neighbours_of_the_best_are_tried_twice(rates):
     simulated, _, asked = rates
     simulated.update({512: 5.0, 1000: 6.0, 1024: 7.0, 2048: 8.0, 4096: 9.0})
     found = simulate_finalists(case(), of_chunks(512))
-    tried = [(512, 0.0), (256, 5.0), (1000, 5.0), (128, 6.0), (1024, 6.0), (2048, 7.0), (4096, 8.0), (8192, 9.0), (16384, 9.0)]
-    assert asked == tried
+    tried = [(256, 5.0), (1000, 5.0), (128, 6.0), (1024, 6.0), (2048, 7.0), (4096, 8.0), (8192, 9.0), (16384, 9.0)]
+    # Others may be one step of the grid of rates below the best.
+    assert asked == [(512, 1.0), *((chunk, round(best / GRID, 3)) for chunk, best in tried)]
     assert [(one.candidate.chunk, one.run.rate) for one in found][:2] == [(4096, 9.0), (2048, 8.0)]
 
 
@@ -193,7 +196,7 @@ def test_candidates_must_exceed_the_best_so_far(rates):
     simulated, _, asked = rates
     simulated.update({512: 5.0, 4096: 4.0, 8192: 6.0})
     found = simulate_finalists(case(), of_chunks(512, 4096, 8192))
-    assert asked[:3] == [(512, 0.0), (4096, 5.0), (8192, 5.0)]
+    assert asked[:3] == [(512, 1.0), (4096, round(5.0 / GRID, 3)), (8192, round(5.0 / GRID, 3))]
     assert [one.candidate.chunk for one in found] == [8192, 512]
     assert [chunk for chunk, _ in asked[3:]] == [16384, 2048, 1024, 1000, 256, 128]
 
@@ -214,11 +217,11 @@ def test_the_best_is_the_first_that_is_confirmed_above_the_next(rates):
 def test_what_was_worse_than_a_lucky_one_is_tried_again(rates):
     """The rate of 7 falls to 5, and the layout with 6 was not kept; others of the lucky layout would lose as much."""
     simulated, confirmed, asked = rates
-    simulated.update({8192: 7.0, 4096: 6.0, 16384: 6.5})
+    simulated.update({8192: 7.0, 4096: 6.0, 16384: 6.5, (4, 8192): 0.0, (4, 16384): 0.0})
     confirmed[8192] = 5.0
     others = [replace(SHARED, chunk=8192), replace(SHARED, chunk=4096, layout=Layout(tp=4))]
     found = simulate_finalists(case(), others)
-    assert (4096, 7.0) in asked
+    assert (4096, round(7.0 / GRID, 3)) in asked
     assert (4096, 5.0) in asked
     best = [(one.candidate.layout.tp, one.candidate.chunk, one.run.rate) for one in found]
     assert best[:2] == [(4, 4096, 6.0), (2, 8192, 5.0)]

@@ -11,8 +11,8 @@ from steptime.errors import RangeError, UnitError
 from steptime.hardware.system import Power
 from steptime.physics.layout import Layout
 from steptime.planning.fleet import MONTH, replicas_within, size_fleet
+from steptime.planning.plan_figures import _hosts, _hosts_warning
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate
-from steptime.planning.planner import _hosts, _hosts_warning
 from tests.conftest import machine
 from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan
 

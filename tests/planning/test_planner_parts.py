@@ -12,8 +12,9 @@ import steptime as st
 from steptime.errors import InputError
 from steptime.physics.layout import Layout, stacked
 from steptime.planning import planner
+from steptime.planning.plan_figures import _drafted, front_points
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Table
-from steptime.planning.planner import _choose_speculation, _drafted, _front, _over, _sure, _symmetric_problem
+from steptime.planning.planner import _choose_speculation, _over, _sure, _symmetric_problem
 from steptime.planning.steady_state import decode_pool
 from steptime.workload.workload import NONE, Speculation
 from tests.conftest import engine, machine
@@ -41,7 +42,7 @@ def test_a_front_has_what_is_within_memory_and_the_first_token_of_all_modes():
         rate=[4.0, 5.0, 9.0, 9.0, 0.0], batch=[7, 8, 9, 10, 11], replicas=[2, 3, 1, 1, 1],
     )  # fmt: skip
     apart = table(DISAGGREGATED, tpot=[0.05, 0.02, 0.015], ttft=[0.3, 0.2, 0.1], rate=[6.0, 4.9, 4.5], batch=[20, 21, 22])
-    points = _front(given, [shared, apart])
+    points = front_points(given, [shared, apart])
     assert [(p.mode, p.batch) for p in points] == [
         (AGGREGATED, 7), (DISAGGREGATED, 22), (AGGREGATED, 8), (DISAGGREGATED, 20)
     ]  # fmt: skip
@@ -52,7 +53,7 @@ def test_a_front_has_what_is_within_memory_and_the_first_token_of_all_modes():
     assert [p.ttft for p in points] == [1.0, 0.1, 0.5, 0.3]
     assert points[0].layout_text == shared.row(0).text
     assert points[-1].layout_text.startswith("prefill ")
-    assert _front(given, [replace(shared, rate=0 * shared.rate)]) == ()
+    assert front_points(given, [replace(shared, rate=0 * shared.rate)]) == ()
 
 
 # --- probabilities ---------------------------------------------------------------------------------------------------------

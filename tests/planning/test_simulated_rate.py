@@ -1,4 +1,4 @@
-"""Draws of a run, the search for the highest rate, its confirmation, and the mean of runs."""
+"""Draws of a run, its start, its length and its figures."""
 
 from __future__ import annotations
 
@@ -12,21 +12,8 @@ import pytest
 import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.finalists import SimulatedPool
-from steptime.planning.simulated_rate import (
-    ACCURACY,
-    CONFIRM_TRIES,
-    Deployment,
-    Loop,
-    Run,
-    TooLate,
-    _mean,
-    confirmed,
-    draw,
-    highest_rate,
-    lengths,
-    rates_to_try,
-    steady_requests,
-)
+from steptime.planning.rate_curve import GRID, Curve
+from steptime.planning.simulated_rate import Deployment, Loop, TooLate, draw, lengths, steady_requests
 from steptime.planning.steady_state import mean_context
 from tests.conftest import engine
 from tests.planning.cases import MODEL, NODES, equal_requests
@@ -85,203 +72,6 @@ def test_requests_in_flight_end_within_the_longest_context():
     assert np.max(found.inputs + found.outputs) <= 1200
     assert found.outputs.min() >= 1
     assert np.count_nonzero(found.inputs == 1199) > 10
-
-
-# --- the highest rate ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", [0.5, 0.8, 0.99, 1.0, 1.01, 1.3, 2.0, 5.0])
-@pytest.mark.parametrize("growth", [lambda ratio: ratio, lambda ratio: ratio**4, lambda ratio: 0.5 if ratio <= 1 else math.inf])
-def test_the_highest_rate_is_enclosed(first, growth):
-    """A figure that rises with the rate and meets its limit at 7 requests/s."""
-    tried = list(rates_to_try(7.0 * first, lambda rate: growth(rate / 7.0)))
-    good, bad = [rate for rate in tried if growth(rate / 7) <= 1], [rate for rate in tried if growth(rate / 7) > 1]
-    assert tried[0] == 7.0 * first
-    assert max(good) <= 7.0 * (1 + 1e-12)
-    assert 7.0 < min(bad) <= (1 + ACCURACY + 1e-9) * max(good)
-    assert len(tried) <= 12
-    assert len(set(tried)) == len(tried)
-
-
-def test_a_finer_search_takes_more_runs():
-    coarse, fine = (
-        list(rates_to_try(6.0, lambda rate: math.expm1(rate / 7) / math.expm1(1), accuracy=accuracy))
-        for accuracy in (0.05, 0.002)
-    )
-    assert fine[:2] == coarse[:2]
-    assert len(fine) > len(coarse)
-
-
-def test_a_search_ends_where_no_rate_or_every_rate_is_good():
-    assert len(list(rates_to_try(1.0, lambda _: 2.0))) == len(list(rates_to_try(1.0, lambda _: 0.5))) == 12
-    # Far beyond a limit the rate falls in larger steps.
-    assert [list(rates_to_try(1.0, lambda _, ratio=ratio: ratio))[1] for ratio in (1.1, 1.4, 3.0, math.inf, 0.9)] == (
-        pytest.approx([1 / 1.1, 1 / 1.4, 1 / 1.1**4, 1 / 1.1**3, 1 / 0.9])
-    )
-
-
-def test_a_search_goes_on_from_a_rate_that_is_known_to_be_good():
-    """Figures rise with the square of the rate. A rate of 5 is known: the power law through both ends is exact."""
-    tried = list(rates_to_try(10.0, lambda rate: (rate / 7) ** 2, good=(5.0, (5 / 7) ** 2)))
-    assert tried[:2] == pytest.approx([10.0, 7.0])
-    assert min(tried) > 5.0
-    assert len(tried) <= 4
-
-
-def test_a_figure_that_jumps_is_found_by_halving():
-    """Flat up to 7 requests/s and steep beyond: a power law would creep along the flat part."""
-    tried = list(rates_to_try(20.0, lambda rate: 0.98 if rate <= 7 else (rate / 7) ** 3, good=(4.0, 0.97)))
-    assert len(tried) <= 10
-    assert max(rate for rate in tried if rate <= 7) >= 7 / (1 + ACCURACY) ** 1.01
-
-
-class Line:
-    """A deployment without a simulator: its TTFT and TPOT reach their limits at two rates."""
-
-    above = Loop.above
-
-    def __init__(self, ttft_at: float, tpot_at: float, factor: float = 1.0) -> None:
-        self.ttft_at, self.tpot_at, self.factor = ttft_at * factor, tpot_at * factor, factor
-        self.asked: list[tuple[float, float]] = []
-
-    def quiet_ttft(self, percentile: str) -> float:
-        assert percentile == "p90"
-        return 0.0
-
-    def run(
-        self, rate: float, slo: st.Slo, percentile: str, tpot: float, ttft: float = 0.0, always_decode: bool = False,
-        is_check: bool = False,
-    ) -> Run:  # fmt: skip
-        assert percentile == "p90"
-        self.asked.append((rate, tpot))
-        ttft, token = (rate / self.ttft_at) ** 2 * slo.ttft, rate / self.tpot_at * slo.tpot
-        ratios = {"first token": ttft / slo.ttft, "speed": token / slo.tpot}
-        name = max(ratios, key=lambda key: ratios[key])
-        return Run(rate=rate, ttft=ttft, tpot=token, mean_ttft=ttft / 2, mean_tpot=token / 2, batch=rate, busy=(rate / 99,),
-                   worst=ratios[name], binding=name)  # fmt: skip
-
-
-LIMITS = st.Slo(ttft=2.0, tpot=0.02)
-
-
-@pytest.mark.parametrize(("line", "binding"), [(Line(10, 12), "first token"), (Line(12, 10), "speed")])
-def test_the_run_at_the_highest_rate_names_what_a_higher_one_misses(line, binding):
-    found = highest_rate(line, LIMITS, "p90", 8.0, 0.5)
-    assert 10 / (1 + ACCURACY) <= found.rate <= 10 * (1 + 1e-12)
-    assert found.worst <= 1
-    assert found.binding == binding
-    # Each run starts with the sequences that the last one within the limits had.
-    assert line.asked[0] == (8.0, 0.5)
-    good = 8.0
-    for (before, _), (_, tpot) in zip(line.asked, line.asked[1:], strict=False):
-        good = before if before <= 10 else good
-        assert tpot == pytest.approx(good / line.tpot_at * 0.02 / 2)
-
-
-def test_a_candidate_that_does_not_serve_enough_costs_one_run():
-    line = Line(10, 12)
-    assert highest_rate(line, LIMITS, "p90", 8.0, 0.5, least=10.5) is None
-    assert len(line.asked) == 1
-    found = highest_rate(line, LIMITS, "p90", 2.0, 0.5, least=9.0)
-    assert 10 / (1 + ACCURACY) <= found.rate <= 10 * (1 + 1e-12)
-    assert [rate for rate, _ in line.asked[1:3]] == pytest.approx([9.0, 9.9])
-    assert highest_rate(line, LIMITS, "p90", 1000.0, 0.5) is None
-
-
-# --- confirmation ----------------------------------------------------------------------------------------------------------
-
-
-def at(rate: float, **more) -> Run:
-    figures = {"ttft": 1.0, "tpot": 0.01, "mean_ttft": 0.5, "mean_tpot": 0.009, "batch": 8.0, "busy": (0.5, 0.25), "worst": 1.0}
-    return Run(rate=rate, **figures | more)
-
-
-def test_the_mean_of_runs_has_the_mean_of_each_figure():
-    runs = [
-        at(3.0),
-        at(3.0, ttft=2.0, tpot=0.02, mean_ttft=1.0, mean_tpot=0.018, batch=10.0, busy=(0.7, 0.35), worst=0.5),
-    ]
-    found = _mean(runs)
-    assert (found.rate, found.ttft, found.mean_ttft, found.batch, found.worst) == (3.0, 1.5, 0.75, 9.0, 0.75)
-    assert (found.tpot, found.mean_tpot) == (pytest.approx(0.015), pytest.approx(0.0135))
-    assert found.busy == pytest.approx((0.6, 0.3))
-
-
-def test_a_rate_is_confirmed_where_the_mean_of_other_draws_meets_the_limits():
-    lines = [Line(10, 12, factor) for factor in (1.1, 1.0, 0.99)]
-    found = confirmed(lines, at(9.9, binding="speed"), LIMITS, "p90")
-    assert (found.rate, found.binding) == (9.9, "speed")
-    assert found.ttft == pytest.approx(np.mean([(9.9 / line.ttft_at) ** 2 * 2 for line in lines]))
-    # The mean TTFT is twice that at the start, so that runs start again; the first draws are also asked about a rate a
-    # twentieth higher, with more sequences at the start.
-    assert [rate for rate, _ in lines[0].asked] == pytest.approx([9.9, 9.9, 9.9 * 1.05])
-    assert [tpot for _, tpot in lines[0].asked] == pytest.approx([0.009, 0.009, 0.0126])
-    settled = [Line(10, 12, factor) for factor in (1.1, 1.0, 0.99)]
-    assert confirmed(settled, at(9.9, mean_ttft=0.9), LIMITS, "p90").rate == 9.9
-    assert [rate for rate, _ in settled[0].asked] == pytest.approx([9.9, 9.9 * 1.05])
-
-
-def test_a_rate_at_which_requests_gather_is_not_confirmed():
-    """More requests come than end, by 3 % of them above a rate of 9: a deployment that fills slowly is too small.
-
-    A rate a twentieth higher starts with more sequences, which must become fewer.
-    """
-    line = Line(90, 90)
-    run = line.run
-    line.run = lambda rate, *given, **_: replace(run(rate, *given), growth=0.03 if rate > 9.0 else 0.005)
-    found = confirmed([line], at(9.5), LIMITS, "p90")
-    assert 9.0 / 1.05 / 1.025 <= found.rate <= 9.0 / 1.05
-
-
-def test_a_rate_that_must_exceed_another_one_is_given_up_below_it():
-    """The first draws confirm a rate of 9; with 9.3 to exceed, no lower rate is tried."""
-    line = Line(9, 90)
-    assert 9.0 / 1.025 <= confirmed([line], at(10.0), LIMITS, "p90").rate <= 9.0
-    line.asked.clear()
-    assert confirmed([line], at(10.0), LIMITS, "p90", least=9.3) is None
-    assert min(rate for rate, _ in line.asked) > 9.3
-
-
-def test_a_run_that_never_settles_is_not_confirmed():
-    """Each run ends with a first token half again as late as the one at its start."""
-    line = Line(90, 90)
-    run = line.run
-    line.run = lambda rate, slo, percentile, tpot, ttft, **_: replace(
-        run(rate, slo, percentile, tpot, ttft), mean_ttft=1.5 * ttft
-    )
-    assert confirmed([line], at(9.0), LIMITS, "p90") is None
-
-
-def test_a_rate_that_was_lucky_falls_until_other_draws_confirm_it():
-    lines = [Line(10, 12, factor) for factor in (0.97, 0.96, 0.95)]
-    found = confirmed(lines, at(10.0), LIMITS, "p90")
-    expected = 10 / math.sqrt(np.mean([(1 / line.factor) ** 2 for line in lines]))
-    assert 0.975 * expected <= found.rate <= expected
-    assert found.worst <= 1
-
-
-def test_a_rate_near_a_queue_that_grows_is_not_confirmed():
-    """A slightly higher rate is far beyond the limits: twice the fall."""
-    cliff = Line(10, 12)
-    run = cliff.run
-    cliff.run = lambda rate, *given, **_: replace(run(rate, *given), worst=math.inf) if rate > 9.0 else run(rate, *given)
-    found = confirmed([cliff], at(9.0), LIMITS, "p90")
-    assert found.rate == pytest.approx(9.0 * 0.975**2)
-    hopeless = Line(1e-3, 1e-3)
-    assert confirmed([hopeless], at(9.0), LIMITS, "p90") is None
-    assert len(hopeless.asked) == CONFIRM_TRIES
-
-
-@pytest.mark.parametrize(
-    ("figure", "power", "steep"),
-    [("mean_ttft", 15, False), ("mean_ttft", 22, True)],
-)
-def test_a_rate_near_which_the_first_token_is_late_is_not_confirmed(figure, power, steep):
-    """Limits are far away: the mean rises by the power of the rate, 5 % above 2.1 and 2.9 times."""
-    line = Line(90, 90)
-    run = line.run
-    line.run = lambda rate, *given, **_: replace(run(rate, *given), **{figure: rate**power})
-    assert (confirmed([line], at(9.0), LIMITS, "p90") is None) == steep
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------------
@@ -367,6 +157,24 @@ def test_a_run_obeys_littles_law_and_the_decode_steps_of_equal_requests():
     assert found.busy[0] == pytest.approx(0.02 * (200 * 2.5e-3 + found.mean_ttft), rel=0.1)
 
 
+def test_the_time_per_token_at_the_start_follows_from_the_rate():
+    """Closed forms know one rate; there the time is theirs. At a low rate it is that of one sequence alone."""
+    loop = Loop(deployment(CHAT), 40.0, 1.2)
+    assert loop.expected_tpot(40.0, (40.0, 5e-3)) == pytest.approx(5e-3, rel=0.03)
+    alone = float(loop.server.pace.seconds(1, float(mean_context(CHAT))))
+    assert loop.expected_tpot(1e-3, (40.0, 5e-3)) == pytest.approx(alone, rel=1e-3)
+    times = [loop.expected_tpot(rate, (40.0, 5e-3)) for rate in (10.0, 20.0, 40.0, 60.0, 1e4)]
+    assert np.all(np.diff(times) > 0)
+
+
+def test_a_longer_run_begins_with_the_draws_of_a_shorter_one():
+    short, long = (draw(CHAT, count, 3) for count in (1000, 4000))
+    for name in ("gaps", "inputs", "outputs"):
+        ratio = getattr(long, name)[:1000] / getattr(short, name)
+        assert np.median(ratio) == pytest.approx(1.0, abs=0.1)
+        assert np.percentile(ratio, (5, 95)) == pytest.approx(np.median(ratio), rel=0.05)
+
+
 def test_runs_start_in_the_steady_state():
     """As many sequences as the rate times their lifetime; the figures are those of a run of three times the length."""
     short, long = (Loop(deployment(CHAT), 40.0, 1.2, factor=factor) for factor in (1.0, 3.0))
@@ -390,7 +198,7 @@ def test_a_rate_beyond_what_a_replica_serves_lets_its_queue_grow():
     loop = Loop(deployment(CHAT, slots=16), 100.0, 1.0)
     assert loop.run(1000.0, st.Slo(), "p90", 5e-3).worst == math.inf
     # 16 slots of 200 steps, which take 2.5 ms and more.
-    found = highest_rate(loop, st.Slo(), "p90", 60.0, 5e-3)
+    found = Curve(lambda place: loop.run(GRID**place, st.Slo(), "p90", 5e-3)).highest(st.Slo(), 60.0)
     assert 16 < found.rate < 16 / (200 * 2.5e-3)
     assert found.binding == "slots"
     assert found.worst < 0.1
@@ -469,11 +277,8 @@ def test_a_run_that_stops_early_misses_its_limit_as_a_whole_one_does(percentile)
 
 
 def test_requests_that_are_alone_wait_for_nobody():
-    """A prompt of 1,000 tokens; no rate has a shorter TTFT, and none is sought where the limit is below it."""
+    """A prompt of 1,000 tokens; no rate has a shorter TTFT."""
     loop = Loop(deployment(equal_requests(input_tokens=1000, output_tokens=201)), 40.0, 1.2)
     alone = loop.quiet_ttft("p90")
     assert alone == pytest.approx(loop.quiet_ttft("mean"))
     assert 0.9 * alone <= loop.run(0.02, st.Slo(tpot=1.0, ttft=100.0), "mean", 2.5e-3).mean_ttft <= 1.5 * alone
-    with mock.patch.object(loop, "run", wraps=loop.run) as runs:
-        assert highest_rate(loop, st.Slo(tpot=1.0, ttft=0.9 * alone), "p90", 40.0, 4e-3) is None
-        assert runs.call_count == 1

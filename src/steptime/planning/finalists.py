@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,13 +20,24 @@ from steptime.errors import Impossible
 from steptime.physics.layout import Layout, stacked
 from steptime.planning.evidence import ANY
 from steptime.planning.pd_matching import replica_counts
-from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, Table, evaluate_prefill, evaluate_state, runs
+from steptime.planning.plan_problem import (
+    AGGREGATED,
+    DISAGGREGATED,
+    Candidate,
+    PlanProblem,
+    Table,
+    capped_occupancy,
+    evaluate_state,
+    memoize,
+    runs,
+    steady_state,
+    uncapped_occupancy,
+)
 from steptime.planning.plan_search import LEAST_CHUNK, LEAST_USUAL_CHUNK, best_of_families, chunk_sizes, fitting, ranking
 from steptime.planning.prefill_pool import prefill_pool
-from steptime.planning.refinement import evaluate_occupancy, first_token_of, matched_rate
+from steptime.planning.rate_curve import GRID, MOST_STEPS, Curve, confirmed_by, place_below, worst
 from steptime.planning.session_loop import FIRST_TURNS, TURNS, SessionLoop
 from steptime.planning.simulated_rate import (
-    ACCURACY,
     CONFIRM_FACTORS,
     CONFIRM_SEEDS,
     CONFIRM_TOKENS,
@@ -36,11 +48,9 @@ from steptime.planning.simulated_rate import (
     Deployment,
     Loop,
     Run,
-    confirmed,
-    highest_rate,
 )
 from steptime.planning.slo_probability import effective_targets
-from steptime.planning.steady_state import seats_for
+from steptime.planning.steady_state import MOST_UTILISED, seats_for
 from steptime.workload.workload import Slo, decode_steps
 
 # Factors of the TPOT at a percentile over its mean: of long outputs in separate pools, and next to prefill chunks.
@@ -68,6 +78,14 @@ PAIR_TOKENS = 20_000_000
 LARGE_LOSS = 0.06
 # Most finalists that are confirmed with turns of sessions.
 MOST_WITH_TURNS = 3
+# Rates that are tried until a candidate meets the limits, and after how many those are dropped that are too late when alone.
+MOST_LEVELS, QUIET_LEVEL = 24, 3
+# Factor on the rate of closed forms up to which a candidate is among the first ones that may serve it.
+HOPEFUL = 1.3
+# Factor on bounds by closed forms, whose passes and steps are those of mean requests.
+SPARE_BOUND = 1.1
+# Longest wait for the first token at the start of a run, over the time from there to the last one.
+MOST_WAITING = 2.0
 # Sequences in flight for which slots are kept, over those of the candidate.
 SLACK = 1.4
 
@@ -156,21 +174,25 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     def ranking() -> list[Finalist]:
         return sorted((finalist for finalist in (finalists | checked).values() if finalist), key=lambda entry: -expected(entry))
 
-    def add(candidates: Iterable[Candidate], least: float = 0.0) -> None:
+    def add(candidates: Sequence[Candidate], least: float = 0.0) -> None:
+        expected_figures(case, candidates)
         for candidate in candidates:
             leader = next(iter(ranking()), None)
-            floors[candidate] = least or (leader.run.rate if leader else case.at_least)
+            # Other draws may change the order of those that are almost as good.
+            floors[candidate] = least or (leader.run.rate / GRID if leader else served)
             finalists[candidate] = simulate_candidate(case, candidate, floors[candidate])
 
+    served = case.at_least or highest_met(case, candidates)
+    if not served:
+        return []
     add(candidates)
     for check in range(CHECKS):
         _add_neighbours(case, finalists, ranking, add)
 
-        # All have served the same draws, so their losses by other draws are alike: the next one is confirmed only if
-        # the last one lost much, or was not confirmed at all.
+        # The next one is confirmed only if it served more than the best of those that are.
         top = max((entry.run.rate for entry in checked.values() if entry), default=0.0)
         for finalist in ranking():
-            if top >= (1 - LARGE_LOSS) * expected(finalist) or (case.turns is not None and len(checked) >= MOST_WITH_TURNS):
+            if top >= expected(finalist) or (case.turns is not None and len(checked) >= MOST_WITH_TURNS):
                 break
             if finalist.candidate not in checked:
                 checked[finalist.candidate] = now = _confirmed(case, finalist, top)
@@ -196,7 +218,7 @@ def _add_neighbours(
     case: PlanProblem,
     finalists: Iterable[Candidate],
     ranking: Callable[[], list[Finalist]],
-    add: Callable[[Iterable[Candidate]], None],
+    add: Callable[[Sequence[Candidate]], None],
 ) -> None:
     """Simulate candidates that are like the best finalist, as long as one of them is better."""
     for _ in range(0 if case.rough else ROUNDS):
@@ -226,25 +248,114 @@ def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) ->
     Args:
         case: Plan problem.
         candidate: Candidate.
-        least: Rate that it must exceed [requests/s].
+        least: Rate below which none is sought [requests/s].
 
     Returns:
         The finalist; None where no rate above `least` meets the limits.
     """
-    state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    prefill = evaluate_prefill(case, candidate, state.tpot)
-    rate, utilisation = (float(x) for x in matched_rate(case, candidate, state, prefill))
-    ttft = float(first_token_of(case, candidate, state, prefill, utilisation))
-    if not rate > 0 or not math.isfinite(ttft):
+    course = _course(case, candidate)
+    if least and not course.meets(place_below(least)):
         return None
-    pools, tpot = simulated_pools(case, candidate), float(state.tpot)
-    try:
-        loop = _loop(case, pools, max(rate, least), ttft, tpot)
-    except Impossible:
-        # The step of the simulator leaves no room for a request.
+    if not least and not course.may_serve():
         return None
-    run = highest_rate(loop, _limits(case, candidate), case.percentile, rate, tpot, ttft, least=least * (1 + ACCURACY))
-    return None if run is None else Finalist(candidate=candidate, pools=pools, run=run)
+    highest = course.curve.highest(course.limits, least or course.rate, least)
+    return None if highest is None else Finalist(candidate=candidate, pools=course.pools, run=highest)
+
+
+def highest_met(case: PlanProblem, candidates: Sequence[Candidate]) -> float:
+    """Return a rate that some candidate serves within the limits, and hardly any serves more; 0 where none serves any.
+
+    From the highest rate of closed forms, it falls until a candidate meets the limits. Runs that miss them stop early.
+
+    Args:
+        case: Plan problem.
+        candidates: Candidates.
+
+    Returns:
+        Requests/s.
+    """
+    expected_figures(case, candidates)
+    courses = [course for course in (_course(case, candidate) for candidate in candidates) if course.rate > 0]
+    if not courses:
+        return 0.0
+    place = place_below(max(course.rate for course in courses))
+    for level in range(MOST_LEVELS):
+        # A run alone is as long as others, so that it comes after some of these.
+        if level == QUIET_LEVEL:
+            courses = [course for course in courses if course.may_serve()]
+        if any(course.meets(place) for course in courses if GRID**place <= HOPEFUL * course.rate):
+            return GRID**place
+        place -= min(1 + level, MOST_STEPS)
+    return 0.0
+
+
+class Course:
+    """Runs of a candidate whose figures do not depend on limits.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+    """
+
+    def __init__(self, case: PlanProblem, candidate: Candidate) -> None:
+        self.case = case
+        self.limits = _limits(case, candidate)
+        expected = expected_figures(case, [candidate])[0]
+        decoding = (float(decode_steps(case.workload, case.speculation)) + 1) * expected.tpot
+        # Rate of the batch of the candidate with a prefill pool that is nearly full [requests/s], and its times [s].
+        self.rate = min(expected.rate, expected.prefill_rate * MOST_UTILISED) if math.isfinite(expected.tpot) else 0.0
+        self.tpot, self.ttft = expected.tpot, min(expected.ttft, MOST_WAITING * decoding)
+        if candidate.prefill_layout is not None:
+            self.ttft = expected.ttft
+        self.pools = simulated_pools(case, candidate)
+        # A token of more sequences takes no less time, so that no rate is above this one [requests/s].
+        growth = max(self.pools[-1].max_num_seqs / candidate.batch, 1.0)
+        self.bound = min(expected.rate * growth, expected.prefill_rate) * SPARE_BOUND
+        self.curve = Curve(self.run)
+        # The lowest place of a run that missed the limits and was stopped.
+        self.missed = math.inf
+
+    @cached_property
+    def loop(self) -> Loop | None:
+        """The loop; None where a step of the simulator leaves no room for a request."""
+        try:
+            return _loop(self.case, self.pools, self.rate, self.ttft, self.tpot)
+        except Impossible:
+            return None
+
+    def run(self, place: float, **settings: bool) -> Run:
+        """Return the run at a place of the grid of rates, which starts as the rate and closed forms say."""
+        assert self.loop is not None
+        rate = GRID**place
+        tpot = self.loop.expected_tpot(rate, (self.rate, self.tpot))
+        ttft = min(1.0, rate / self.rate) * self.ttft
+        return self.loop.run(rate, self.limits, self.case.percentile, tpot, ttft, **settings)
+
+    def meets(self, place: int) -> bool:
+        """Return whether a rate meets the limits; runs that miss them stop early, and then are no points of the curve."""
+        if place >= self.missed or GRID**place > self.bound or self.loop is None:
+            return False
+        if place not in self.curve.points:
+            run = self.run(place, is_check=True)
+            if math.isinf(run.mean_ttft):
+                self.missed = place
+                return False
+            self.curve.points[place] = run
+        return worst(self.curve.points[place], self.limits) <= 1
+
+    def may_serve(self) -> bool:
+        """Return whether requests that are alone meet the limit on the first token."""
+        if self.rate <= 0 or self.loop is None:
+            return False
+        if math.isfinite(self.limits.ttft) and self.loop.quiet_ttft(self.case.percentile) > self.limits.ttft:
+            self.missed = -math.inf
+        return self.missed > -math.inf
+
+
+def _course(case: PlanProblem, candidate: Candidate) -> Course:
+    """Return the runs of a candidate, which are kept."""
+    course: Course = memoize(case, ("course", candidate), Course, case, candidate)
+    return course
 
 
 def _loop(
@@ -262,7 +373,7 @@ def _loop(
         speculation=case.speculation,
     )
     tokens = float(decode_steps(case.workload, case.speculation)) * float(case.speculation.acceptance)
-    lifetime = min(ttft, case.limits.ttft) + tokens * tpot
+    lifetime = ttft + tokens * tpot
     if case.turns is not None and count:
         return SessionLoop(deployment, rate, lifetime, case.turns, count, memo=case.memo, **settings)
     return Loop(deployment, rate, lifetime, memo=case.memo, **settings)
@@ -270,6 +381,8 @@ def _loop(
 
 def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
     """Return the limits of a candidate: those asked for, or lower ones for a probability."""
+    if case.sure is None:
+        return case.limits
     state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     tpot, ttft = effective_targets(
         replace(case, slo=case.limits), candidate.layout, candidate.prefill_layout, state.input_share
@@ -279,38 +392,96 @@ def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
 
 def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist | None:
     """Return a finalist with a longer run on other draws; None where they confirm no rate above `least` [requests/s]."""
-    run, limits = finalist.run, _limits(case, finalist.candidate)
+    candidate, course = finalist.candidate, _course(case, finalist.candidate)
+    limits, start = course.limits, course.curve
     if case.turns is not None:
         # The search leaves time for loads, which runs with sessions contain. Short runs find where a long one begins.
         limits = replace(limits, ttft=limits.ttft + case.turns.load)
         for count, seeds in ((FIRST_TURNS, CONFIRM_SEEDS[:1]), (TURNS, CONFIRM_SEEDS)):
-            expected = run.rate, run.mean_ttft, run.mean_tpot
+            expected = finalist.run.rate, finalist.run.mean_ttft, finalist.run.mean_tpot
             loops = [_loop(case, finalist.pools, *expected, seed=seed, count=count) for seed in seeds]
-            confirmed_run = confirmed(loops, run, limits, case.percentile, least)
-            if confirmed_run is None:
+            start = confirmed_by(loops, limits, case.percentile, start)
+            run = start.highest(limits, finalist.run.rate, least)
+            if run is None:
                 return None
-            run = confirmed_run
-        return replace(finalist, run=run)
-    in_flight = run.rate * (run.mean_ttft + float(case.workload.output_tokens) * run.mean_tpot)
+            finalist = replace(finalist, run=run)
+        return finalist
+    in_flight = course.rate * (course.ttft + float(case.workload.output_tokens) * course.tpot)
     # Where no chips can be moved to a prefill pool, it is often nearly saturated, and its queue settles slowly.
     tokens = CONFIRM_TOKENS if case.prefill_system is None else PAIR_TOKENS
     factor = tokens / (LIFETIMES * in_flight * float(case.workload.output_tokens))
-    least_factor = PIPELINE_FACTOR if int(finalist.candidate.layout.pp) > 1 else CONFIRM_FACTORS[0]
+    least_factor = PIPELINE_FACTOR if int(candidate.layout.pp) > 1 else CONFIRM_FACTORS[0]
     least_factor = min(least_factor, LEAST_ROUGH_FACTOR) if case.rough else least_factor
-    loops = [
-        _loop(
-            case,
-            finalist.pools,
-            run.rate,
-            run.mean_ttft,
-            run.mean_tpot,
-            seed=seed,
-            factor=float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1])),
-        )
-        for seed in (CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS)
-    ]
-    now = confirmed(loops, run, limits, case.percentile, least)
-    return None if now is None else replace(finalist, run=now)
+    factor = float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1]))
+    seeds = CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS
+    loops = [_loop(case, finalist.pools, course.rate, course.ttft, course.tpot, seed=seed, factor=factor) for seed in seeds]
+    now = confirmed_by(loops, limits, case.percentile, start).highest(limits, finalist.run.rate, least)
+    return None if now is None or now.rate <= least else replace(finalist, run=now)
+
+
+class Expected(NamedTuple):
+    """What closed forms say of a candidate with its batch, as numbers.
+
+    `rate` [requests/s] is that of all decode replicas, and `prefill_rate` that of prefill pools that are never idle,
+    infinite without them. `tpot` and `ttft` are in s; with a prefill pool, `ttft` is the time of a pass. `growing` is the
+    share of a step that grows with the batch. `slots` are those of a replica, and `capped` says whether requests wait for them.
+    """
+
+    rate: float
+    prefill_rate: float
+    tpot: float
+    ttft: float
+    growing: float
+    slots: int
+    capped: bool
+
+
+def expected_figures(case: PlanProblem, candidates: Iterable[Candidate]) -> list[Expected]:
+    """Return what closed forms say of candidates. All of them are evaluated at once, and kept.
+
+    Args:
+        case: Plan problem.
+        candidates: Candidates.
+
+    Returns:
+        Figures in the same order.
+    """
+    listed = list(candidates)
+    for mode in (AGGREGATED, DISAGGREGATED):
+        new = [
+            candidate
+            for candidate in dict.fromkeys(listed)
+            if candidate.mode == mode and _key(case, candidate) not in case.memo
+        ]
+        if new:
+            keys = [_key(case, candidate) for candidate in new]
+            case.memo.update(zip(keys, _evaluated(case, mode, new), strict=True))
+    return [case.memo[_key(case, candidate)] for candidate in listed]
+
+
+def _key(case: PlanProblem, candidate: Candidate) -> tuple[object, ...]:
+    return "expected", candidate, case.slo
+
+
+def _evaluated(case: PlanProblem, mode: str, candidates: Sequence[Candidate]) -> Iterator[Expected]:
+    """Yield what closed forms say of candidates of one mode."""
+    layout = stacked([candidate.layout for candidate in candidates])
+    batch = np.array([candidate.batch for candidate in candidates], dtype=np.float64)
+    chunk = np.array([max(candidate.chunk, 1) for candidate in candidates])
+    state = steady_state(case, mode, layout, batch, chunk)
+    rate, prefill_rate, ttft = state.rate * layout.replicas, np.full(len(batch), np.inf), state.ttft
+    if mode == AGGREGATED:
+        aim = effective_targets(case, layout, None, state.input_share)[1]
+        seats = capped_occupancy(case, state, batch, layout, aim)
+    else:
+        seats = uncapped_occupancy(state, batch, layout.replicas)
+        readers = stacked([candidate.prefill_layout for candidate in candidates if candidate.prefill_layout is not None])
+        prompts = np.array([candidate.prompts for candidate in candidates])
+        pool = prefill_pool(case.model, case.prefill.system, case.workload, layout=readers, prompts=prompts, **case.settings)
+        prefill_rate, ttft = pool.rate * readers.replicas, pool.step.total * (1 + pool.late)
+    columns = (rate, prefill_rate, state.tpot, ttft, state.growing, seats.max_num_seqs, seats.capped)
+    rows = zip(*(np.broadcast_to(column, batch.shape).tolist() for column in columns), strict=True)
+    yield from (Expected._make((*row[:5], int(row[5]), row[6])) for row in rows)
 
 
 def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedPool, ...]:
@@ -323,15 +494,14 @@ def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedP
     Returns:
         Pools; the one that decodes is the last.
     """
-    state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    seats = evaluate_occupancy(case, state, candidate, candidate.batch)
-    slots = int(seats.max_num_seqs)
-    if not seats.capped:
-        slots = max(slots, int(seats_for(case.workload, SLACK * candidate.batch, state.growing)))
+    expected = expected_figures(case, [candidate])[0]
+    slots = expected.slots
+    if not expected.capped:
+        slots = max(slots, int(seats_for(case.workload, SLACK * candidate.batch, expected.growing)))
     slots = case.pinned.max_num_seqs or slots
     server = SimulatedPool(
         role="serve" if candidate.prefill_layout is None else "decode", layout=candidate.layout, batch=candidate.batch,
-        max_num_seqs=slots, queued=bool(seats.capped) or bool(case.pinned.max_num_seqs), chunk=candidate.chunk,
+        max_num_seqs=slots, queued=expected.capped or bool(case.pinned.max_num_seqs), chunk=candidate.chunk,
     )  # fmt: skip
     if candidate.prefill_layout is None:
         return (server,)

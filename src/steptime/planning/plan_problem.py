@@ -119,7 +119,7 @@ class PlanProblem:
         if self.prefill_system is None:
             return self
         changes = {"system": self.prefill_system, "chips": self.prefill_chips, "prefill_system": None, "prefill_chips": 0}
-        problem: PlanProblem = memoize(self, ("prefill problem",), replace, self, **changes)
+        problem: PlanProblem = memoize(self, ("prefill problem", self.evidence), replace, self, **changes)
         return problem
 
     @property
@@ -321,6 +321,22 @@ def memoize(
         case.memo[key] = find(*arguments, **keywords)
     value: Memoized = case.memo[key]
     return value
+
+
+def with_evidence(case: PlanProblem, evidence: str, **changes: Any) -> PlanProblem:
+    """Return a problem with another level of evidence, which shares the results that are kept: they do not depend on it.
+
+    Args:
+        case: Plan problem.
+        evidence: Evidence that layouts must have.
+        changes: Changes of the depth of the search.
+
+    Returns:
+        The problem.
+    """
+    changed: PlanProblem = replace(case, evidence=evidence, **changes)
+    object.__setattr__(changed, "memo", case.memo)
+    return changed
 
 
 def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:

@@ -18,14 +18,14 @@ from steptime.hardware.system import System
 from steptime.models.model import Model, cached_token_bytes
 from steptime.physics.layout import Layout
 from steptime.planning.session_result import SessionCase, SessionRun
-from steptime.planning.simulated_rate import Deployment, Loop, Run, busy_share, joined_traffic, steady_requests
+from steptime.planning.simulated_rate import Deployment, Loop, Run, busy_share, joined_traffic
 from steptime.simulation.prefix_cache import ANSWER_SHARE, Cache, CacheUse, cache_with_capacities, use_cache
 from steptime.simulation.replica_pools import serve
 from steptime.simulation.session_turns import serve_turns
 from steptime.simulation.simulator import pipeline_delay_seconds, user_visible_times
 from steptime.workload.sessions import draw_sessions
 from steptime.workload.traffic import Traffic
-from steptime.workload.workload import Slo, decode_steps
+from steptime.workload.workload import Slo
 
 # Turns of a first run and of one that confirms. The second must be long: the sessions in progress must also fit when there are
 # many, and tiers that lost them do not recover. As many turns fill the prefix cache before. At most that many runs follow each
@@ -116,11 +116,7 @@ class SessionLoop(Loop):
             self.turns.sessions, rate=rate * self.read_share, requests=self.count, longest=float(self.whole_model.max_context),
             seed=self.seed,
         )  # fmt: skip
-        steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
-        accepted = self.server.policy.acceptance_length
-        at_start = int(min(rate * self.share * steps * accepted * tpot, self.server.policy.max_num_seqs * self.server.replicas))
-        longest = min(float(self.longest), float(self.server.policy.kv_tokens))
-        started = steady_requests(self.deployment.workload, at_start, longest, self.seed + 1)
+        accepted, started = self.server.policy.acceptance_length, self.started(rate, tpot)
         pool = self.reader or self.server
 
         def once(came: Traffic) -> tuple[tuple[CacheUse, Any], Any, int]:

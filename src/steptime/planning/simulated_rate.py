@@ -1,8 +1,8 @@
-r"""The highest request rate of a candidate, by simulation of its requests.
+r"""Runs of a candidate that serve drawn requests at a rate.
 
 Closed forms rank thousands of candidates (`plan_search`). They treat waits as means, which is not enough where prompts
 are unequal, outputs are short, or queues are nearly full. Therefore the finalists serve drawn requests one by one in
-the event loop of `simulation`, and a plan reports what the loop shows.
+the event loop of `simulation`, and a plan reports what the loop shows. `rate_curve` finds their highest rates.
 
 Four things make a short run enough:
 
@@ -16,8 +16,9 @@ Four things make a short run enough:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ from steptime.planning.session_result import SessionRun
 from steptime.planning.steady_state import MOST_LOADED, mean_context
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
-from steptime.simulation.run_metrics import MOST_GROWTH, PERCENTILES, in_flight_growth, queue_growth
+from steptime.simulation.run_metrics import PERCENTILES, in_flight_growth, queue_growth
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import pipeline_delay_seconds, pool_server, transfer_seconds, visible_first_and_last
 from steptime.workload.traffic import Traffic
@@ -61,41 +62,24 @@ FEW_PIPELINE_TOKENS, FEW_REQUESTS = 2_000_000, 500
 LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
 # Mean times from arrival to last token that a run must last at least.
 LEAST_SOJOURNS = 1.0
+# Fewest random numbers that are drawn at once.
+FEWEST_DEVIATES = 4096
 # Seconds between requests that never meet.
 QUIET_GAP = 1e4
 # Share of the arrivals that does not count at the start, and lifetimes at the end.
 START_SHARE, END_LIFETIMES = 0.1, 1.0
 # Share of the slots, or of the cache, in use on average from which requests wait for them.
 NEARLY_FULL = 0.85
-# Relative accuracy of the rate, and factor of the first steps towards it.
-ACCURACY, STRIDE = 0.02, 1.1
-# Most runs of one candidate.
-MOST_RUNS = 12
 # The winner is confirmed with other draws: seeds, output tokens, and the range of factors on the length of a run. Queues
 # of short outputs take the most lifetimes to settle, and theirs are the quickest runs.
 CONFIRM_SEEDS, CONFIRM_TOKENS, CONFIRM_FACTORS = (1000, 2000), 3_000_000, (3.0, 20.0)
 # The smallest factor where a replica is a pipeline.
 PIPELINE_FACTOR = 1.0
-# At a rate higher by this factor, no figure may be further beyond its limit than this ratio. The mean TTFT may rise by the
-# third number: where a queue is so steep, no run predicts another one.
-CONFIRM_ABOVE, CONFIRM_WORST, STEEP_TTFT = 1.05, 1.5, 2.5
-# Ratio of the first draws beyond which no other draws are tried: those of draws differ by some 3 %.
-FAR_BEYOND = 1.07
-# Sequences at the start of the run at that rate, over those at the confirmed one. They must become fewer, apart from chance.
-CONFIRM_START, CHANCE_GROWTH = 1.4, 0.01
-# Runs in which means must settle, and the ratio to those at the start up to which they have.
-SETTLING_RUNS, UNSETTLED = 4, 1.25
+# Factor on the rate of the run that confirms one from above.
+CONFIRM_ABOVE = 1.05
 # Prompts that wait at the start, over those that wait or are processed in the long run: in a pass that takes all which
 # came during the last one, a prompt waits for half a pass on average, and two thirds of those present are in the pass.
 PRESENT = 2 / 3
-# Where a rate is not confirmed, it falls by a factor between the root and the square of this one, at most this many times.
-# Where the slope is known from two misses, it may fall by the fourth power.
-CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
-# Ratio of the lowest rate that is not confirmed to the highest one that is, below which no rate between them is tried. Where
-# a power law through both says that the highest rate is within its root, none is tried either.
-CONFIRM_ACCURACY = 1.025
-# Least exponent of a figure in the rate that is assumed.
-CONFIRM_SLOPE = 0.3
 
 
 class Draws(NamedTuple):
@@ -127,10 +111,11 @@ class Run:
     """The figures of one run.
 
     `ttft` and `tpot` [s] are those at the percentile of the limits, next to their means. `batch` counts the sequences
-    that decode in a replica, on average. `busy` is the share of time in which each pool works. `worst` is the largest
-    ratio of a figure to its limit: at most 1 if the run meets all of them, infinite if a queue grows. `binding` names
-    that figure. `growth` is the share of the requests that came and did not end, after the start. `session` is what turns of
-    sessions found in the prefix cache.
+    that decode in a replica, on average. `busy` is the share of time in which each pool works. `saturation` does not depend
+    on limits: it is at most 1 in a steady state, and infinite if a queue grows; `cause` names what grows. `worst` is the
+    largest ratio of a figure to its limit: at most 1 if the run meets all of them. `binding` names that figure. `growth` is
+    the share of the requests that came and did not end, after the start. `ttft_above` and `tpot_above` [s] are those at a
+    slightly higher rate, 0 if there was no such run. `session` is what turns of sessions found in the prefix cache.
     """
 
     rate: float
@@ -142,7 +127,11 @@ class Run:
     busy: tuple[float, ...]
     worst: float
     binding: str = ""
+    saturation: float = 0.0
+    cause: str = "saturation"
     growth: float = 0.0
+    ttft_above: float = 0.0
+    tpot_above: float = 0.0
     session: SessionRun | None = None
 
 
@@ -157,12 +146,31 @@ def draw(workload: Workload, requests: int, seed: int) -> Draws:
     Returns:
         Draws whose sample means are those of the workload.
     """
-    random = np.random.default_rng(seed)
-    gaps = random.exponential(size=requests)
-    prompts = workload_prompts(workload)
-    inputs = lengths(random.standard_normal(requests), float(prompts.fresh + prompts.skipped), float(workload.input_spread))
-    outputs = lengths(random.standard_normal(requests), float(workload.output_tokens), float(workload.output_spread))
+    shares, for_inputs, for_outputs = deviates(requests, seed)
+    gaps, prompts = -np.log1p(-shares), workload_prompts(workload)
+    inputs = lengths(for_inputs, float(prompts.fresh + prompts.skipped), float(workload.input_spread))
+    outputs = lengths(for_outputs, float(workload.output_tokens), float(workload.output_spread))
     return Draws(gaps / np.mean(gaps), inputs, outputs)
+
+
+def deviates(count: int, seed: int) -> tuple[Any, Any, Any]:
+    """Return random numbers: uniform ones, and two normal ones. More of them begin with the same numbers.
+
+    Args:
+        count: How many of each.
+        seed: Random seed.
+
+    Returns:
+        Arrays of that length.
+    """
+    uniform, first, second = _deviates(1 << max(count - 1, FEWEST_DEVIATES).bit_length(), seed)
+    return uniform[:count], first[:count], second[:count]
+
+
+@lru_cache(maxsize=16)
+def _deviates(count: int, seed: int) -> tuple[Any, Any, Any]:
+    streams = [np.random.default_rng((seed, stream)) for stream in range(3)]
+    return streams[0].random(count), streams[1].standard_normal(count), streams[2].standard_normal(count)
 
 
 def lengths(normal: Any, mean: float, spread: float) -> Any:
@@ -202,12 +210,12 @@ def steady_requests(workload: Workload, count: int, longest: float, seed: int) -
     Returns:
         Requests that arrive at 0 s: the context so far as input, and the tokens that are left as output.
     """
-    random = np.random.default_rng(seed)
-    inputs = lengths(random.standard_normal(count), float(workload.input_tokens), float(workload.input_spread))
+    shares, for_inputs, for_outputs = deviates(count, seed)
+    inputs = lengths(for_inputs, float(workload.input_tokens), float(workload.input_spread))
     sigma = math.sqrt(math.log1p(float(workload.output_spread) ** 2))
     # Weighting a log-normal density by its argument moves its logarithm by the variance.
-    outputs = float(workload.output_tokens) * np.exp(sigma * random.standard_normal(count) + sigma**2 / 2)
-    progress = outputs * random.random(count)
+    outputs = float(workload.output_tokens) * np.exp(sigma * for_outputs + sigma**2 / 2)
+    progress = outputs * shares
     context = np.minimum(np.rint(inputs + progress), longest - 1)
     remaining = np.clip(np.rint(outputs - progress), 1, longest - context)
     return Traffic(arrival=np.zeros(count), inputs=context.astype(np.int64), outputs=remaining.astype(np.int64))
@@ -338,15 +346,11 @@ class Loop:
             inputs=np.concatenate([self.inputs[self.count - waiting :], self.inputs]),
             outputs=np.concatenate([self.outputs[self.count - waiting :], self.outputs]),
         )
-        steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
-        accepted = self.server.policy.acceptance_length
-        at_start = int(min(rate * self.share * steps * accepted * tpot, self.server.policy.max_num_seqs * self.server.replicas))
-        longest = min(float(self.longest), float(self.server.policy.kv_tokens))
-        started = steady_requests(self.deployment.workload, at_start, longest, self.seed + 1)
         skipped = skipped_tokens(self.prompts, traffic.inputs)
         is_missed = TooLate(self._counted(traffic.arrival), slo.ttft, percentile)
         settings: dict[str, Any] = {"stop": is_missed} if is_check and math.isfinite(slo.ttft) else {}
         if self.reader is None:
+            started = self.started(rate, tpot)
             served, rules, pool = serve(
                 joined_traffic(started, traffic), self.server.policy, self.server.pace, replicas=self.server.replicas,
                 cached=np.concatenate([started.inputs, skipped]), **settings,
@@ -362,13 +366,56 @@ class Loop:
         # Prompts that are already too late need no decode.
         late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests["arrival"])]) / slo.ttft
         if late > 1 and not always_decode:
-            first = late * slo.ttft
+            first, saturation = late * slo.ttft, math.inf if queue_growth(*prefill_queue[1:]) else 0.0
             return Run(
                 rate=rate, ttft=first, tpot=tpot, mean_ttft=first, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
-                worst=math.inf if queue_growth(*prefill_queue[1:]) else late, binding="first token",
+                worst=max(late, saturation), binding="first token", saturation=saturation, cause="prefill rate",
             )  # fmt: skip
-        requests, ends, decoded, decode_busy = self._decode(requests, started)
+        requests, ends, decoded, decode_busy = self._decode(requests, self.started(rate, tpot))
         return self._figures(requests, ends, [prefill_queue, decoded], (busy, decode_busy), rate, slo, percentile)
+
+    def started(self, rate: float, tpot: float) -> Traffic:
+        """Return the requests that decode at the start of a run.
+
+        Args:
+            rate: Rate of the whole deployment [requests/s].
+            tpot: Expected time per output token [s].
+
+        Returns:
+            Requests, at most as many as there are slots.
+        """
+        steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
+        count = rate * self.share * steps * self.server.policy.acceptance_length * tpot
+        slots = self.server.policy.max_num_seqs * self.server.replicas
+        longest = min(float(self.longest), float(self.server.policy.kv_tokens))
+        return steady_requests(self.deployment.workload, int(min(count, slots)), longest, self.seed + 1)
+
+    def expected_tpot(self, rate: float, closed_form: tuple[float, float]) -> float:
+        """Return the mean time per output token at a rate, which gives the sequences at the start of a run.
+
+        Decode steps take their sampled times. Prefill between them takes a share of time that is proportional to the rate.
+
+        Args:
+            rate: Rate of the whole deployment [requests/s].
+            closed_form: Another rate [requests/s], and the time per output token there [s], as closed forms have it.
+
+        Returns:
+            Seconds.
+        """
+        steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
+        context = float(mean_context(self.deployment.workload))
+        accepted, pace = self.server.policy.acceptance_length, self.server.pace
+        batch = np.arange(1, min(len(pace.decode), self.server.policy.max_num_seqs + 1))
+        seconds = (pace.decode[batch] + pace.context[batch] * batch * context) / accepted
+
+        def in_flight(rate: float, tpot: Any) -> Any:
+            return rate * self.share / self.server.replicas * steps * accepted * tpot
+
+        sequences = min(max(round(in_flight(*closed_form)), 1), len(batch))
+        prefill_share = max(0.0, 1 - float(seconds[sequences - 1]) / closed_form[1])
+        tpot = seconds / (1 - min(prefill_share * rate / closed_form[0], MOST_LOADED))
+        stays = np.flatnonzero(in_flight(rate, tpot) <= batch)
+        return float(tpot[stays[0] if len(stays) else -1])
 
     def quiet_ttft(self, percentile: str) -> float:
         """Return the TTFT of requests that are alone, which no rate can shorten.
@@ -469,7 +516,7 @@ class Loop:
         done = counted & (served["status"] == DONE)
         if np.count_nonzero(done) < min(share, 0.99) * np.count_nonzero(counted) or not np.any(done):
             return Run(rate=rate, ttft=math.inf, tpot=math.inf, mean_ttft=math.inf, mean_tpot=math.inf, batch=0.0, busy=busy,
-                       worst=math.inf, binding="memory")  # fmt: skip
+                       worst=math.inf, binding="memory", saturation=math.inf, cause="memory")  # fmt: skip
         ttft = (begins - arrival)[done]
         several = done & (outputs > 1)
         decoding = (ends_at - begins)[several]
@@ -482,16 +529,16 @@ class Loop:
         is_short = float(arrival[-1]) < LEAST_SOJOURNS * sojourn
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
         batch = float(np.sum(decoding)) / span / self.server.replicas
-        ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot, "saturation": self._load(batch) / MOST_LOADED}
+        saturation, cause = self._load(batch) / MOST_LOADED, "saturation"
         if grows:
             causes = {"prefill": "prefill rate", "serve": self._what_is_full(batch), "decode": "saturation"}
-            ratios[causes[grows]] = math.inf
+            saturation, cause = math.inf, causes[grows]
         elif is_short:
-            ratios["prompt queue"] = math.inf
-        binding = max(ratios, key=lambda name: ratios[name])
+            saturation, cause = math.inf, "prompt queue"
+        worst, binding = max((first / slo.ttft, "first token"), (token / slo.tpot, "speed"), (saturation, cause))
         return Run(
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
-            batch=batch * self.parts, busy=busy, worst=ratios[binding], binding=binding,
+            batch=batch * self.parts, busy=busy, worst=worst, binding=binding, saturation=saturation, cause=cause,
             growth=in_flight_growth(
                 served["arrival"], np.append(served["finish"], ends), START_SHARE * float(served["arrival"].max())
             ),
@@ -590,185 +637,3 @@ def busy_share(pool: Replicas) -> float:
         Share.
     """
     return float(np.sum(pool.seconds[:, BUSY]) / np.sum(np.maximum(pool.seconds[:, CLOCK], 1e-12)))
-
-
-def rates_to_try(
-    first: float, worst: Callable[[float], float], *, good: tuple[float, float] = (0.0, 0.0), accuracy: float = ACCURACY
-) -> Iterator[float]:
-    """Yield rates until the highest one within the limits is enclosed.
-
-    Args:
-        first: First rate.
-        worst: Function from a rate to the largest ratio of a figure to its limit.
-        good: A lower rate that is known to meet the limits, and its ratio.
-        accuracy: Relative accuracy.
-
-    Yields:
-        Rates to run.
-    """
-    (low, low_ratio), (high, high_ratio), now = good, (math.inf, math.inf), first
-    bends, last = False, None
-    for _ in range(MOST_RUNS):
-        yield now
-        ratio = worst(now)
-        # A power law that misses the limit twice on one side does not fit: from then on, halving is safe.
-        bends = bends or (bool(low) and math.isfinite(high) and (ratio <= 1) == last)
-        last = ratio <= 1
-        if ratio <= 1:
-            low, low_ratio = now, ratio
-        else:
-            high, high_ratio = now, ratio
-        if low and math.isfinite(high):
-            if high / low <= 1 + accuracy:
-                return
-            now = math.sqrt(low * high) if bends else _between(low, low_ratio, high, high_ratio, accuracy)
-        elif low:
-            now = low * min(max(1 / max(ratio, 1e-9), STRIDE), STRIDE**4)
-        else:
-            now = high / (STRIDE**3 if math.isinf(ratio) else min(max(ratio, STRIDE), STRIDE**4))
-
-
-def _between(low: float, low_ratio: float, high: float, high_ratio: float, accuracy: float) -> float:
-    """Return where a power law through both rates is at its limit; near one of them, where the bracket closes on it."""
-    middle = math.sqrt(low * high)
-    if high / low <= (1 + accuracy) ** 2:
-        return middle
-    return float(min(max(_at_limit(low, low_ratio, high, high_ratio), low * (1 + accuracy)), high / (1 + accuracy)))
-
-
-def _at_limit(low: float, low_ratio: float, high: float, high_ratio: float) -> float:
-    """Return where a power law through two rates is at its limit; their geometric mean where none crosses it."""
-    if low_ratio <= 0 or not 1 < high_ratio < math.inf:
-        return math.sqrt(low * high)
-    return float(low * (high / low) ** (-math.log(low_ratio) / math.log(high_ratio / low_ratio)))
-
-
-def highest_rate(
-    loop: Loop, slo: Slo, percentile: str, first: float, tpot: float, ttft: float = 0.0, *, least: float = 0.0
-) -> Run | None:
-    """Return the run at the highest rate within the limits; `binding` names what a higher one would miss.
-
-    Args:
-        loop: Deployment.
-        slo: Limits.
-        percentile: Percentile of the limits.
-        first: First rate [requests/s].
-        tpot: Expected time per output token [s].
-        ttft: Expected time to first token [s].
-        least: Rate that must be exceeded [requests/s].
-
-    Returns:
-        The run; None where no rate above `least` meets the limits.
-    """
-    runs: dict[float, Run] = {}
-
-    def worst(rate: float) -> float:
-        return runs[rate].worst
-
-    if least:
-        runs[least] = loop.run(least, slo, percentile, tpot, ttft, is_check=True)
-        if runs[least].worst > 1:
-            return None
-        first = max(first, least * STRIDE)
-    for rate in rates_to_try(first, worst, good=(least, runs[least].worst if least else 0.0)):
-        runs[rate] = loop.run(rate, slo, percentile, tpot, ttft)
-        if runs[rate].worst <= 1:
-            tpot, ttft = runs[rate].mean_tpot, runs[rate].mean_ttft
-        elif len(runs) == 1 and loop.quiet_ttft(percentile) > slo.ttft:
-            return None
-    good = [run for run in runs.values() if run.worst <= 1]
-    if not good:
-        return None
-    best = max(good, key=lambda run: run.rate)
-    above = min((run for run in runs.values() if run.rate > best.rate), key=lambda run: run.rate, default=best)
-    return replace(best, binding=above.binding)
-
-
-def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str, least: float = 0.0) -> Run | None:
-    """Return the mean of runs with other draws, at a rate that they confirm.
-
-    What is best among many on the same draws was partly lucky with them. Near saturation, a few percent of load decide
-    whether a queue grows. Therefore a slightly higher rate must not be far beyond the limits.
-
-    Args:
-        loops: The deployment with several draws, none of which chose it.
-        run: Run at the highest rate.
-        slo: Limits.
-        percentile: Percentile of the limits.
-        least: Rate that must be exceeded [requests/s].
-
-    Returns:
-        The mean run; None where no rate near that of `run` and above `least` is confirmed.
-    """
-    rate, misses, best, binding = run.rate, list[tuple[float, float]](), None, run.binding
-    missed_run = run
-    for _ in range(CONFIRM_TRIES):
-        if rate <= least:
-            break
-        mean_run, ratio = _confirmation(loops, run, rate, slo, percentile)
-        if ratio <= 1:
-            best = mean_run
-        else:
-            misses.append((rate, ratio))
-            missed_run, binding = mean_run, mean_run.binding
-        if best is None:
-            rate *= _fall(misses)
-        elif not misses or misses[-1][0] <= best.rate * CONFIRM_ACCURACY:
-            break
-        else:
-            rate = _at_limit(best.rate, best.worst, misses[-1][0], missed_run.worst)
-            if rate <= best.rate * math.sqrt(CONFIRM_ACCURACY):
-                break
-    return best and replace(best, binding=binding)
-
-
-def _confirmation(loops: Sequence[Loop], run: Run, rate: float, slo: Slo, percentile: str) -> tuple[Run, float]:
-    """Return the mean of runs at a rate, and its ratio.
-
-    The ratio is at most 1 if the runs, and one at a higher rate, confirm the rate. Otherwise `binding` names why.
-    """
-    tpot, ttft = run.mean_tpot, run.mean_ttft
-    for _ in range(SETTLING_RUNS):
-        # A run that is far from the limits needs no other.
-        first = loops[0].run(rate, slo, percentile, tpot, ttft, always_decode=True)
-        other_loops = loops[1:] if first.worst <= FAR_BEYOND else ()
-        mean = _mean([first, *(loop.run(rate, slo, percentile, tpot, ttft, always_decode=True) for loop in other_loops)])
-        if mean.worst > 1:
-            return mean, max(mean.worst, 1 + mean.growth)
-        if mean.growth > MOST_GROWTH:
-            return replace(mean, binding="saturation"), 1 + mean.growth
-        # A run that starts with fewer requests than it ends with has not settled: the next one starts with more.
-        if mean.mean_ttft <= UNSETTLED * ttft and mean.mean_tpot <= UNSETTLED * tpot:
-            break
-        tpot, ttft = max(tpot, mean.mean_tpot), max(ttft, mean.mean_ttft)
-    else:
-        return replace(mean, binding="saturation"), UNSETTLED
-    # Near saturation, the number of sequences settles over many lifetimes. Where it falls, it settles below that at the start.
-    above = loops[0].run(loops[0].above * rate, slo, percentile, CONFIRM_START * tpot, ttft)
-    queue = "prompt queue" if len(mean.busy) == 1 else "prefill rate"
-    ratio, binding = max(
-        (above.worst / CONFIRM_WORST, above.binding),
-        (above.mean_ttft / (STEEP_TTFT * mean.mean_ttft), queue),
-        (1 + above.growth - CHANCE_GROWTH, "saturation"),
-    )
-    return replace(mean, binding=binding), ratio
-
-
-def _fall(misses: Sequence[tuple[float, float]]) -> float:
-    """Return the factor on the last rate, by the slope of the ratio between the last two."""
-    rate, ratio = misses[-1]
-    if math.isinf(ratio):
-        return CONFIRM_FALL**2
-    slope, largest_fall = CONFIRM_SLOPE, CONFIRM_FALL**2
-    if len(misses) > 1 and math.isfinite(misses[-2][1]):
-        slope = max(math.log(misses[-2][1] / ratio) / math.log(misses[-2][0] / rate), CONFIRM_SLOPE)
-        largest_fall = CONFIRM_FALL**4
-    return float(min(max(ratio ** (-1 / slope), largest_fall), math.sqrt(CONFIRM_FALL)))
-
-
-def _mean(runs: Sequence[Run]) -> Run:
-    """Return the mean of runs at one rate."""
-    names = ("ttft", "tpot", "mean_ttft", "mean_tpot", "batch", "worst", "growth")
-    figures: dict[str, Any] = {name: sum(getattr(run, name) for run in runs) / len(runs) for name in names}
-    busy = tuple(sum(shares) / len(runs) for shares in zip(*(run.busy for run in runs), strict=True))
-    return replace(runs[0], busy=busy, **figures)

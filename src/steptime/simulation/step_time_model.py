@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -349,6 +350,7 @@ def sample_pace(
     return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), factor)
 
 
+@lru_cache(maxsize=256)
 def _knots(last: int, dense: int = 64) -> Any:
     """Return whole numbers to sample: all up to `dense`, then 1/16 octave apart."""
     far = np.geomspace(dense, max(last, dense), max(2, int(16 * np.log2(max(last, dense) / dense)) + 2))
