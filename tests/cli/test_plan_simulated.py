@@ -21,7 +21,7 @@ def hardly_lowered():
     with (
         patch("steptime.planning.plan_replay.LOWER", 0.995),
         patch.object(planner, "find_spec", return_value=None),
-        patch.object(planner, "percentile_ratio", return_value=1.0),
+        patch("steptime.planning.plan_figures.percentile_ratio", return_value=1.0),
         patch.object(slo_probability, "percentile_ratio", return_value=1.0),
     ):
         yield

@@ -241,7 +241,7 @@ def test_numbers_of_the_text_multiply_and_cells_are_escaped():
     # The text names the cost of a lone token by the full engine, which claim 26 computes.
     (full_engine,) = next(claim.statement.computed for claim in lecture_content.claims() if claim.number == 26)
     assert full_engine == pytest.approx(9100, rel=0.01)
-    assert "about 8,200 times" in page
+    assert "about 9,100 times" in page
     # 900 arrivals per second, a pass every 20 ms.
     assert shown["riders"] == 18
     assert not re.search(r"<td>[<>]=", page)

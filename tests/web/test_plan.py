@@ -24,7 +24,7 @@ def plan(speed):
     return st.plan("openai/gpt-oss-120b", "hgx-h100", workload, st.Slo(tpot=1 / speed, ttft=2.0), alternatives=False)
 
 
-def test_numbers_are_those_of_a_plan(closed_forms):
+def test_numbers_are_those_of_a_plan():
     found, right = ask(speed=40).json(), plan(40)
     front = found["tables"]["front"]
     assert front["cost"][:10] == pytest.approx([one.usd_per_million_output_tokens for one in right.front[:10]], rel=1e-12)
