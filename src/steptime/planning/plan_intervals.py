@@ -6,12 +6,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.number_checks import Number
 from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.engine import Engine
+from steptime.physics.step import mixed_step
 from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, latency_regime, wait_regime, widening, with_variances
 from steptime.planning.plan_problem import Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
@@ -57,17 +56,10 @@ def candidate_ranges(
         soon = first_token_of(ideal_case, candidate, now, first, utilisation)
         return (now.tpot, soon) if first is None else (now.tpot, soon, first.step.total)
 
-    def prompt_seconds() -> Number:
-        if prefill is not None:
-            return prefill.step.total
-        chunks = np.ceil(fresh_tokens(case.workload) / max(candidate.chunk, 1))
-        seconds: Number = chunks * (state.mixed or state.decode).total
-        return seconds
-
     # The variance of the constants adds to that of the candidate's own steps.
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = latency_regime(state.input_share)
-    waiting = wait_regime(ttft, prompt_seconds())
+    waiting = wait_regime(ttft, _prompt_seconds(case, candidate))
     first_system = case.system if prefill is None else case.prefill.system
     of_decode, of_prefill = pool_flags(case, candidate.layout, candidate.prefill_layout)
     # An acceptance length that is a prior is another independent error of the time per token.
@@ -93,6 +85,15 @@ def candidate_ranges(
         "cost_range": (float(usd_per_million(case.rent, fast)), float(usd_per_million(case.rent, least))),
         "throughput_range": (least / case.total_chips, fast / case.total_chips),
     }
+
+
+def _prompt_seconds(case: PlanProblem, candidate: Candidate) -> Number:
+    """Return the time of the prefill of a prompt alone, on each data-parallel rank [s]."""
+    work, pools = case.workload, candidate.prefill_layout is not None
+    layout, system = (candidate.prefill_layout, case.prefill.system) if pools else (candidate.layout, case.system)
+    fresh = fresh_tokens(work)
+    sizes = {"prompts": layout.dp, "tokens": fresh, "prefix": max(work.input_tokens - fresh, 0)}
+    return mixed_step(case.model, system, layout=replace(layout, replicas=1), engine=case.engine, parts=False, **sizes).total
 
 
 def chosen_range(rate: float, low: float, high: float) -> Range:
