@@ -89,10 +89,11 @@ def candidate_ranges(
 
 def _prompt_seconds(case: PlanProblem, candidate: Candidate) -> Number:
     """Return the time of the prefill of a prompt alone, on each data-parallel rank [s]."""
-    work, pools = case.workload, candidate.prefill_layout is not None
-    layout, system = (candidate.prefill_layout, case.prefill.system) if pools else (candidate.layout, case.system)
+    work, layout, system = case.workload, candidate.layout, case.system
+    if candidate.prefill_layout is not None:
+        layout, system = candidate.prefill_layout, case.prefill.system
     fresh = fresh_tokens(work)
-    sizes = {"prompts": layout.dp, "tokens": fresh, "prefix": max(work.input_tokens - fresh, 0)}
+    sizes: dict[str, Any] = {"prompts": layout.dp, "tokens": fresh, "prefix": max(work.input_tokens - fresh, 0)}
     return mixed_step(case.model, system, layout=replace(layout, replicas=1), engine=case.engine, parts=False, **sizes).total
 
 
