@@ -27,7 +27,7 @@ by `docs/generate.py`.
 
 | part | formula | source |
 |---|---|---|
-| products | outputs, gradients of inputs and of weights (none with a frozen base, LoRA), each: the larger time of arithmetic and memory traffic, writes that arithmetic does not hide, and 2 k times the outputs that a chip loses while it is not filled, for sums of k values; no product exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
+| products | outputs, gradients of inputs and of weights (none with a frozen base, LoRA). Each is the larger time of arithmetic and memory traffic, plus the writes that arithmetic does not hide, plus the outputs that a chip loses while it is not filled (2 k FLOP each, for sums of k values). No product exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
 | attention | causal pairs, 2.5 times backward with flash attention; without fusion, all pairs, with scores in memory | arXiv 2307.08691 |
 | scans | states of chunks of 128 tokens pass through memory four times; inputs, convolution and outputs once each | [mamba](https://github.com/state-spaces/mamba/blob/main/mamba_ssm/ops/triton/ssd_combined.py) |
 | element-wise | norms, residuals, rotary positions, activations, permutation of expert rows; each value is read or written once | |
@@ -104,8 +104,8 @@ def _searches() -> list[str]:
         "constants fitted without its model, and compares with the best measured layout. The correction has a value for dense models",
         "and experts, and deviations by stack and chip architecture; it never makes a search faster. The upper end of the 90 % range",
         "is that of these jobs. A layout with given tp and pp (and ep) is not corrected.", "",
-        "A job whose measured layout is of another kind, such as tensor parallelism over 32 chips, says nothing about a search, and is",
-        "in the last row only.", "",
+        "A job whose measured layout is of another kind, such as tensor parallelism over 32 chips, is in the last row only:",
+        "a search would not take it.", "",
         "Predicted over measured tokens/s. `corrected`: measured kinds, with a correction fitted without the model of the job.", "",
         "| jobs | number | layout as measured | fastest of all layouts | measured kinds | corrected: median | 10 to 90 % | worst |",
         "|---|---|---|---|---|---|---|---|",

@@ -193,7 +193,7 @@ def test_several_models_on_one_system(closed_forms):
 def test_a_kind_of_rent_that_flips_the_order_is_told():
     """Cost is in proportion to rent, whatever its kind."""
     found = compare("llama-3.3-70b", ["tpu7x", "gh200-nvl32"], WORK, SLO)
-    (told,) = [words for words in found.flips if words.startswith("rent: both at the kind")]
+    (told,) = [words for words in found.flips if words.startswith("rent: with ")]
     same = compare("llama-3.3-70b", ["tpu7x", "gh200-nvl32"], WORK, SLO, rent="ondemand")
     assert all(usd(one.usd_per_million_output_tokens) in told for one in same.standings)
     assert told.endswith("the order reverses")

@@ -187,7 +187,7 @@ SUMMARIES: dict[str, str] = {
     "context": "Find the longest context for a speed and a price, and what compressing the cache changes.",
     "web": "Open the lecture as an interactive page, with a workbench; or write it to one HTML file.",
     "mcp": "Serve the questions as tools of an assistant (Model Context Protocol).",
-    "fleet": "Place several models with their rates on a stock of chips: the cheapest deployments, or why there are none.",
+    "fleet": "Place several models with their rates on a stock of chips: the cheapest deployments, or why none is possible.",
     "predictor": "Compile step times into a table that answers in microseconds, for simulators of engines; serve it locally.",
     "models": "List the models, compare some, or show one.",
     "systems": "List the systems, or show one: rates, links, rent, and the source of each figure.",

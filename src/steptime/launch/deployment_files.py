@@ -1,4 +1,4 @@
-"""Files that deploy or account for a plan beside the scripts: values of llm-d's chart, entries of LiteLLM, cost rows of FOCUS.
+"""Deployment files of a plan: values of llm-d's Helm chart, model entries of LiteLLM, and cost rows of FOCUS.
 
 - **llm-d**: values of the Helm chart llm-d-modelservice v0.4.12, which starts vLLM. The chart writes the flags of ports,
   parallel sizes and names itself: https://github.com/llm-d-incubation/llm-d-modelservice (`values.yaml`, `values.schema.json`,

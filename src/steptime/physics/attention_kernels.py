@@ -1,10 +1,10 @@
 r"""Attention kernels: the time of attention of a layer on one chip, from kernels that were timed alone.
 
-A kernel computes whole tiles, so that each query meets $\tau$ entries besides those that it needs: past the diagonal of a
-causal mask, past a window, and at the ends of the parts among which a chip divides a context. It ends with its longest row of
-tiles, which meets $l$ entries; $r_0$ rows, one for each part, fill the chip. With $q$ pairs of queries and entries, $r$ rows of
-queries, $h$ query heads of $d$ values (of a key and a value together), and $A$ bytes of queries, results and new entries,
-prefill takes
+A kernel computes whole tiles, so that each query also meets $\tau$ entries that it does not need. They lie past the diagonal
+of a causal mask, past a window, and at the ends of the parts into which a chip divides a context. The kernel ends with its
+longest row of tiles, which meets $l$ entries. $r_0$ rows, one for each part, fill the chip. There are $q$ pairs of queries and
+entries, $r$ rows of queries, and $h$ query heads of $d$ values (of a key and a value together). Queries, results and new
+entries have $A$ bytes. Prefill takes
 
 $$ c = \frac{2 (d + d_0)}{e_c P} \sqrt{(h (q + \tau r))^2 + (r_0 (l + \tau))^2}, \qquad
    m = \frac{Q + a A}{W}, \qquad t = t_0 + (m^p + c^p)^{1/p} $$

@@ -1,6 +1,7 @@
 r"""Chip power: watts of a chip from what a step computes, reads and sends, and the energy of a token.
 
-The energy of a step of $t$ seconds on one chip, with $B$ bytes of memory, $F_a$ FLOP of arithmetic $a$ and $L$ bytes on links:
+A step takes $t$ seconds on one chip. It moves $B$ bytes of memory and $L$ bytes on links, and computes $F_a$ FLOP in format
+$a$:
 
 $$ E = \min(P_0 t + e_B B + \sum_a e_a F_a + e_L L,\ P_{TDP}\, t), \quad e_a = e_{bf16} R_{bf16} / R_a $$
 

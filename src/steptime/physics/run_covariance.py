@@ -5,14 +5,14 @@ The error of a run is $r = \log(\text{measured} / \text{predicted})$. Two runs o
 $$ C_{ij} = \sigma^2_{engine} + \sigma^2_{model} [m] + \sigma^2_{group} [g] N + \sigma^2_{release} [g, v] +
 \sigma^2_{layout} [l] N + \sigma^2_{layout, release} [l, v] N $$
 
-A bracket is 1 where both runs share the model $m$, the group $g$ (model and system), the release $v$ of the engine, or the
-group's formats and layout $l$; else 0. Nearness $N$ falls with the distance in load (running sequences per replica) and in
-context, in doublings, with the lengths $\ell$:
+A bracket is 1 where both runs share the item in it, else 0. The items are the model $m$, the group $g$ (model and system), the
+release $v$ of the engine, and the group's formats and layout $l$. Nearness $N$ falls with the distance in load (running
+sequences per replica) and in context. Both distances are in doublings, with the length scales $\ell$:
 
 $$ N = \exp\left(-\frac{(\Delta \log_2 load)^2}{2 \ell_{load}^2} -
 \frac{(\Delta \log_2 context)^2}{2 \ell_{context}^2}\right) $$
 
-A repeated run has an error with the variance $\sigma^2_{noise}$ besides. Errors are distributed as Student's with $\nu$
+A repeated run has a further error with the variance $\sigma^2_{noise}$. Errors are distributed as Student's with $\nu$
 degrees of freedom. With the errors $r$ of $n$ runs, $K = C + \sigma^2_{noise} I$ and the covariance $k$ with a further run:
 
 $$ \hat r = k^T K^{-1} r, \qquad s^2 = \frac{\nu + r^T K^{-1} r}{\nu + n} (C_{**} + \sigma^2_{noise} - k^T K^{-1} k) $$

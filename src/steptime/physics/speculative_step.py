@@ -12,9 +12,9 @@ one micro-batch after another. The model assumes that this is the stage with the
 not once per pass.
 
 **Separate drafters** (`Model.drafter`): an EAGLE-3 head or a small model takes the place of these layers, with its own
-weights and KV cache on the same chips. It has the tensor-parallel size of the model, the default of vLLM and the only one
-of its draft models (vllm 0.33, v1/spec_decode/draft_model.py, `_raise_if_draft_tp_mismatch`), and no expert parallelism
-unless it has experts. An EAGLE-3 head fuses features of the model once per step, in the first pass.
+weights and KV cache on the same chips. It has the tensor-parallel size of the model, which is vLLM's default and the only
+size that its draft models allow (vllm 0.33, v1/spec_decode/draft_model.py, `_raise_if_draft_tp_mismatch`). It has no expert
+parallelism unless it has experts. An EAGLE-3 head fuses features of the model once per step, in the first pass.
 
 Not included: engines run the first draft pass on all $N + 1$ verified rows of a sequence, of which one counts here. This
 adds $N$ rows of the drafter to $N + 1$ rows of the model: where arithmetic binds, less than the drafter's share of the

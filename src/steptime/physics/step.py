@@ -105,11 +105,12 @@ class Cycle:
 def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbatches: Number, share: Number) -> Cycle:
     r"""Return the cycle of `microbatches` micro-batches over pipeline stages.
 
-    The latency is from the start of the first micro-batch to the end of the last. One micro-batch spends $a = \varphi (c +
-    n) + s$ in the stage with the most layers, and the rest of its time elsewhere. That stage processes all $m$, each in
-    $a$, or in $t / m$ where micro-batches overlap in it: $c + s + n + h - a + \min(t, m a)$. On one stage the latency is
-    the period. The formula is exact without collectives where the stem is in the stage with the most layers. With
-    collectives it ignores how those of neighbouring micro-batches interlock.
+    The latency is from the start of the first micro-batch to the end of the last. One micro-batch spends $a = \varphi
+    (c + n) + s$ in the stage with the most layers, and the rest of its time elsewhere. That stage processes all $m$.
+    Each takes $a$, or $t / m$ where micro-batches overlap in the stage. The latency is
+    $c + s + n + h - a + \min(t, m a)$. On one stage the latency is the period. The formula is exact without collectives
+    where the stem is in the stage with the most layers. With collectives it ignores how those of neighbouring micro-batches
+    interlock.
 
     Args:
         layers: Seconds of one micro-batch on operators of layers, in all stages together.

@@ -7,8 +7,8 @@ whole numbers $n_o$ of deployments:
 $$ \min \sum_o c_o n_o, \qquad \sum_{o \in m} r_o n_o \ge R_m, \qquad \sum_{o \in s} k_o n_o \le K_s, \qquad
    \sum_o c_o n_o \le B $$
 
-with $K_s$ chips of each system and the budget $B$. Without an answer, a second program finds the largest share of all
-rates that fits, which is the reason. Deployments have a power of two of chips, so that they fill hosts.
+$K_s$ is the number of chips of each system, and $B$ the budget. If no fleet is feasible, a second program finds the largest
+share of all rates that fits. This share is the reason. Deployments have a power of two of chips, so that they fill hosts.
 
 References:
     Huangfu and Hall, "Parallelizing the dual revised simplex method", 2018: HiGHS, in `scipy.optimize.milp`.
@@ -39,7 +39,7 @@ from steptime.workload.workload import Slo, Workload
 MOST_MODELS, MOST_SYSTEMS, MOST_CHIPS, MOST_RATE = 100, 50, 1_000_000, 1e6
 # Sizes of a deployment beyond the smallest that meets the limits, each twice the one before.
 LARGER: Final = 1
-# A larger deployment is an option if each of its chips serves so much more.
+# A larger deployment is an option if each of its chips serves this factor more.
 GAIN: Final = 1.02
 # Longest time of the solver [s], and the gap to the optimum at which it stops.
 PATIENCE, GAP = 60.0, 1e-6

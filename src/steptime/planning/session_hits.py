@@ -6,13 +6,13 @@ https://doi.org/10.1109/JSAC.2002.801752; why it is accurate: C. Fricker, P. Rob
 https://arxiv.org/abs/1202.3974). Here an item is the history of a session. It is used when a turn arrives, with all tokens up
 to the end of its answer, and again after the interval $R$: the answer, and the think time.
 
-With $\lambda$ turns per second, the share $p_k$ of which are turn $k$, tokens $s_k$ after it, and the probability $c_k$
-that another turn follows, the tokens that other sessions use in an interval of $T$ seconds have the mean
+Turns arrive at the rate $\lambda$ per second. The share $p_k$ of them are turn $k$ of a session, which then has $s_k$ tokens.
+Another turn follows with the probability $c_k$. In an interval of $T$ seconds, other sessions use on average
 
 $$N(T) = S (1 - e^{-\lambda T}) + \lambda \sum_k p_k s_k \left(T - c_k \int_0^T P(R < a)\,da\right)$$
 
-with the system prompt $S$, which every turn uses. Sessions start at random, so that the number of those sessions is a
-Poisson number: the variance has $s_k^2$ in place of $s_k$. Few long sessions therefore do not hit all or nothing, as they
+tokens, where $S$ is the system prompt, which every turn uses. Sessions start at random, so that the number of those sessions
+is a Poisson number: the variance has $s_k^2$ in place of $s_k$. Few long sessions therefore do not hit all or nothing, as they
 would with the mean alone. Engines evict the end of a history first. So a turn with $h$ tokens of history finds
 $\min(h, C - N(R))$ of them in a cache of $C$ tokens, if that is positive.
 

@@ -4,12 +4,11 @@ r"""Steady states of a deployment: the rate and latency of a replica under load.
 $B/(O-1)$ new requests with their prompts arrive per step. A data-parallel rank prefills in chunks of $c$ tokens
 together with its decode batch. With $n$ chunks per prompt, $a = B n/(O-1)$ chunks
 arrive per step. Experts synchronize the ranks in every layer, so a step is slow when any rank prefills.
-This is a share $1 - u$ of steps
-(`mixed_step_stats`), and
+This is the case in a share $1 - u$ of steps (`mixed_step_stats`). The mean step takes
 
 $$ t = u\, t_{decode} + (1 - u)\, t_{mixed}, \qquad t_{mixed} = t(a / (1 - u)) $$
 
-with the mean number of chunks of a slow step. A user's time per token is $t$: the prompts of other requests
+where a slow step has its mean number of chunks. A user's time per token is $t$: the prompts of other requests
 delay the steps that prefill them. The load of the prefill queue is a share of time. The queue grows without
 limit if $a$ reaches the capacity of a step.
 

@@ -143,7 +143,7 @@ class BudgetInputs:
         """Return the scaling laws that the user gave.
 
         Returns:
-            One name or law each, in order; None if there is none.
+            One name or law each, in order; None if the user gave no law.
         """
         split = [words.split(",") if isinstance(words, str) else [words] for words in self.law]
         return [part.strip() if isinstance(part, str) else part for parts in split for part in parts if part] or None

@@ -114,8 +114,8 @@ class LatencyLimits:
     )
     ttft: Any = number(None, "maximum time to first token in seconds", unit="s", group=LIMITS_GROUP)
     percentile: str = text(
-        "p90", "share of requests that meets the limits: mean (on average), p50, p90, p95 or p99", choices=PERCENTILES,
-        group=LIMITS_GROUP,
+        "p90", "requests that must meet the limits: p50, p90 (90 % of them), p95, p99, or mean for the average request",
+        choices=PERCENTILES, group=LIMITS_GROUP,
     )  # fmt: skip
 
     def slo(self) -> Slo:
@@ -152,7 +152,13 @@ def pinned_size(words: str) -> Any:
     Returns:
         A field of inputs.
     """
-    return count(None, f"your own {words} in every pool", maximum=MOST_CHIPS, group=OWN_GROUP, default_words="searched")
+    return count(
+        None,
+        f"{words} of every pool, in place of the searched ones",
+        maximum=MOST_CHIPS,
+        group=OWN_GROUP,
+        default_words="searched",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +167,7 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
 
     sampling: str = sampling_input(TOP_P)
     prefix_cache: str = text(
-        "", "capacity of the prefix cache of one replica by tier, such as host=1TB,ssd=4TB; of HBM, what sequences leave",
+        "", "capacity of the prefix cache of one replica by tier, such as host=1TB,ssd=4TB; running sequences have HBM first",
         group=REQUESTS_GROUP, metavar="TIERS", default_words="free HBM, host memory and disks of the system",
     )  # fmt: skip
 
@@ -177,7 +183,7 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
     evidence: str = text("measured", EVIDENCE_HELP, choices=EVIDENCE, group=DEPLOYMENT_GROUP)
     sure: Any = number(
         None, "required probability (0.5 to 0.99) of meeting each limit by itself", group=DEPLOYMENT_GROUP,
-        default_words="the predicted times meet the limits: about 0.5",
+        default_words="the predicted times just meet the limits, a chance of about 0.5",
     )  # fmt: skip
     drafts: Any = text(
         None, "speculative tokens per step, 0 to 8, or auto for the best number",

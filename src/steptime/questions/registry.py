@@ -296,7 +296,7 @@ def ask(question: str, **values: Any) -> Mapping[str, Any]:
     for name, value in values.items():
         declared = find_input(declaration, name, values)
         check_type(name, value, declared, arrays=declaration.vectorised)
-        # Figures of the machine have units of their own.
+        # Figures of the machine have other units.
         if isinstance(value, str) and declared.kind in (COUNT, NUMBER) and not is_figure(name):
             values[name] = read_value(name, value, declared)
     if missing:

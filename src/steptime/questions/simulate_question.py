@@ -185,8 +185,8 @@ class SchedulerInputs:
     )  # fmt: skip
     prefix_cache: str = text(
         "",
-        "capacity of the prefix cache of one replica by tier, such as hbm=20GB,host=1TB,ssd=4TB; of HBM, sessions have at most "
-        "what running sequences leave, also where it is not named",
+        "capacity of the prefix cache of one replica by tier, such as hbm=20GB,host=1TB,ssd=4TB; with sessions, at most "
+        "the HBM that running sequences leave free, also by default",
         group=POLICY,
         metavar="TIERS",
     )

@@ -162,7 +162,7 @@ class ParallelSizes:
     """Parallel sizes of one replica."""
 
     tp: Any = parallel_size(
-        "tensor-parallel size", default_words="1; the smallest layout that holds the model if no size is given"
+        "tensor-parallel size", default_words="1; without any parallel size, the smallest layout that fits the model"
     )
     pp: Any = parallel_size("pipeline-parallel size: number of stages", default_words="1")
     dp: Any = parallel_size("data-parallel size: number of ranks (DP attention)", default_words="1")

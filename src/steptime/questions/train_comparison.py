@@ -16,7 +16,7 @@ from steptime.units import DAY, show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStanding:
-    """The training run of one system, or the reason why there is none."""
+    """The training run of one system, or the reason why no run is possible."""
 
     system: str = field(metadata=unit("", "system"))
     chips: int = field(default=0, metadata=unit("", "chips; 0 without a run"))

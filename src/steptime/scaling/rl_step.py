@@ -9,7 +9,7 @@ sends the weights to the rollout replicas once.
 
 On policy, the four phases run one after another on all chips. One step off policy, rollout and training run on separate
 chips at the same time. Rewards, the environment, engine starts, resharding and idle pipelines are not computed. Published
-steps contain them: `overhead` is the median of what they take in addition, as a share of the computed phases (docs/fit_rl.py).
+steps contain them: `overhead` is the median of this additional time, as a share of the computed phases (docs/fit_rl.py).
 The 90 % range is that of published steps of two models.
 """
 
@@ -82,7 +82,7 @@ class RlStep(Result):
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "warnings"))
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "total": unit("s", "time of the step"),
-        "overhead": unit("s", "time of rewards, engine starts and whatever else is not computed"),
+        "overhead": unit("s", "time of rewards, engine starts and other parts that are not computed"),
         "low": unit("s", "lower end of the 90 % range of the step"),
         "high": unit("s", "upper end of the 90 % range of the step"),
         "usd": unit("USD", "rent of the step", key="usd"),
@@ -96,7 +96,7 @@ class RlStep(Result):
 
     @property
     def overhead(self) -> float:
-        """Time of what is not computed."""
+        """Time of the parts that are not computed."""
         return self.computed * self.overhead_share
 
     @property

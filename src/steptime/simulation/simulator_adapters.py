@@ -170,7 +170,7 @@ class LlmdLatencyCalculator:
     def get_time_to_first_token(
         self, prompt_tokens: int, cached_prompt_tokens: int = 0, do_remote_prefill: bool = False, running_reqs: int = 1
     ) -> int:
-        """Return the time to the first token of a prompt, in chunks beside the running requests.
+        """Return the time to the first token of a prompt, in chunks together with the running requests.
 
         Args:
             prompt_tokens: `PromptTokens`.

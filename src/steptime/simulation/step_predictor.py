@@ -2,7 +2,7 @@ r"""Step predictor: the time of any pass of one replica in microseconds, from a 
 
 Simulators of engines ask for the time of each batch that a scheduler makes, thousands of times a second. A pass decodes
 $b$ sequences of mean context $c$ and prefills $p$ prompts of $n$ tokens each after $x$ cached tokens. On one data-parallel rank
-without pipeline stages, operators run one after another, so that its time is a sum:
+without pipeline stages, operators run one after another. The time of the pass is a sum:
 
 $$ t = D(b, c) + R(p n) + H(p) + A(p, n, x) + J(b, p n) $$
 
@@ -105,8 +105,8 @@ def place(points: Sequence[float], value: float) -> tuple[int, float]:
 class StepPredictor(Result):
     """Times of passes of one replica, from tables of exact steps; see the module for the formula.
 
-    `decode` is in s by batch and context, `rows` in s by prompt tokens of the pass, `heads` in s by prompts, `attention` in
-    s by prompts, tokens of a prompt and cached tokens, and `shared` in s by batch and prompt tokens of the pass.
+    All tables are in seconds. `decode` is by batch and context, `rows` by prompt tokens of the pass, and `heads` by prompts.
+    `attention` is by prompts, tokens of a prompt and cached tokens. `shared` is by batch and prompt tokens of the pass.
     """
 
     SCHEMA: ClassVar[str] = "steptime.predictor/1"

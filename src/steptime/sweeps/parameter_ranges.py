@@ -1,7 +1,7 @@
 r"""The uncertain inputs of a question: the range of each, the basis of the range, and how to learn the value.
 
-A step and a plan have uncertain inputs by default (`unsure_inputs`): figures of the machine, the engine, rents, and the user's
-traffic. Any other input becomes uncertain if the user gives a range (`with_ranges`).
+A step and a plan have uncertain inputs by default (`unsure_inputs`). These are figures of the machine, the engine, rents, and
+the user's traffic. Any other input becomes uncertain if the user gives a range (`with_ranges`).
 
 **Log-normal.** For most inputs the base is the median, and low and high are the 5 % and 95 % points. Each side of the range is
 half of a log-normal distribution, as everywhere in steptime. With the standard normal $z$ and $Z = 1.645$

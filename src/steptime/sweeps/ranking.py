@@ -638,7 +638,7 @@ def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Se
     first_rent, second_rent = float(first.rent.typical), float(second.rent.typical)
     yield (
         f"rent: both cost the same if {ranking.called(second)} rents for {show(second_rent * a / b, 'USD/s')} per chip instead "
-        f"of {show(second_rent, 'USD/s')}, or the first for {show(first_rent * b / a, 'USD/s')} "
+        f"of {show(second_rent, 'USD/s')}, or {ranking.called(first)} for {show(first_rent * b / a, 'USD/s')} "
         f"instead of {show(first_rent, 'USD/s')}"
     )
     kinds = [rents_by_kind(system) for system in systems]
@@ -647,7 +647,7 @@ def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Se
             x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
             order = "stays" if x <= y else "reverses"
             yield (
-                f"rent: both at the kind {kind_in_words(kinds[0][kind])!r}: {ranking.called(first)} costs {usd(x)} and "
+                f"rent: with {kind_in_words(kinds[0][kind])!r} as rent of both, {ranking.called(first)} costs {usd(x)} and "
                 f"{ranking.called(second)} {usd(y)}; the order {order}"
             )
 

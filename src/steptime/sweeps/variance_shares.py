@@ -1,4 +1,6 @@
-r"""Shares of the variance of an answer that its uncertain inputs make: one input at a time (tornado), or all together (Sobol).
+r"""Variance shares: how much each uncertain input contributes to the variance of an answer.
+
+Inputs vary one at a time (tornado), or all together (Sobol).
 
 **One at a time.** Let $\Delta_i = y(h_i) - y(l_i)$ be the swing of input $i$, while the others stay at their base. $k_i$ is the
 number of standard deviations in half of its range (1.645, or $\sqrt 3$ for a uniform range). The variance of the answer is

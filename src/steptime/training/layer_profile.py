@@ -12,7 +12,7 @@ grouped queries this gives $2(4h + 2q + 2k + 3f + 2a)$ bytes per token. The peak
 
 **Stages.** Layers that are a multiple of the chunks are divided evenly. If only layers plus embedding and head are a
 multiple, the first and the last chunk have one layer less (Llama 3 405B: 126 + 2 = 8 x 16). In other cases all chunks but the
-last have as many layers, rounded up, and the last has the remainder, beside the head and layers for further tokens (61 layers
+last have as many layers, rounded up. The last has the remainder, the head and layers for further tokens (61 layers
 of DeepSeek-V3 on 16 stages: 15 x 4 + 1). A layout may give the layers of each chunk itself. Source: pipeline layouts in
 https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/main/src/megatron/bridge/recipes.
 """
@@ -438,7 +438,7 @@ def deal_layers(depth: int, x: TrainingLayout) -> LayerCounts:
     layers_per_chunk = np.where(is_slotted, (depth + STEM_LAYERS) / chunks, np.ceil(depth / chunks))
     middle = np.where(is_even | is_slotted, layers_per_chunk * x.virtual_stages, np.ceil(depth / np.asarray(x.pp)))
     ends = middle - is_slotted
-    # The last stage of an uneven division has the remaining layers, beside the head and layers for further tokens.
+    # The last stage of an uneven division has the remaining layers, the head and layers for further tokens.
     remaining_layers = depth - middle * (np.asarray(x.pp) - 1)
     is_uneven = ~is_even & ~is_slotted
     remainder = np.where(remaining_layers >= 1, np.minimum(remaining_layers, middle), np.floor(depth / np.asarray(x.pp)))

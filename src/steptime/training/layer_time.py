@@ -64,7 +64,7 @@ SENDING_SHARE = 20 / 132
 SCORE_PASSES = 6.0
 # Bytes per logit through a fused cross-entropy in fp32, forward and backward.
 LOGIT_BYTES = 12.0
-# Formats of products with timings of their own; others have those of 16 bits.
+# Formats of products that were timed; others have those of 16 bits.
 NARROW_FORMS = ("fp8", "int8", "mxfp8", "nvfp4")
 # Modules that "selective" recomputes, from Megatron-LM: core attention.
 SELECTIVE = ("attention",)
@@ -229,8 +229,8 @@ def _product_seconds(
 ) -> tuple[Number, Number, Number]:
     """Return the seconds of the outputs of products, and of the gradients of their inputs and of their weights.
 
-    Each is the longer of arithmetic and memory traffic, plus the writes that arithmetic does not hide, plus outputs that are
-    lost while the chip is not filled.
+    Each is the longer of arithmetic and memory traffic. Two times are added: the writes that arithmetic does not hide, and the
+    outputs that are lost while the chip is not filled.
     """
     c, bandwidth = engine.constants, system.chip.hbm.bandwidth
     rows = x.micro_batch * job.seq / x.cp

@@ -1,6 +1,6 @@
 """Measured runs of a user: CSV files, rows, and results of serving benchmarks, which are converted to rows.
 
-Two load generators write what is read here; `harness_results` converts the files of five further harnesses to it:
+Files of two load generators are read; `harness_results` converts the files of five further harnesses to the first form:
 
 - `vllm bench serve --save-result` (earlier `benchmarks/benchmark_serving.py`): one JSON object per file, or with
   `--append-result` one per line. https://github.com/vllm-project/vllm/blob/main/vllm/benchmarks/serve.py

@@ -139,8 +139,8 @@ def fit(
 def shared_covariance(errors: Array, jacobian: Array, deviation: Array, pairs: Array) -> Array:
     r"""Return the covariance of fitted constants with errors shared by pair.
 
-    The estimator is $A^{-1} (\sum_p g_p g_p^T + \Lambda) A^{-1}$, with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$
-    and the prior $\Lambda = diag(1/s^2)$. It is the sandwich estimator of errors that are clustered by model-system pair. A
+    The estimator is $A^{-1} (\sum_p g_p g_p^T + \Lambda) A^{-1}$. Here $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$,
+    and the prior is $\Lambda = diag(1/s^2)$. It is the sandwich estimator of errors that are clustered by model-system pair. A
     constant that no run determines keeps the variance of its prior.
 
     Args:

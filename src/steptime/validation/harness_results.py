@@ -95,7 +95,7 @@ def _get(value: Any, path: str) -> Any:
 
 
 def _number(value: Any, path: str) -> float | None:
-    """Return a number at a path; None where there is none. Raise InputError for anything else."""
+    """Return the number at a path, or None if the path is missing. Raise InputError for anything else."""
     number = _get(value, path)
     if number is None:
         return None
@@ -118,12 +118,12 @@ def _needed(value: Any, path: str) -> float:
 
 
 def _positive_or_none(value: Any, path: str) -> float | None:
-    """Return a number above 0 at a path; None where there is none."""
+    """Return the number above 0 at a path, or None if the path is missing."""
     return None if _get(value, path) is None else _needed(value, path)
 
 
 def _seconds(value: Any, path: str, unit_key: str, mean_key: str) -> float | None:
-    """Return the mean of a time in seconds, whose unit stands beside it."""
+    """Return the mean of a time in seconds; the file states its unit in another field."""
     if _get(value, f"{path}.{mean_key}") is None:
         return None
     unit = _get(value, f"{path}.{unit_key}")
@@ -177,7 +177,7 @@ def _result(
 
 
 def catalogue_system(accelerator: Any) -> str:
-    """Return the catalogue's system with a GPU of a product name; "" if there is none.
+    """Return the catalogue's system with a GPU of a product name, or "" without such a system.
 
     Args:
         accelerator: Name as in the node label nvidia.com/gpu.product, InferenceX's `hw`, or the name of a system.

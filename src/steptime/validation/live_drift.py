@@ -1,16 +1,16 @@
 r"""Measured against predicted, live: TPOT, TTFT, throughput and cost of a server, and the term that drifted.
 
 A window of the server's metrics becomes a row of a run, as `steptime validate` reads them, at the measured load and lengths.
-Its prediction has a 90 % range. A quantity outside its range has drifted. The term is the one that explains it.
-The prediction has the load of the requests that are not in the queue, which the server measures. Thus:
+Its prediction has a 90 % range, and a quantity outside its range has drifted. The load of the prediction leaves out requests in
+the queue: the server measures them. The term that explains the drift is:
 
 - **queue**: TTFT without its measured queue is within the range of TTFT.
 - **prefill**: TTFT has drifted, and its queue does not explain it.
-- **a resource of the decode step** (weights, kv, compute, network, overhead): TPOT has drifted, and of all resources its time
-  explains the deviations of the windows best. With deviations $d_i$ and predicted times $T_{ki}$ of resource $k$, the factor of
-  least squares is $1 + \sum_i d_i T_{ki} / \sum_i T_{ki}^2$ and its share of the squared deviations is
-  $(\sum_i d_i T_{ki})^2 / (\sum_i d_i^2 \sum_i T_{ki}^2)$. Old windows fade, so that a few sums are all the memory it takes. At
-  one load no resource can be told from another, and the term is the decode step.
+- **a resource of the decode step** (weights, kv, compute, network, overhead): TPOT has drifted, and the time of this resource
+  explains the deviations of the windows best. Window $i$ has the deviation $d_i$ and the predicted time $T_{ki}$ of resource
+  $k$. The factor of least squares is $1 + \sum_i d_i T_{ki} / \sum_i T_{ki}^2$. It explains the share
+  $(\sum_i d_i T_{ki})^2 / (\sum_i d_i^2 \sum_i T_{ki}^2)$ of the squared deviations. Old windows fade, so that a few sums are
+  enough memory. If all windows have one load, resources cannot be distinguished, and the term is the decode step.
 
 Metrics of the exporter follow Prometheus' rules of names (https://prometheus.io/docs/practices/naming/). Costs have the names
 of OpenCost's AI inference costs, `llm_total_hourly_cost` and `llm_cost_per_million_tokens`, with their labels
@@ -80,7 +80,9 @@ class Watched(Result):
     usd_per_million_tokens: Comparison | None = field(
         default=None, metadata=unit("USD", "rent for a million output tokens", key="usd_per_million_tokens")
     )
-    drifted: str = field(default="", metadata=unit("", "term that explains what is outside its range; empty: all is inside"))
+    drifted: str = field(
+        default="", metadata=unit("", "term that explains the drift; empty: every quantity is inside its range")
+    )
     factor: float = field(default=math.nan, metadata=unit("", "how much that term is larger than predicted; null: not known"))
     explained: float = field(
         default=math.nan, metadata=unit("", "share of the squared deviations of TPOT that the term explains; null: not known")
@@ -255,7 +257,7 @@ class Watcher:
         return {name: float(np.ravel(seconds)[0]) for name, seconds in loop.decode.resources.items()}
 
     def _drift(self, window: Window, compared: Mapping[str, Comparison]) -> tuple[str, float, float]:
-        """Return the term that explains what is outside its range."""
+        """Return the term that explains the drift."""
         if compared["tpot"].has_drifted:
             return self.sums.explain()
         first = compared["ttft"]
@@ -275,7 +277,7 @@ def watch_windows(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Watched | InputError]:
-    """Scrape a server again and again, and compare each window with its prediction.
+    """Scrape a server at intervals, and compare each window with its prediction.
 
     Args:
         url: Address of the metrics.

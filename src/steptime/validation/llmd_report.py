@@ -1,10 +1,10 @@
-"""A simulation as an llm-d Benchmark Report v0.2: JSON or YAML that llm-d-benchmark's tools read beside measured reports.
+"""A simulation as an llm-d Benchmark Report v0.2, in JSON or YAML, which llm-d-benchmark's tools read like measured reports.
 
 The fields are those of `schema_v0_2.py` (package `llmd-benchmark-report` 0.2.1), whose models forbid further ones:
 https://github.com/llm-d/llm-d-benchmark/blob/main/llmdbenchmark/analysis/benchmark_report/schema_v0_2.py
 
-Rates count the run from the first arrival to the last token, as load generators do, and so differ from the steady rates of
-`steptime simulate`. The report's id is a hash of its content, so that equal runs give equal files.
+Rates are averages from the first arrival to the last token, as load generators compute them. They differ from the steady rates
+of `steptime simulate`. The report's id is a hash of its content, so that equal runs give equal files.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-r"""Maximum throughput under a scenario: all requests at once, the highest rate within limits, or the highest at given lengths.
+r"""Maximum throughput under a scenario: all requests at once, the best rate within limits, or the best at fixed lengths.
 
 In MLPerf's Offline scenario all requests are present at the start. Server and Interactive have Poisson arrivals, and 99 % of
 requests must meet the limits. Maximum throughput is the best result of a benchmark over all loads. Each is the highest rate of
 a steady state with prefill and decode on the same chips (`steady_state.aggregated`). The search covers batch sizes that fit in
 memory and prefill chunk sizes. Output lengths are those of the data set (`mlperf_data_sets`). The number of replicas is the
-number that fits on the chips. `concurrency`, if present, is the maximum batch of a replica, as MLPerf submissions set it;
-otherwise it is the usual one (`most_at_once`).
+number that fits on the chips. `concurrency`, if present, is the maximum batch of a replica, as MLPerf submissions set it.
+Otherwise the maximum is the usual one (`most_at_once`).
 
 **Layout.** A layout that is not stated is the expected one and not the best: the geometric mean over likely tensor-parallel
 sizes (`layout_weights`) and divisions of experts (`expert_layouts`).
@@ -21,8 +21,8 @@ with fewer sequences take almost the same time. A run of $n$ requests at $r$ per
 
 $$ T = n / r + \int_0^\infty t(B\,S_e(x))\,dx - t(B) \int_0^\infty S_e(x)\,dx $$
 
-with $t$ the time of a step. Sequences with more than $x$ tokens left have generated $\int_x^\infty S_e / S_e(x)$ tokens when
-the last request starts, and $x$ more since then.
+where $t$ is the time of a step. Sequences with more than $x$ tokens left have generated $\int_x^\infty S_e / S_e(x)$ tokens
+when the last request starts, and $x$ more since then.
 
 For example, outputs of DeepSeek-R1 have 3,700 tokens on average and 20,000 at most. In MLPerf v5.1 the last tenth of the
 requests took a third of a run of 52 minutes (nine logs).

@@ -1,4 +1,4 @@
-r"""Output lengths of requests: survival, lengths left of requests in progress, and tokens that these have generated.
+r"""Output lengths of requests: survival, and tokens generated and left of requests in progress.
 
 Lengths are drawn evenly around their mean, or are log-normal and cut off at the longest output. Long requests are more frequent
 among those in progress. Let $S$ be the survival and $m$ the mean of lengths. The share of requests in progress with more than

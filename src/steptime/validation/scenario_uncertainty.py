@@ -1,8 +1,8 @@
 r"""Scenario uncertainty: tuning of submissions, and what can go wrong with predictions of maximum throughput.
 
-**Tuning.** MLPerf's submitters tune engines, kernels and schedules for one benchmark over several rounds. Log ratios of
-measured to predicted throughput, as the median of groups of one model, system, engine and format (closed division, Offline and
-Server):
+**Tuning.** MLPerf's submitters tune engines, kernels and schedules for one benchmark over several rounds. The table
+has log ratios of measured to predicted throughput. Each is the median of groups of one model, system, engine and format (closed
+division, Offline and Server):
 
 | Benchmark, first round | v5.1 | v6.0 |
 |---|---|---|

@@ -1,4 +1,6 @@
-r"""Time to first token of benchmark runs: each run is a closed loop of C clients that all send a request at the start.
+r"""TTFT of benchmark runs: constants of the waits that are not part of a step.
+
+Each run is a closed loop of C clients that all send a request at the start.
 
 The simulation gives the time in the prefill queue and the prefill itself, $Q$. Other waits are not part of a step. They are:
 

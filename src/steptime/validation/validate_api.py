@@ -232,7 +232,7 @@ def _corrections(anchor: Anchors | None) -> list[str]:
         return []
     count = sum(len(group.measured) for group in anchor.anchors)
     return [
-        f"predictions are corrected by {counted(count, 'run')} of {anchor.source}, each the more, the more it shares with them"
+        f"predictions are corrected by {counted(count, 'run')} of {anchor.source}, most by runs of the same model and system"
     ]
 
 

@@ -1,7 +1,7 @@
 """The lecture page: one HTML file with its text, style, program, closed forms in JavaScript, and tables.
 
-The closed forms are traced from the Python functions, so the page computes them without a server. JavaScript has no
-formula of its own.
+The closed forms are traced from the Python functions, so the page computes them without a server. No formula is
+written in JavaScript.
 """
 
 from __future__ import annotations
@@ -348,8 +348,8 @@ def _verdicts(chapter: Mapping[str, Any]) -> str:
 
 # The rule of `lecture_content.verdict` in words.
 VERDICT_RULE: Final = (
-    "A number holds if the computed one is within its tolerance (5 %, or 0 to 20 % for a few), and holds within a "
-    f"factor if they differ by at most {WITHIN_FACTOR:g} times; otherwise it fails. Limits (at least, at most) hold or fail. "
+    "A number holds if the computed one is within its tolerance (5 %, or 0 to 20 % for a few). It holds within a "
+    f"factor if they differ by at most {WITHIN_FACTOR:g} times. Otherwise it fails. Limits (at least, at most) hold or fail. "
     "Where several computed numbers disagree about a failure, the verdict is undecided."
 )
 HEAD: Final = "<tr><th>number</th><th>stated</th><th>computed</th><th>verdict</th><th>why</th></tr>"

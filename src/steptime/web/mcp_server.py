@@ -684,7 +684,7 @@ READERS: Final[Mapping[str, Callable[[Question, Mapping[str, Any]], dict[str, An
 
 
 def _command(question: Question, arguments: Mapping[str, Any]) -> str:
-    """Return the command that gives the same answer; "" where there is none."""
+    """Return the command that gives the same answer, or "" without such a command."""
     figures = arguments.get(FIGURES) or {}
     if question in (VALIDATE, CATALOGUE) or any(name.startswith(("arch.", "times.", "within")) for name in figures):
         return ""

@@ -8,8 +8,8 @@ tokens (Leviathan et al., arXiv 2211.17192, equation 1). A published length at a
 gives the length at $N$.
 
 **Limits.** Acceptance is not independent of the position. EAGLE-3 loses little with it (arXiv 2503.01840, figure 7); layers
-that draft again and again lose more. gpt-oss-120b in vLLM: 1.91, 2.07 and 2.13 tokens with 2, 3 and 4 drafts, of which the
-first predicts 2.10 and 2.21. So a length taken to fewer drafts is too low, and one taken to more drafts too high. Lengths
+that draft again and again lose more. gpt-oss-120b in vLLM has 1.91, 2.07 and 2.13 tokens with 2, 3 and 4 drafts; from the
+first, the formula predicts 2.10 and 2.21. So an extension to fewer drafts is too low, and one to more drafts too high. Lengths
 differ by task (code and mathematics above chat) and fall with temperature. Trees of drafts are not chains: their lengths
 are not used.
 

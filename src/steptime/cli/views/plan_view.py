@@ -141,9 +141,9 @@ def has_rent(plan: Plan) -> bool:
 def _workload(plan: Plan) -> str:
     w = plan.workload
     cached = f" ({100 * w.cached_share:.0f} % cached, assumed)" if w.cached_share and plan.sessions is None else ""
-    spreads = [f"{float(spread):.3g}" for spread in (w.input_spread, w.output_spread)]
-    spread = spreads[0] if spreads[0] == spreads[1] else "{} in, {} out".format(*spreads)
-    words = "" if spread == "0" else f" on average, spread {spread}"
+    spreads = [f"{float(spread):.3g} x mean" for spread in (w.input_spread, w.output_spread)]
+    spread = spreads[0].removeprefix("1 x ") if spreads[0] == spreads[1] else "{} in, {} out".format(*spreads)
+    words = "" if spread == "0 x mean" else f" on average (standard deviation = {spread})"
     return f"{counted(w.input_tokens, 'token')} in{cached}, {w.output_tokens:,} out{words}"
 
 
@@ -186,8 +186,8 @@ def _conditions(plan: Plan) -> Text:
     if plan.prefill_system:
         chips = f"{plan.prefill_chips:,} prefill chips (--prefill-chips) and {plan.chips:,} decode chips (--chips)"
     rate = f"{in_digits(plan.requests_per_second)} requests/s"
-    setting = f"{chips}, {plan.mode} (--mode), engine {plan.engine}"
-    return Text(f"Load: {rate} of {_workload(plan)}. Not given, so chosen: {setting}.{_narrower_format(plan)}")
+    setting = f"{chips}, {plan.mode} (--mode), engine {plan.engine} (--engine)"
+    return Text(f"Load: {rate} of {_workload(plan)}. Setup: {setting}.{_narrower_format(plan)}")
 
 
 def _narrower_format(plan: Plan) -> str:
@@ -309,7 +309,7 @@ def _evidence(plan: Plan) -> list[str]:
     lines = []
     if plan.evidence == PUBLISHED:
         lines.append(
-            f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind. Published results elsewhere have."
+            f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind; published results outside the fit do."
         )
     elif plan.evidence == ANY and plan.tpot_range is not None and not plan.is_pair:
         # Its layout may have more evidence, with larger chunks.
@@ -320,12 +320,12 @@ def _evidence(plan: Plan) -> list[str]:
         cheapest = plan.unmeasured
         if has_rent(plan):
             saving = 1 - cheapest.usd_per_million_output_tokens / plan.usd_per_million_output_tokens
-            gain = f"costs {usd(cheapest.usd_per_million_output_tokens)}, {100 * saving:.0f} % less"
+            gain = f"cost {usd(cheapest.usd_per_million_output_tokens)}, {100 * saving:.0f} % less"
         else:
-            gain = f"yields {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
+            gain = f"yield {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
         # The same layout has less evidence with smaller chunks.
         words = cheapest.layout_text + (" with smaller prefill chunks" if cheapest.layout_text == plan.layout_text else "")
-        lines.append(f"Of all layouts, with less evidence, the cheapest {gain} (--evidence any): {words}.")
+        lines.append(f"A layout with fewer measured runs, or none, would {gain} (--evidence any): {words}.")
     if plan.free is not None and has_rent(plan):
         cheapest, cost = plan.free, plan.usd_per_million_output_tokens
         saving = 1 - cheapest.usd_per_million_output_tokens / cost

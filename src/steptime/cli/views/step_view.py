@@ -69,8 +69,8 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     figures = [(RATES[name], ranged(rate, limits, "digits tok/s")) for name, (rate, limits) in card.rates().items()]
     figures += [
         ("Without your runs", show(float(card.unanchored.total), "s") if card.unanchored else ""),
-        ("No losses, no overlap", f"{show(float(card.ideal.total), 's')} ({ONE_BY_ONE})" if card.ideal else ""),
-        ("With losses" if card.ideal else "Bounds", bounds(card.lower, card.upper)),
+        ("Without losses", f"{show(float(card.ideal.total), 's')} ({ONE_BY_ONE})" if card.ideal else ""),
+        ("Step time", f"{show(float(card.total), 's')}, between {bounds(card.lower, card.upper)}"),
         ("Bound by", RESOURCES[str(card.bound)][0]),
         ("Power of a chip", _power(card.energy)),
         ("Energy", _energy(card.energy)),
@@ -93,10 +93,12 @@ def _power(energy: StepEnergy | None) -> str:
     """Write the power of a chip at the load of the step, with the part around it."""
     if energy is None:
         return ""
-    around = (
-        f", {show(float(energy.total_watts), 'W')} with {SURROUNDINGS[energy.basis]}" if energy.basis in SURROUNDINGS else ""
+    chip, total = show(float(energy.watts), "W"), show(float(energy.total_watts), "W")
+    if energy.basis not in SURROUNDINGS:
+        return chip
+    return (
+        f"{chip}, with {SURROUNDINGS[energy.basis]}" if total == chip else f"{chip}, {total} with {SURROUNDINGS[energy.basis]}"
     )
-    return f"{show(float(energy.watts), 'W')}{around}"
 
 
 def _energy(energy: StepEnergy | None) -> str:
@@ -174,7 +176,7 @@ def bounds(lower: SupportsFloat, upper: SupportsFloat) -> str:
     Returns:
         Both times.
     """
-    return f"{show(lower, 's')} (full overlap) to {show(upper, 's')} (no overlap)"
+    return f"{show(lower, 's')} (full overlap) and {show(upper, 's')} (no overlap)"
 
 
 def term_table(seconds: Mapping[str, SupportsFloat], width: int, title: str) -> Grid:

@@ -497,7 +497,7 @@ def beyond_runs(differences: Iterable[str]) -> str:
     Returns:
         A sentence.
     """
-    return f"Extrapolates beyond the measured runs: {', '.join(differences)}."
+    return f"The range is wider for lack of measured runs: {', '.join(differences)}."
 
 
 def more_line(*options: str) -> Text:
