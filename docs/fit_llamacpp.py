@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
+from steptime.models.model import gguf_formats
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Number
 from steptime.physics.compute_dtype import Computed
 from steptime.physics.engine import IDEAL, Engine, constant, with_constants
 from steptime.physics.step import mixed_step
+from steptime.physics.uncertainty import REGIMES, WAITS
 from steptime.validation.engine_fit import engine_file
-from steptime.validation.run_table import gguf_formats
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "src" / "steptime" / "data" / "engines" / "llama.cpp.toml"
@@ -203,11 +204,15 @@ def main() -> None:
     counts = {load_system(name).name: int(np.sum(system == name)) for name in dict.fromkeys(system)}
     variance = mean_variance(runs, engine, covariance)
     by_phase = [float(np.mean(variance[chosen])) for chosen in (runs.decodes, ~runs.decodes)]
-    means = dict(zip(("decode", "mixed"), by_phase, strict=True))
+    means = {
+        "tpot": dict(zip(REGIMES, by_phase, strict=True)),
+        # A first token waits for prefill.
+        "ttft": dict.fromkeys(WAITS, by_phase[1]),
+    }
     fit_table = {
         "runs": len(runs_), "vendors": ["NVIDIA"], "names": list(NAMES), "covariance": covariance.tolist(),
-        "prior": ASSUMED, "systems": counts, "parameter_variance": {"tpot": means, "ttft": means},
-        "interval": {"tpot": {"decode": decode, "mixed": both}, "ttft": {"decode": both, "mixed": both}},
+        "prior": ASSUMED, "systems": counts, "parameter_variance": means,
+        "interval": {"tpot": dict(zip(REGIMES, (decode, both), strict=True)), "ttft": dict.fromkeys(WAITS, both)},
     }  # fmt: skip
     lower, upper = (np.where(runs.decodes, decode[side], prefill[side]) for side in (0, 1))
     inside = (np.exp(-out) >= lower) & (np.exp(-out) <= upper)

@@ -126,6 +126,10 @@ GOOD = FIT + "covariance = [[0.01, 0.0], [0.0, 0.02]]\n"
         (GOOD + '[fit.interval.tpot]\ndecode = [0.8, "x"]\n', "fit.interval.tpot.decode: must be two factors"),
         (GOOD + '[fit.parameter_variance.tpot]\ndecode = "x"\n', "fit.parameter_variance.tpot.decode: must be a variance"),
         (GOOD + "[fit.parameter_variance.tpot]\ndecode = -0.1\n", "fit.parameter_variance.tpot.decode: must be a variance"),
+        (GOOD + "[fit.interval.ttft]\ndecode = [0.8, 1.2]\n", "unknown regime 'decode'; ttft has prompt and queue; if"),
+        (GOOD + "[fit.interval.tpot]\nqueue = [0.8, 1.2]\n", "unknown regime 'queue'; tpot has decode and mixed; if"),
+        (GOOD + "[fit.parameter_variance.ttft]\nslow = 0.1\n", "unknown regime 'slow'; ttft has prompt and queue"),
+        (GOOD + "[fit.interval.e2e]\ndecode = [0.8, 1.2]\n", "unknown quantity 'e2e'; use tpot or ttft"),
         (GOOD.replace("[fit]\n", '[fit]\nvendors = ["NVIDIA", 3]\n'), "fit.vendors: must be a list of chip vendors"),
     ],
 )

@@ -14,12 +14,15 @@ import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import ConfigError
 from steptime.hardware.number_formats import number_format
+from steptime.models.model import gguf_formats, stored_formats, total_parameters
 from steptime.models.model_loading import load_model
 from steptime.physics.compute_dtype import Computed, select_compute_dtype
-from steptime.physics.engine import IDEAL, with_constants
+from steptime.physics.engine import IDEAL, load_engine, with_constants
 from steptime.physics.step import decode_step, mixed_step
+from steptime.physics.uncertainty import WAITS, factors
+from steptime.questions.subject import read_subject
+from steptime.simulation.step_predictor import compile_predictor
 from steptime.validation.predictions import predict
-from steptime.validation.run_table import gguf_formats
 from tests.conftest import engine
 
 ROWS = Path(__file__).parents[2] / "docs" / "llamacpp_rows.csv"
@@ -81,10 +84,10 @@ def test_mixtures_of_gguf_files_have_their_bits():
 
 def test_gguf_quantises_the_head_and_other_formats_do_not():
     heads = {}
-    for name in ("bf16", "fp8", "q4_k_m", "q8_0"):
+    for name in ("bf16", "fp8", "q4_0", "q4_k_m", "q8_0"):
         model = load_model("llama-3.1-8b", weights=name)
         heads[name] = next(op.format.name for op in model.stem if op.rows == "outputs")
-    assert heads == {"bf16": "bf16", "fp8": "bf16", "q4_k_m": "q6_k", "q8_0": "q8_0"}
+    assert heads == {"bf16": "bf16", "fp8": "bf16", "q4_0": "q6_k", "q4_k_m": "q4_k_m", "q8_0": "q8_0"}
 
 
 def test_a_rule_for_gguf_leaves_16_bit_weights_alone():
@@ -130,6 +133,56 @@ def test_formats_that_runs_of_llama_cpp_state():
     assert gguf_formats("int8", "") == ("q8_0", "")
     assert gguf_formats("bf16", "mxfp4") == ("q8_0", "mxfp4")
     assert gguf_formats("bf16", "") == ("bf16", "")
+
+
+def stored_bytes(model):
+    ops = [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]
+    return sum(n * op.total_weights * op.format.bytes for op, n in ops)
+
+
+@pytest.mark.parametrize("mixture", ["q4_k_m", "iq2_m", "q3_k_m", "q5_k_m"])
+def test_a_mixture_has_its_bits_for_every_parameter(mixture):
+    """Llama-3.1-8B has 8.03 B parameters: 4.913 GB in q4_k_m, 2.940 GB in iq2_m, with head and embeddings."""
+    bits = {"q4_k_m": 4.8944, "iq2_m": 2.9294, "q3_k_m": 3.91, "q5_k_m": 5.7036}[mixture]
+    model = load_model("llama-3.1-8b", weights=mixture)
+    assert stored_bytes(model) == pytest.approx(bits / 8 * total_parameters(model), rel=0.005)
+    assert total_parameters(model) == pytest.approx(8.03e9, rel=1e-3)
+
+
+def test_gpt_oss_runs_in_the_formats_of_its_gguf_file():
+    """llama-batched-bench on DGX Spark: 12.344 ms; the file of ggml-org has 12.1 GB."""
+    words = ["step", "gpt-oss-20b", "dgx-spark", "--engine", "llama.cpp", "--batch", "1", "--context", "528", "--json"]
+    ran = CliRunner().invoke(app_for(words), words)
+    answer = json.loads(ran.stdout)
+    assert answer["total_s"] == pytest.approx(12.344e-3, rel=0.03)
+    assert answer["weights"] == "q8_0, experts in mxfp4"
+    assert any("q8_0" in note for note in answer["notes"])
+    sizes = {"batch": 1, "context": 528}
+    file = load_model("gpt-oss-20b", weights="q8_0")
+    assert stored_formats(file) == ("q8_0", "mxfp4")
+    assert stored_bytes(file) == pytest.approx(12.1e9, rel=0.01)
+    expected = float(decode_step(file, "dgx-spark", **sizes, engine="llama.cpp").total)
+    assert answer["total_s"] == pytest.approx(expected)
+    # The Python functions and the predictor load the same formats by name.
+    assert float(decode_step("gpt-oss-20b", "dgx-spark", **sizes, engine="llama.cpp").total) == expected
+    table = compile_predictor("gpt-oss-20b", "dgx-spark", engine="llama.cpp", max_batch=2, max_tokens=2, max_context=1024)
+    assert table.seconds([528]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_explicit_formats_and_other_engines_keep_those_of_the_config():
+    values = {"model": "gpt-oss-20b", "system": "dgx-spark"}
+    of_file = {"engine": "llama.cpp"}
+    inputs = (of_file, {"engine": "vllm"}, of_file | {"weights": "bf16", "experts": "mxfp4"})
+    formats = [stored_formats(read_subject(values | more)[0]) for more in inputs]
+    assert formats == [("q8_0", "mxfp4"), ("bf16", "mxfp4"), ("bf16", "mxfp4")]
+    assert stored_formats(load_model("gpt-oss-20b", weights="q8_0", experts="q8_0")) == ("q8_0", "q8_0")
+    assert stored_formats(read_subject(values | of_file | {"model": "qwen2.5-7b"})[0]) == ("bf16", "")
+
+
+def test_a_first_token_has_the_range_of_the_fit():
+    runs_on = load_engine("llama.cpp")
+    for regime in WAITS:
+        assert [float(end) for end in factors(runs_on, "ttft", regime)] == pytest.approx([0.653, 1.353])
 
 
 def test_the_command_gives_a_range_for_a_gguf_file_type():

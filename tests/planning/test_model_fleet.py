@@ -100,6 +100,14 @@ def test_the_program_equals_brute_force_on_200_cases():
     against_brute_force(200)
 
 
+@pytest.mark.parametrize("rate", [1e-9, 1e-6, 20.0])
+def test_each_model_has_a_deployment_at_any_rate(rate):
+    one = FleetOption(model=0, system=0, chips=1, rate=20.0, usd_per_hour=2.0)
+    assert solve_fleet([one], [rate], [8]).tolist() == [1]
+    assert solve_fleet([one], [rate * 1.5], [8]).tolist() == [2 if rate == 20.0 else 1]
+    assert possible_share([one], [rate], [8]) == pytest.approx(1.0)
+
+
 def test_of_two_fleets_of_one_rent_the_smaller_counts():
     options = [option(0, 0, 4, 10.0, 8.0), option(0, 1, 2, 10.0, 8.0)]
     assert solve_fleet(options, [10.0], [8, 8]).tolist() == [0, 1]

@@ -125,6 +125,15 @@ def test_a_plan_without_an_answer_says_why():
     assert "usd_per_million_output_tokens" not in answer["figures"]
 
 
+def test_a_step_of_rl_has_its_range():
+    words = {"model": "qwen3-30b-a3b", "system": "hgx-h100", "chips": 32, "rollouts": 256, "longest": 4096, "tp": 2}
+    figures = answered("rl", **words)["figures"]
+    value, (low, high) = figures["step_time"]["value"], figures["step_time"]["range"]
+    assert low < value < high
+    assert high / low == pytest.approx(4.634 / 1.550, rel=1e-3)
+    assert "step_time_low" not in figures
+
+
 def test_the_ideal_engine_has_no_range():
     assert "range" not in answered("step", **STEP, engine="ideal")["figures"]["time"]
 

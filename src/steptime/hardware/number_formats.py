@@ -121,7 +121,7 @@ FORMATS_OF_GGML: Final = {
         *((name, bits / 8) for name, bits in GGUF_MIXTURES.items()),
     )
 }
-# Type of the head in GGUF files whose other weights have fewer bits (llama-quant.cpp of llama.cpp).
+# Type of the head in GGUF files of one type with fewer bits (llama-quant.cpp of llama.cpp). Mixtures contain their head.
 GGUF_HEAD: Final = "q6_k"
 
 

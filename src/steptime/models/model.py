@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from steptime.hardware.number_formats import GGUF, GGUF_HEAD, Format, number_format
+from steptime.hardware.number_formats import GGUF, GGUF_HEAD, GGUF_MIXTURES, Format, number_format
 from steptime.number_checks import Number
 from steptime.result_base import Result
 from steptime.units import show
@@ -604,7 +605,8 @@ quantizes its output projections; this is not modelled here.
 def with_formats(model: Model, *, weights: Format | None = None, experts: Format | None = None) -> Model:
     """Return a model with its weights in other number formats.
 
-    Embeddings, head, norms and routers keep their format, as in engines. GGUF files also quantize embeddings and head. If
+    Embeddings, head, norms and routers keep their format, as in engines. GGUF files also quantize embeddings and head; the bits
+    of their mixtures are means over the file with both. If
     `weights` is in `WIDE_ATTENTION` and the model has experts, projections of attention are in bf16.
 
     Args:
@@ -632,7 +634,8 @@ def with_formats(model: Model, *, weights: Format | None = None, experts: Format
 
     stem = model.stem
     if weights is not None and weights.arithmetic[-1] == GGUF:
-        head = max(weights, number_format(GGUF_HEAD), key=lambda format: format.bytes)
+        is_mixture = weights.name in GGUF_MIXTURES
+        head = weights if is_mixture else max(weights, number_format(GGUF_HEAD), key=lambda format: format.bytes)
         tables = {"lookup": weights, "outputs": head}
         stem = tuple(replace(op, format=tables[op.rows]) if op.rows in tables else op for op in stem)
     return replace(model, layers=changed(model.layers), draft=changed(model.draft), stem=stem)
@@ -657,3 +660,65 @@ def stored_formats(model: Model) -> tuple[str, str]:
                 format = routed if op.rows == "routed" else dense
                 format[op.format.name] = format.get(op.format.name, 0.0) + n * op.total_weights
     return max(dense, key=lambda name: dense[name], default=""), max(routed, key=lambda name: routed[name], default="")
+
+
+# Experts that GGUF files keep as they are in the original checkpoint.
+GGUF_EXPERTS: Final = "mxfp4"
+
+
+def gguf_formats(weights: str, experts: str) -> tuple[str, str]:
+    """Return the formats of a GGUF file for the formats of a checkpoint, or for those that a run of llama.cpp states.
+
+    8-bit weights are q8_0. Files of ggml-org with experts in MXFP4 (gpt-oss) have all other matrices in q8_0, although the
+    original checkpoint has them in bf16.
+
+    Args:
+        weights: Format of all weights except routed experts.
+        experts: Format of routed experts; "" without experts.
+
+    Returns:
+        Formats of weights and of experts.
+
+    References:
+        huggingface.co/ggml-org/gpt-oss-20b-GGUF: 12.1 GB; with bf16 it would have 13.8 GB.
+
+    >>> gguf_formats("int8", ""), gguf_formats("bf16", "mxfp4"), gguf_formats("q4_0", "q4_0")
+    (('q8_0', ''), ('q8_0', 'mxfp4'), ('q4_0', 'q4_0'))
+    """
+    eight_bits = {"int8": "q8_0"}
+    if experts == GGUF_EXPERTS and weights == "bf16":
+        weights = "int8"
+    return eight_bits.get(weights, weights), eight_bits.get(experts, experts)
+
+
+def default_experts(model: Model, weights: str) -> str:
+    """Return the format of routed experts where only that of the weights is given.
+
+    Args:
+        model: The model as in its config.
+        weights: Format of the weights.
+
+    Returns:
+        The format of the weights; for formats of GGUF files mxfp4, if the experts are in it.
+    """
+    in_file = number_format(weights).arithmetic[-1] == GGUF
+    return GGUF_EXPERTS if in_file and stored_formats(model)[1] == GGUF_EXPERTS else weights
+
+
+@lru_cache(maxsize=64)
+def with_gguf_formats(model: Model) -> Model:
+    """Return a model in the formats of the GGUF file that people run, with a note where they are not those of its config.
+
+    Args:
+        model: The model as in its config.
+
+    Returns:
+        The model.
+    """
+    before = stored_formats(model)
+    weights, experts = gguf_formats(*before)
+    if (weights, experts) == before:
+        return model
+    words = f"weights as in its GGUF file: {weights}" + (f", experts {experts}" if experts else "")
+    formats = {"weights": number_format(weights), "experts": number_format(experts) if experts else None}
+    return replace(with_formats(model, **formats), notes=(*model.notes, words))

@@ -26,7 +26,7 @@ from steptime.errors import ConfigError, DataFileError, InputError, RangeError, 
 from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse
-from steptime.models.model import Model, stored_formats, with_formats
+from steptime.models.model import Model, default_experts, stored_formats, with_formats
 from steptime.models.release_names import SHAPE_NOTE, Release, find_release
 from steptime.units import counted
 
@@ -222,7 +222,7 @@ def load_model(
         name: Name of the catalogue, Hugging Face id, path, or dict of fields. "transformers:" before a name or path means
             `via="transformers"`.
         weights: Number format that replaces the config's, such as "fp8", "nvfp4" or "bf16"; "": the config's.
-        experts: Number format of the routed experts; "": that of `weights`.
+        experts: Number format of the routed experts; "": that of `weights` (with GGUF formats, MXFP4 experts stay).
         kv: Number format of the KV cache; "": the config's.
         catalog: Folder that is searched first; None: only the user's and the packaged folder.
         via: "transformers": read the model from the code of transformers, built without weights; "": read it with a family.
@@ -253,7 +253,7 @@ def load_model(
     # The formats of the user replace those of the config.
     if weights or experts:
         dense = number_format(weights) if weights else None
-        model = with_formats(model, weights=dense, experts=number_format(experts or weights))
+        model = with_formats(model, weights=dense, experts=number_format(experts or default_experts(model, weights)))
 
     return model
 

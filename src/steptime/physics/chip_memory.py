@@ -18,9 +18,9 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, cache_bytes, cache_entries
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
-from steptime.physics.engine import Engine, engine_for
+from steptime.physics.engine import Engine, engine_for, model_for
 from steptime.physics.layout import NAMES, Layout, check_ways, shard_count
 from steptime.physics.layout_rules import check_rules
 from steptime.result_base import Tabular, broadcast, in_words, unit
@@ -382,7 +382,7 @@ def memory_per_chip(
     Raises:
         LayoutError: The layout cannot run the model.
     """
-    model, system = resolve_model(model), resolve_system(system)
+    model, system = model_for(model, engine), resolve_system(system)
     layout, runs_on = Layout() if layout is None else layout, engine_for(system, engine)
 
     # A search checks its sizes and layouts once, before it calls this thousands of times.

@@ -17,7 +17,10 @@ import numpy as np
 
 from steptime.catalog.data_files import check_entry_name, find, read_file
 from steptime.errors import DataFileError, RangeError, UnknownName, did_you_mean, expect, short_repr
+from steptime.hardware.number_formats import GGUF
 from steptime.hardware.system import System
+from steptime.models.model import Model, with_gguf_formats
+from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import Number
 from steptime.physics.bias_correction import USUAL, Anchor, Anchors, OperatingPoint, select_anchor
 from steptime.physics.compute_dtype import Computed, read_rules
@@ -101,6 +104,9 @@ EntryKind = TypeVar("EntryKind")
 # Largest factor, or variance of a logarithm, in an engine file.
 MOST_FIGURE = 1e6
 FILE_KEYS = ("name", "title", "source", "constants", "arithmetic", "experts", "releases", "fit")
+# Regimes of a time per token: decode, or with prefill of other requests. Regimes of a time to first token: its prompt alone, or
+# behind others.
+REGIMES_BY_QUANTITY = {"tpot": ("decode", "mixed"), "ttft": ("prompt", "queue")}
 # The engine that stands for an unknown engine.
 TYPICAL = "typical"
 
@@ -132,6 +138,36 @@ def engine_for(system: System, engine: Engine | str | None = None, catalog: str 
         The engine.
     """
     return load_engine(default_engine(system) if engine is None else engine, catalog)
+
+
+def reads_gguf(engine: Engine) -> bool:
+    """Whether an engine runs GGUF files: it has a rule for the arithmetic of their formats.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        True or false.
+    """
+    return any(rule.stored == GGUF for rule in engine.arithmetic)
+
+
+def model_for(model: ModelLike, engine: Engine | str | None) -> Model:
+    """Return a model as it is, or load it in the default formats of an engine.
+
+    Engines of GGUF files run the formats of such a file (`gguf_formats`). A loaded model has the formats of its user.
+
+    Args:
+        model: A model, or what `load_model` accepts.
+        engine: An engine, its name or its file; None for the default of a system.
+
+    Returns:
+        The model.
+    """
+    loaded = resolve_model(model)
+    if isinstance(model, Model) or engine is None:
+        return loaded
+    return with_gguf_formats(loaded) if reads_gguf(load_engine(engine)) else loaded
 
 
 def anchored(
@@ -301,6 +337,19 @@ def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     return dict(fit)
 
 
+def _check_regime(path: Path, place: str, quantity: str, regime: str) -> None:
+    """Raise DataFileError where no time has a regime of this name."""
+    if quantity not in REGIMES_BY_QUANTITY:
+        raise DataFileError(path, f"{place}: unknown quantity {quantity[:40]!r}; use {' or '.join(REGIMES_BY_QUANTITY)}")
+    regime_names = REGIMES_BY_QUANTITY[quantity]
+    if regime in regime_names:
+        return
+    words = f"{place}: unknown regime {regime[:40]!r}; {quantity} has {' and '.join(regime_names)}"
+    if any(regime in regimes for regimes in REGIMES_BY_QUANTITY.values()):
+        words += "; if `steptime calibrate` wrote the file, calibrate again, or rename the keys"
+    raise DataFileError(path, words)
+
+
 def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
     """Raise DataFileError where the tables behind a range are invalid."""
     deviations = fit.get("prior", {})
@@ -315,6 +364,7 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
             raise DataFileError(path, f"fit.{key}: must have tables such as [fit.{key}.tpot]")
         for quantity, table in tables.items():
             for regime, value in table.items():
+                _check_regime(path, f"fit.{key}.{quantity}", quantity, regime)
                 numbers = value if key == "interval" else [value]
                 good = isinstance(numbers, list) and all(map(_is_figure, numbers))
                 place = f"fit.{key}.{quantity}.{regime}"

@@ -47,7 +47,7 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
 from steptime.models.model import Model, stored_formats
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike
 from steptime.number_checks import (
     MOST_SEQUENCES,
     MOST_TOKENS,
@@ -63,7 +63,7 @@ from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import stage_share
 from steptime.physics.chunked_evaluation import Assembly, block_slices, in_threads, split_blocks
 from steptime.physics.collectives import run_hops, run_network
-from steptime.physics.engine import Engine, anchored, engine_for
+from steptime.physics.engine import Engine, anchored, engine_for, model_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.op_work import Pass, Work, build_work, ledger, slowness
@@ -378,7 +378,7 @@ def mixed_step(
     Raises:
         LayoutError: The layout does not divide the model. RangeError: A size is negative or too large.
     """
-    model, system = resolve_model(model), resolve_system(system)
+    model, system = model_for(model, engine), resolve_system(system)
     runs_on = engine_for(system, engine)
     if anchor is not None:
         runs_on = anchored(runs_on, anchor, model=model.name, system=system.name, formats=stored_formats(model))

@@ -50,10 +50,19 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
 from steptime.models.model import stored_formats
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike
 from steptime.number_checks import Array, Number
 from steptime.physics.bias_correction import USUAL, Anchor, Anchors, OperatingPoint
-from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
+from steptime.physics.engine import (
+    IDEAL,
+    REGIMES_BY_QUANTITY,
+    Engine,
+    anchored,
+    constant,
+    engine_for,
+    model_for,
+    with_constants,
+)
 from steptime.physics.layout import NAMES, Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.physics.step import Step, first_step, mixed_step
@@ -161,9 +170,9 @@ Z90 = 1.645
 # Range factors of an engine without a fit, or of chips without measurements.
 WIDE = (0.5, 2.0)
 # Decode takes most of the time, or prefill of other requests takes a considerable part.
-REGIMES = ("decode", "mixed")
+REGIMES = REGIMES_BY_QUANTITY["tpot"]
 # First tokens wait for little besides their prompt, or for others. Errors of the second are twice as large.
-WAITS = ("prompt", "queue")
+WAITS = REGIMES_BY_QUANTITY["ttft"]
 # Times of the prefill of a prompt alone above which a first token belongs to the second.
 QUEUED = 6.0
 # Kinds of runs in `fit.held`, which gives the share of runs inside their range.
@@ -559,7 +568,7 @@ def explained_step_range(
     Returns:
         The step, its range (None for the ideal engine), and `range_shares` (empty for several steps and the ideal engine).
     """
-    loaded_model, loaded_system = resolve_model(model), resolve_system(system)
+    loaded_model, loaded_system = model_for(model, engine), resolve_system(system)
     formats = stored_formats(loaded_model)
     engine = engine_for(loaded_system, engine)
     engine = anchored(engine, anchor, model=loaded_model.name, system=loaded_system.name, formats=formats)

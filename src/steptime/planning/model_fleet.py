@@ -4,11 +4,13 @@ Each model $m$ needs $R_m$ requests per second within its limits. An option $o$ 
 chips of one system, found by `plan`. It serves $r_o$ requests per second for $c_o$ USD per hour. The program chooses
 whole numbers $n_o$ of deployments:
 
-$$ \min \sum_o c_o n_o, \qquad \sum_{o \in m} r_o n_o \ge R_m, \qquad \sum_{o \in s} k_o n_o \le K_s, \qquad
+$$ \min \sum_o c_o n_o, \qquad \sum_{o \in m} \min(1, r_o / R_m) n_o \ge 1, \qquad \sum_{o \in s} k_o n_o \le K_s, \qquad
    \sum_o c_o n_o \le B $$
 
-$K_s$ is the number of chips of each system, and $B$ the budget. If no fleet is feasible, a second program finds the largest
-share of all rates that fits. This share is the reason. Deployments have a power of two of chips, so that they fill hosts.
+$K_s$ is the number of chips of each system, and $B$ the budget. A deployment that serves more than the rate counts as the
+rate. This keeps the whole-number solutions and a coefficient of 1: the solver's tolerance cannot serve a small rate with no
+deployment. If no fleet is feasible, a second program finds the largest share of all rates that fits. This share is the
+reason. Deployments have a power of two of chips, so that they fill hosts.
 
 References:
     Huangfu and Hall, "Parallelizing the dual revised simplex method", 2018: HiGHS, in `scipy.optimize.milp`.
@@ -29,11 +31,13 @@ from steptime.catalog.data_files import read_file
 from steptime.catalog.hardware_loading import load_system, with_rent
 from steptime.errors import DataFileError, InputError, RangeError, did_you_mean, short_repr
 from steptime.hardware.rental_prices import has_rent
+from steptime.models.model import with_gguf_formats
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array, positive
+from steptime.physics.engine import load_engine, reads_gguf
 from steptime.planning.planner import plan
 from steptime.result_base import Tabular, unit
-from steptime.units import HOUR, parse
+from steptime.units import HOUR, counted, parse
 from steptime.workload.workload import Slo, Workload
 
 MOST_MODELS, MOST_SYSTEMS, MOST_CHIPS, MOST_RATE = 100, 50, 1_000_000, 1e6
@@ -124,11 +128,11 @@ class ModelFleet(Tabular):
             A title and a table of texts.
         """
         if not self.feasible:
-            return f"No fleet for {len(self.models)} models: {self.reason}", {}
+            return f"No fleet for {counted(len(self.models), 'model')}: {self.reason}", {}
         chips = sum(self.chips_in_use)
         used = zip(self.systems, self.chips_in_use, strict=True)
         return (
-            f"{len(self.models)} models on {chips:,} chips for ${self.usd_per_hour:,.2f} per hour",
+            f"{counted(len(self.models), 'model')} on {counted(chips, 'chip')} for ${self.usd_per_hour:,.2f} per hour",
             {system.name: f"{count:,} of {system.chips:,} chips" for system, count in used},
         )
 
@@ -281,10 +285,12 @@ def fleet_options(
     reasons: dict[tuple[int, int], str] = {}
     machines = [load_system(system.name) for system in systems]
     for m, model in enumerate(models):
-        loaded = load_model(model.name, weights=model.weights, experts=model.experts, kv=model.kv)
+        config_model = load_model(model.name, weights=model.weights, experts=model.experts, kv=model.kv)
         for s, (system, machine) in enumerate(zip(systems, machines, strict=True)):
             if model.systems and system.name not in model.systems:
                 continue
+            in_gguf = not model.weights and bool(system.engine) and reads_gguf(load_engine(system.engine))
+            loaded = with_gguf_formats(config_model) if in_gguf else config_model
             best, larger, reason = 0.0, 0, "no size fits"
             for chips in _sizes(min(system.chips, machine.chips)):
                 deployment = plan(
@@ -343,15 +349,17 @@ def solve_fleet(
 
     >>> small = FleetOption(model=0, system=0, chips=1, rate=2.0, usd_per_hour=2.0)
     >>> large = FleetOption(model=0, system=0, chips=4, rate=10.0, usd_per_hour=8.0)
+    >>> solve_fleet([large], [1e-6], [8]).tolist()
+    [1.0]
     >>> solve_fleet([small, large], [11.0], [8]).tolist(), solve_fleet([small], [11.0], [4])
     ([1.0, 1.0], None)
     """
     if not options:
         return None
-    served, used, rent = _program(options, len(rates), len(chips))
+    served, used, rent = _program(options, rates, len(chips))
     tie = GAP * float(np.max(rent)) / max(1.0, float(sum(chips)))
     size = np.array([option.chips for option in options], dtype=float)
-    answer = _minimum(rent + tie * size, served, used, rent, np.asarray(rates, dtype=float), chips, budget)
+    answer = _minimum(rent + tie * size, served, used, rent, np.ones(len(rates)), chips, budget)
     return None if answer is None else np.round(answer)
 
 
@@ -371,9 +379,9 @@ def possible_share(
     """
     if not options:
         return 0.0
-    served, used, rent = _program(options, len(rates), len(chips))
+    served, used, rent = _program(options, rates, len(chips))
     # The share is one more variable, which counts against each rate.
-    wider = np.hstack([served, -np.asarray(rates, dtype=float)[:, None]])
+    wider = np.hstack([served, -np.ones((len(rates), 1))])
     gain = np.append(np.zeros(len(options)), -1.0)
     answer = _minimum(
         gain, wider, np.hstack([used, np.zeros((len(chips), 1))]), np.append(rent, 0.0), np.zeros(len(rates)), chips, budget,
@@ -382,11 +390,12 @@ def possible_share(
     return 0.0 if answer is None else float(min(answer[-1], 1.0))
 
 
-def _program(options: Sequence[FleetOption], models: int, systems: int) -> tuple[Array, Array, Array]:
-    """Return requests by model, chips by system, and rent of each option."""
-    served, used = np.zeros((models, len(options))), np.zeros((systems, len(options)))
+def _program(options: Sequence[FleetOption], rates: Sequence[float], systems: int) -> tuple[Array, Array, Array]:
+    """Return the share of a model's rate (at most 1), chips by system, and rent of each option."""
+    served, used = np.zeros((len(rates), len(options))), np.zeros((systems, len(options)))
     for column, option in enumerate(options):
-        served[option.model, column] = option.rate
+        rate = rates[option.model]
+        served[option.model, column] = 1.0 if option.rate >= rate else option.rate / rate
         used[option.system, column] = option.chips
     return served, used, np.array([option.usd_per_hour for option in options])
 
@@ -396,7 +405,7 @@ def _minimum(
     served: Array,
     used: Array,
     rent: Array,
-    rates: Array,
+    shares: Array,
     chips: Sequence[int],
     budget: float,
     *,
@@ -408,7 +417,7 @@ def _minimum(
     except ImportError:
         hint = "pip install 'steptime[simulate]' (in a checkout: pip install '.[simulate]')"
         raise InputError(f"a fleet needs scipy: {hint}") from None
-    constraints = [LinearConstraint(served, lb=rates), LinearConstraint(used, ub=np.asarray(chips, dtype=float))]
+    constraints = [LinearConstraint(served, lb=shares), LinearConstraint(used, ub=np.asarray(chips, dtype=float))]
     if math.isfinite(budget):
         constraints.append(LinearConstraint(rent[None, :], ub=budget))
     integral, largest = np.ones(len(cost)), np.full(len(cost), np.inf)

@@ -23,11 +23,11 @@ from steptime.hardware.energy import read_carbon, read_electricity
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model, stored_formats
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chunked_evaluation import keep_memory
-from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, serving_engine
+from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, model_for, serving_engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
@@ -208,9 +208,9 @@ def plan(
     if spare and rate is None and power_cap is None:
         raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate), or a power (--power-cap)")
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
-    problem = _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor)
+    problem = _make_problem(model_for(model, engine), resolve_system(system), workload, slo, chips, engine, anchor)
     if prefill_system is not None:
-        problem = with_prefill_system(problem, resolve_model(model), resolve_system(prefill_system), prefill_chips)
+        problem = with_prefill_system(problem, model_for(model, engine), resolve_system(prefill_system), prefill_chips)
     case = replace(
         problem,
         sure=sure,
@@ -274,8 +274,9 @@ def likely_prefill(
         InputError: The two systems cannot exchange KV caches.
     """
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
-    problem = _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, None)
-    problem = with_prefill_system(problem, resolve_model(model), resolve_system(prefill_system), None)
+    model = model_for(model, engine)
+    problem = _make_problem(model, resolve_system(system), workload, slo, chips, engine, None)
+    problem = with_prefill_system(problem, model, resolve_system(prefill_system), None)
     case = replace(problem, limits=slo, slo=levels[0], levels=tuple(levels), percentile=percentile, front=False)
     return likely_pair(case, evidence)
 

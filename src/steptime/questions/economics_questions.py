@@ -354,6 +354,7 @@ RL = question_of_result(
         "usd_per_step": Answer(meaning="rent of a step", unit="USD", source="usd"),
     },
     shows=("step_time", "rollout_time", "training_time", "usd_per_step"),
+    bands={"step_time": ("step_time_low", "step_time_high")},
     figures=True,
     seconds=0.5,
 )

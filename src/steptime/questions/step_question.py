@@ -16,13 +16,13 @@ from steptime.hardware.rental_prices import deployment_rent, usd_per_million
 from steptime.hardware.system import System
 from steptime.models.draft_models import drafter_words
 from steptime.models.model import Model, stored_formats
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import Memory
 from steptime.physics.chip_power import StepEnergy, step_energy
 from steptime.physics.compute_dtype import has_rule
-from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
+from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for, model_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.speculative_step import drafted_memory, drafted_step
@@ -314,7 +314,7 @@ def step_summary(
     Returns:
         The step and everything that `steptime step` shows.
     """
-    model, system = resolve_model(model), resolve_system(system)
+    model, system = model_for(model, engine), resolve_system(system)
     layout = layout or Layout()
     engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model))
     work: dict[str, Any] = {**NO_PASS, **sizes}

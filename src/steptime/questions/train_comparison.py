@@ -59,7 +59,8 @@ class TrainComparison(Tabular):
             return f"No system trains {self.model} within the limits: {first.reason.rstrip('.')}."
         if math.isfinite(first.usd):
             near = sum(standing.usd_low <= first.usd_high for standing in self.standings[1:])
-            ties = f"; the ranges of {near} other systems overlap with it" if near else ""
+            subject = "the range of 1 other system overlaps" if near == 1 else f"the ranges of {near} other systems overlap"
+            ties = f"; {subject} with it" if near else ""
             cost = f"{first.usd:,.0f} USD (90 % range {first.usd_low:,.0f} to {first.usd_high:,.0f})"
             return f"{first.system} is the cheapest: {cost}, {show(first.run, 's')} on {first.chips:,} chips{ties}."
         rate = f"{first.tokens_per_second_per_chip:,.0f} tok/s per chip"

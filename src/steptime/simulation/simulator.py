@@ -16,10 +16,10 @@ from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System, slower_link
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model, cached_token_bytes, stored_formats
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
-from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, serving_engine
+from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, model_for, serving_engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
@@ -190,7 +190,7 @@ def simulate(
         RangeError: Arguments are arrays, out of range, or cannot be combined.
         LayoutError: A layout breaks a rule.
     """
-    model, system = resolve_model(model), resolve_system(system)
+    model, system = model_for(model, engine), resolve_system(system)
     layout, policy, slo, percentile = layout or Layout(), policy or Policy(), slo or Slo(), check_percentile(percentile)
     runs_on = anchored(
         serving_engine(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model)

@@ -25,10 +25,10 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import LayoutError, RangeError
-from steptime.models.model import Model
-from steptime.models.model_loading import ModelLike, load_model, resolve_model
+from steptime.models.model import Model, with_gguf_formats
+from steptime.models.model_loading import ModelLike, load_model
 from steptime.number_checks import Array, between
-from steptime.physics.engine import Engine, engine_for
+from steptime.physics.engine import Engine, engine_for, model_for, reads_gguf
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.step import mixed_step
@@ -269,12 +269,13 @@ def compile_predictor(
     between("max_batch", max_batch, 2, MOST_BATCH)
     between("max_tokens", max_tokens, 2, MOST_TOKENS)
     between("max_context", max_context, 2, MOST_CONTEXT)
-    if weights or experts or kv:
-        loaded = load_model(model, weights=weights, experts=experts, kv=kv) if isinstance(model, str) else resolve_model(model)
-    else:
-        loaded = resolve_model(model)
     machine = resolve_system(system)
     runs_on = engine_for(machine, engine)
+    if isinstance(model, str) and (weights or experts or kv):
+        loaded = load_model(model, weights=weights, experts=experts, kv=kv)
+        loaded = loaded if weights or not reads_gguf(runs_on) else with_gguf_formats(loaded)
+    else:
+        loaded = model_for(model, runs_on)
     degrees = default_layout(loaded, machine) if layout is None else layout
     if degrees.dp != 1 or degrees.pp != 1 or degrees.microbatches != 1:
         raise LayoutError(

@@ -30,10 +30,10 @@ from steptime.models.model import (
     total_parameters,
     weight_bytes,
 )
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_CHIPS, Array, Number, limit, positive, single, whole_number
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
-from steptime.physics.engine import Engine, engine_for
+from steptime.physics.engine import Engine, engine_for, model_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_space import legal
@@ -258,7 +258,7 @@ def context_walls(
         InputError: If a technique does not exist, or does not suit the model.
         RangeError: If a value is outside its bounds, or the system has no rent and a price is limited.
     """
-    resolved_model, resolved_system = resolve_model(model), resolve_system(system)
+    resolved_model, resolved_system = model_for(model, engine), resolve_system(system)
     techniques = [techniques] if isinstance(techniques, str) else techniques
     if techniques is not None and not all(words.strip() for words in techniques):
         raise InputError("technique: is empty; the unchanged model comes first in any case")

@@ -22,7 +22,7 @@ from steptime.catalog.data_files import files, folded, require_regular_file
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName, did_you_mean, short_repr
 from steptime.hardware.system import System
-from steptime.models.model import Model
+from steptime.models.model import Model, gguf_formats
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics import uncertainty
@@ -513,31 +513,6 @@ def group_positions(keys: Iterable[Hashable]) -> list[Array]:
     for position, key in enumerate(keys):
         groups.setdefault(key, []).append(position)
     return [np.array(group) for group in groups.values()]
-
-
-def gguf_formats(weights: str, experts: str) -> tuple[str, str]:
-    """Return the formats of a GGUF file for formats that a run of llama.cpp states.
-
-    Its 8-bit weights are q8_0. Files of ggml-org with experts in MXFP4 (gpt-oss) have all other matrices in q8_0, although the
-    original checkpoint has them in bf16.
-
-    Args:
-        weights: Format of all weights except routed experts.
-        experts: Format of routed experts; "" without experts.
-
-    Returns:
-        Formats of weights and of experts.
-
-    References:
-        huggingface.co/ggml-org/gpt-oss-20b-GGUF: 12.1 GB; with bf16 it would have 13.8 GB.
-
-    >>> gguf_formats("int8", ""), gguf_formats("bf16", "mxfp4"), gguf_formats("q4_0", "q4_0")
-    (('q8_0', ''), ('q8_0', 'mxfp4'), ('q4_0', 'q4_0'))
-    """
-    eight_bits = {"int8": "q8_0"}
-    if experts == "mxfp4" and weights == "bf16":
-        weights = "int8"
-    return eight_bits.get(weights, weights), eight_bits.get(experts, experts)
 
 
 def served_model(row: Mapping[str, str], system: System, engine: Engine, catalog: str | None) -> Model:

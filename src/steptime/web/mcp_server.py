@@ -525,7 +525,7 @@ def _read_question(question: Question, values: Mapping[str, Any]) -> dict[str, A
         "engine": getattr(result, "engine", None),
         "layout_evidence": getattr(result, "evidence", None) or None,
         "rent": None if rent is None else _rent_words(rent),
-        "range": "90 %, from the errors of runs left out of the fit" if question.bands else None,
+        "range": "90 %, from the errors of measured runs" if question.bands else None,
     }
     return {
         "answer": answers["reason"] if set(answers) == {"reason"} else title,
