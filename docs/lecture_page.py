@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from steptime.lecture.lecture_content import LECTURE, Statement, between, cards, claims, format_claim, sections
+from steptime.lecture.lecture_content import LECTURE, WITHIN_FACTOR, Statement, between, cards, claims, format_claim, sections
 
 HEAD = "| number | stated | computed | verdict | why |\n|---|---:|---:|---|---|"
 
@@ -39,8 +39,9 @@ def page() -> str:
         "",
         f"[The math behind how LLMs are trained and served]({LECTURE}) by Reiner Pope (2026-04-29), summarized in new words",
         "and as data. Every number has the function that computes it. A number *holds* within 5 % or the tolerance of its",
-        "file. It *holds within a factor* within a factor of two or the factor of its file. Else it *fails*. It is *undecided*",
-        "if laws or figures disagree, or if no public figure decides. `steptime lecture` lists the sections, `steptime lecture",
+        f"file. It *holds within a factor* if they differ by at most {WITHIN_FACTOR:g} times. Else it *fails*.",
+        "It is *undecided* if some numbers fail and others hold, or if it needs judgement or a figure that is not public.",
+        "`steptime lecture` lists the sections, `steptime lecture",
         "3` shows one with its picture, `--check` computes all verdicts again, and `--quiz` shows the cards. `steptime",
         "roofline MODEL SYSTEM` answers the blackboard's questions for a model and a system. Written by `docs/generate.py`",
         "from `src/steptime/data/lecture`.",

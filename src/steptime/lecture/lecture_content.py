@@ -499,6 +499,10 @@ def written(value: float, unit: str) -> str:
         return "none"
     if unit in ("s", "B"):
         return show(value, unit)
+    if unit == "share":
+        return f"{100 * value:.3g} %"
+    if unit == "x":
+        return f"{value:,.3g}x" if abs(value) < 1000 else f"{value:,.0f}x"
     text = f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else show(value) if abs(value) >= 1e6 else f"{value:.3g}"
     return f"{text} {SHORT.get(unit, unit)}".rstrip()
 
@@ -516,6 +520,8 @@ def between(low: float, high: float, unit: str) -> str:
 
     >>> between(0.013, 0.043, "s"), between(5.0, 5.0, "")
     ('13.0 to 43.0 ms', '5')
+    >>> between(0.054, 0.067, "share"), between(31.0, 86.0, "x")
+    ('5.4 to 6.7 %', '31x to 86x')
     """
     first, last = written(low, unit), written(high, unit)
     if first == last:

@@ -261,7 +261,7 @@ def _chapter(chapter: Mapping[str, Any], values: Mapping[str, Any], *, is_live: 
         for index, step in enumerate(chapter["steps"])
     )
     guess = _guess(chapter) if chapter.get("guess") else ""
-    spoken = '<button type="button" class="spoken">numbers as spoken</button>' if chapter["spoken"] else ""
+    spoken = '<button type="button" class="spoken">use the lecture\'s numbers</button>' if chapter["spoken"] else ""
     address = f"{_workbench(is_live=is_live)}#{chapter['board']}"
     board = f'<a class="bench" data-board="{chapter["board"]}" href="{address}">workbench</a>'
     return f"""<section class="chapter" id="{chapter["id"]}" aria-labelledby="{chapter["id"]}-title">
@@ -350,7 +350,8 @@ def _verdicts(chapter: Mapping[str, Any]) -> str:
 VERDICT_RULE: Final = (
     "A number holds if the computed one is within its tolerance (5 %, or 0 to 20 % for a few). It holds within a "
     f"factor if they differ by at most {WITHIN_FACTOR:g} times. Otherwise it fails. Limits (at least, at most) hold or fail. "
-    "Where several computed numbers disagree about a failure, the verdict is undecided."
+    "If some computed numbers fail and others hold, it is undecided. So is a claim that needs a judgement or a figure that is "
+    "not public; its reason says so."
 )
 HEAD: Final = "<tr><th>number</th><th>stated</th><th>computed</th><th>verdict</th><th>why</th></tr>"
 
@@ -381,7 +382,8 @@ def _claims() -> str:
         chapter = next(chapter for chapter in chapters() if claim.section in chapter["sections"])
         link = f'<td><a href="#{chapter["id"]}">{html.escape(claim.summary)}</a></td>'
         call = ", ".join(f"{name}={value!r}" for name, value in claim.statement.arguments.items())
-        formula = f"<br><code>{html.escape(f'steptime.{claim.statement.call}({call})')}</code>"
+        code = html.escape(f"steptime.{claim.statement.call}({call})")
+        formula = f'<details class="call"><summary>call in Python</summary><code>{code}</code></details>'
         name = html.escape(claim.statement.name)
         rows.append(_row(claim.statement).replace("<tr>", f"<tr>{link}").replace(name, name + formula, 1))
     return f"<table><thead>{HEAD.replace('<tr>', '<tr><th>claim</th>')}</thead><tbody>{''.join(rows)}</tbody></table>"

@@ -105,13 +105,13 @@ export const band = (table, x, low, high, name = "band") =>
 // The area between both bounds of a step, with a label.
 export const bounds = (steps, x) => [
   band(steps, x, "lower", "upper"),
-  Plot.text(["grey: from full overlap to no overlap"], { x: steps[x][1], y: steps.lower[1], textAnchor: "start", dy: 14, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
+  Plot.text(["grey: from full overlap to no overlap"], { frameAnchor: "bottom-left", dx: 6, dy: -6, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
 ];
 
 // A vertical mark with its name at the top, left or right of it; nothing if there is no value.
 export const upright = (x, words, { top = 0, left = false } = {}) => (x === null || x === undefined ? [] : [
   Plot.ruleX([x], { stroke: colour("quiet"), strokeDasharray: "3 4", clip: true }),
-  Plot.text([words], { x, clip: true, frameAnchor: "top", dy: top - 2, dx: left ? -4 : 4, textAnchor: left ? "end" : "start", fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11.5 }),
+  Plot.text([words], { x, clip: true, frameAnchor: "top", lineAnchor: "top", dy: top + 2, dx: left ? -4 : 4, textAnchor: left ? "end" : "start", fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11.5 }),
 ]);
 
 // A horizontal mark with its name at its right end.

@@ -19,9 +19,9 @@ export function draw({ tables, marks }, { width, before }) {
     marks: [
       ...bounds(steps, "batch"),
       Plot.ruleX([marks], { x: "batch", y1: "low", y2: "high", stroke: colour("total"), strokeWidth: 2, strokeOpacity: 0.55 }),
-      Plot.text(["90 %"], { x: marks.batch, y: marks.high, dy: -8, fill: colour("total"), fontSize: 11 }),
+      Plot.text(["90 % range"], { x: marks.batch, y: marks.high, dy: -8, fill: colour("total"), fontSize: 11 }),
       ...ghost(before, "steps", "batch", "total"),
-      ...upright(marks.best_batch, "B*"),
+      ...upright(marks.best_batch, "B* without KV cache"),
       ...upright(marks.room, "memory is full", { top: 14, left: true }),
       ...lines(steps, "batch", shown.map((part) => ({ ...part, above: least }))),
       point(marks.batch, marks.total),

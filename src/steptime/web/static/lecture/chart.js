@@ -79,7 +79,9 @@ class Plane {
     for (const value of xAxis.ticks || ticks(this.x, wide ? 6 : 4)) {
       const x = this.x(value);
       svg("line", { x1: x, x2: x, y1: base, y2: base + 5, class: "base" }, this.back);
-      svg("text", { x: Math.min(x, this.width - right - 8), y: base + 18, "text-anchor": "middle", class: "tick" }, this.back, xAxis.plain ? String(value) : tickText(value, xAxis.unit || ""));
+      const text = xAxis.plain ? String(value) : tickText(value, xAxis.unit || "");
+      // A tick at the right end stays inside the picture.
+      svg("text", { x: Math.min(x, this.width - 2 - 3.7 * text.length), y: base + 18, "text-anchor": "middle", class: "tick" }, this.back, text);
     }
     svg("text", { x: left - 46, y: 13, class: "axis" }, this.back, yAxis.label);
     svg("text", { x: this.width - right, y: this.height - 4, "text-anchor": "end", class: "axis" }, this.back, `${xAxis.label} →`);
@@ -96,24 +98,57 @@ class Plane {
     return text;
   }
 
-  // Names of lines at their right ends, or where they leave the picture, pushed apart.
-  names(list) {
+  // Points of a line on the screen, some 5 pixels apart.
+  trace(xs, ys) {
+    const { top, right, bottom, left } = this.margin, points = [];
+    let before = null;
+    for (let n = 0; n < xs.length; n += 1) {
+      const x = this.x(xs[n]), y = this.y(ys[n]);
+      if (!Number.isFinite(y)) { before = null; continue; }
+      const count = before ? Math.min(Math.ceil(Math.hypot(x - before[0], y - before[1]) / 5), 80) : 1;
+      for (let part = 1; part <= count; part += 1) {
+        const [px, py] = before ? [before[0] + (x - before[0]) * part / count, before[1] + (y - before[1]) * part / count] : [x, y];
+        if (px >= left - 4 && px <= this.width - right + 4 && py >= top - 12 && py <= this.height - bottom + 4) points.push([px, py]);
+      }
+      before = [x, y];
+    }
+    return points;
+  }
+
+  // Cost of a text at a place: lines behind it, other texts under it, and what is outside the picture.
+  conflicts([x1, y1, x2, y2], boxes) {
+    const { top, right, bottom, left } = this.margin;
+    let cost = 0;
+    for (const line of this.traces) for (const [x, y] of line) if (x > x1 - 2 && x < x2 + 2 && y > y1 - 2 && y < y2 + 2) cost += 1;
+    for (const [a, b, c, d] of boxes) if (a < x2 + 4 && c > x1 - 4 && b < y2 + 2 && d > y1 - 2) cost += c - a > 2 ? 60 : 5;  // a thin box is an upright
+    const out = Math.max(left + 2 - x1, 0) + Math.max(x2 - (this.width - right + 4), 0) + Math.max(top - 16 - y1, 0) + Math.max(y2 - (this.height - bottom - 2), 0);
+    return cost + (out > 0 ? 40 + out : 0);
+  }
+
+  // Names of lines beside them: the place of each is the one that covers the fewest lines and texts, first its end.
+  names(list, taken = []) {
     this.labels?.remove();
     this.labels = svg("g", {}, this.front);
     const { top, right, bottom, left } = this.margin;
-    const placed = list.map(({ name, colour: tint, xs, ys, left: atLeft }) => {
-      const order = xs.map((_, n) => n).filter((n) => Number.isFinite(ys[n]) && this.y(ys[n]) >= top - 1 && this.y(ys[n]) <= this.height - bottom + 1);
-      if (!order.length) return null;
-      const n = atLeft ? order[Math.min(Math.round(order.length * 0.04), order.length - 1)] : order[order.length - 1];
-      const x = this.x(xs[n]), y = this.y(ys[n]);
-      const leaves = !atLeft && x < this.width - right - 4;
-      return { name, tint, x: leaves ? x - 8 : atLeft ? Math.max(x, left + 8) : x - 2, y: leaves ? Math.max(y, top) + 10 : y - 8, anchor: atLeft ? "start" : "end" };
-    }).filter(Boolean).sort((a, b) => a.y - b.y);
-    for (let n = 1; n < placed.length; n += 1) {
-      const before = placed.slice(0, n).filter((one) => one.anchor === placed[n].anchor && Math.abs(one.x - placed[n].x) < 130);
-      for (const one of before) if (placed[n].y - one.y < 16) placed[n].y = one.y + 16;
+    this.traces = list.map(({ xs, ys }) => this.trace(xs, ys));
+    this.boxes = [...taken];
+    for (const [index, { name, colour: tint, left: atLeft }] of list.entries()) {
+      const points = this.traces[index].filter(([x, y]) => x >= left && x <= this.width - right && y >= top - 1 && y <= this.height - bottom + 1);
+      if (!points.length) continue;
+      // Characters of a bold name are some 7.4 pixels wide.
+      const wide = 7.4 * name.length;
+      let best = null;
+      for (let step = 0; step <= 16; step += 1) {
+        const part = atLeft ? step / 16 : 1 - step / 16;
+        const [x, y] = points[Math.round(part * (points.length - 1))];
+        for (const [dx, dy] of [[-wide - 4, -8], [6, -8], [-wide - 4, 18], [6, 18], [-wide - 12, 5], [12, 5], [-wide / 2, -12], [-wide / 2, 22]]) {
+          const box = [x + dx, y + dy - 12, x + dx + wide, y + dy + 3], cost = this.conflicts(box, this.boxes) + 0.6 * step;
+          if (!best || cost < best.cost) best = { box, cost };
+        }
+      }
+      this.boxes.push(best.box);
+      label(this.labels, best.box[0], best.box[3] - 3, name, { fill: colour(`${tint}-text`), class: "halo name" });
     }
-    for (const one of placed) label(this.labels, one.x, Math.min(one.y, this.height - bottom - 5), one.name, { "text-anchor": one.anchor, fill: colour(`${one.tint}-text`), class: "halo name" });
   }
 }
 
@@ -132,7 +167,8 @@ const runWords = (one) => `${one.engine}, ${written(one.context, "tokens")}, ${w
 class Chart {
   constructor(root, spec, size) {
     this.spec = spec;
-    this.variable = VARIABLES.get(spec.x.value);
+    // The number that a drag of the point changes.
+    this.variable = VARIABLES.get(spec.drag || spec.x.value);
     this.plane = new Plane(root, size.width, size.height);
     this.shade = svg("rect", { class: "shade", opacity: 0 }, this.plane.body);
     this.shadeName = label(this.plane.front, 0, 0, "no pass can be here", { class: "halo note", opacity: 0 });
@@ -218,6 +254,7 @@ class Chart {
     this.shadeName.setAttribute("opacity", floorY === null ? 0 : 1);
     if (floorY !== null) { this.shadeName.setAttribute("x", left + 14); this.shadeName.setAttribute("y", (floorY + plane.height - bottom) / 2 + 4); }
     this.marks.replaceChildren();
+    const boxes = [];
     const nameMark = (value, name) => {
       const x = plane.x(value);
       if (!(x >= left && x <= plane.width - right)) return;
@@ -225,12 +262,14 @@ class Chart {
       // Characters are some 7 pixels wide.
       const end = x + 7 * name.length > plane.width - right && x - left > plane.width - right - x;
       const room = end ? x - left : plane.width - right - x;
-      label(this.marks, x + (end ? -5 : 5), top + 6, 7 * name.length > room ? name.split(" = ").pop() : name, { "text-anchor": end ? "end" : "start", class: "halo note" });
+      const text = 7 * name.length > room ? name.split(" = ").pop() : name, wide = 7 * text.length;
+      const low = boxes.some(([a, , c]) => c - a > 2 && a < x + (end ? 0 : wide + 5) && c > x - (end ? wide + 5 : 0)) ? top + 24 : top + 6;
+      label(this.marks, x + (end ? -5 : 5), low, text, { "text-anchor": end ? "end" : "start", class: "halo note" });
+      boxes.push([x - 1, top, x + 1, plane.height - bottom], end ? [x - 5 - wide, low - 12, x - 5, low + 3] : [x + 5, low - 12, x + 5 + wide, low + 3]);
     };
     for (const one of spec.uprights || []) if (step.show.includes(one.shows) && Number.isFinite(all[one.value])) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value))}`);
     for (const one of spec.ticks || []) nameMark(one.at, one.name);
     this.runs(all);
-    plane.names(named);
     const at = all[spec.x.value], y = all[step.point];
     const px = plane.x(at), py = plane.y(y);
     const visible = px >= left - 2 && px <= plane.width - right + 2 && py >= top - 30 && py <= plane.height - bottom + 2;
@@ -239,12 +278,18 @@ class Chart {
     if (visible) {
       this.dot.setAttribute("cx", px);
       this.dot.setAttribute("cy", py);
-      const end = px > plane.width * 0.62;
-      this.tag.setAttribute("x", px + (end ? -13 : 13));
-      this.tag.setAttribute("y", Math.max(py + (end ? -12 : 22), top + 4));
-      this.tag.setAttribute("text-anchor", end ? "end" : "start");
       this.tag.textContent = written(y, unitOf(step.point) || spec.y.unit);
+      // The number stands where it covers the fewest lines; the names of the lines make room for it.
+      plane.traces = named.map(({ xs, ys }) => plane.trace(xs, ys));
+      const wide = 8 * this.tag.textContent.length, end = px > plane.width * 0.62;
+      const spots = [[13, 22], [-13 - wide, -12], [13, -12], [-13 - wide, 22], [-wide / 2, -18], [-wide / 2, 30]].map(([dx, dy]) => [px + dx, Math.max(py + dy, top + 4)]);
+      if (end) spots.unshift(spots.splice(1, 1)[0]);
+      const costs = spots.map(([x, base], n) => plane.conflicts([x, base - 13, x + wide, base + 4], boxes) + 0.5 * n), best = spots[costs.indexOf(Math.min(...costs))];
+      this.tag.setAttribute("x", best[0]);
+      this.tag.setAttribute("y", best[1]);
+      boxes.push([best[0], best[1] - 13, best[0] + wide, best[1] + 4], [px - 10, py - 10, px + 10, py + 10]);
     }
+    plane.names(named, boxes);
     this.dot.setAttribute("aria-valuenow", at);
     this.dot.setAttribute("aria-valuetext", `${written(at, this.variable.unit)}: ${written(y, unitOf(step.point) || spec.y.unit)}`);
   }

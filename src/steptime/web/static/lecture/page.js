@@ -54,7 +54,7 @@ class Stage {
     const { key } = this;
     if (this.views.dataset.key !== key) {
       const held = this.views.contains(document.activeElement);
-      this.views.replaceChildren(el("legend", {}, ["Numbers"]), ...offers.map(radio));
+      this.views.replaceChildren(el("legend", {}, ["Draw"]), ...offers.map(radio));
       this.views.dataset.key = key;
       if (held) $("input:checked", this.views).focus({ preventScroll: true });
     }
@@ -93,7 +93,7 @@ class Stage {
     this.caption.textContent = spec.title;
     if (!this.pictures.has(id)) {
       const width = Math.max(Math.round(this.place.clientWidth), 280);
-      const height = narrow.matches ? Math.min(Math.round(width * 0.72), Math.max(Math.round(innerHeight * 0.36), 210)) : Math.min(Math.round(width * (spec.ratio || 0.64)), Math.max(Math.round(innerHeight * 0.6), 300));
+      const height = narrow.matches ? Math.min(Math.round(width * 0.66), Math.max(Math.round(innerHeight * 0.29), 200)) : Math.min(Math.round(width * (spec.ratio || 0.64)), Math.max(Math.round(innerHeight * 0.6), 300));
       const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": spec.title });
       this.pictures.set(id, { root, picture: new KINDS[spec.kind](root, spec, { width, height }) });
     }
@@ -109,8 +109,8 @@ class Stage {
     const { step } = this.drawn, isSpoken = this.view === "spoken" && this.at === this.told;
     const { spoken } = this.about, isOther = step.with || isSpoken;
     // A step may show other values than those of the page, such as one rack before two.
-    const base = isOther ? { ...state.values, ...(isSpoken ? withoutAxis(spoken, DATA.pictures[this.at]) : {}), ...step.with } : state.values;
-    this.picture.draw(step, isOther ? derive(base) : now, base, spoken);
+    const base = withContext(DATA.pictures[this.at], isOther ? { ...state.values, ...(isSpoken ? withoutAxis(spoken, DATA.pictures[this.at]) : {}), ...step.with } : state.values);
+    this.picture.draw(step, base === state.values ? now : derive(base), base, spoken);
     this.gap.textContent = gapWords(this, spoken);
     for (const [name, one] of this.sliders) one.show(name);
     if (!this.started && this.picture.seconds && !STILL.matches) { this.started = true; this.play(); }
@@ -168,27 +168,31 @@ function withoutAxis(spoken, picture) {
   return Object.fromEntries(Object.entries(spoken).filter(([name]) => name !== picture.x?.value));
 }
 
+// A picture over long contexts has its context from another variable.
+function withContext(picture, values) { return picture.context ? { ...values, context: values[picture.context] } : values; }
+
 // The four numbers at the point of the page, and what is between them.
 function gapWords(stage, spoken) {
   const picture = DATA.pictures[stage.told], view = stage.view;
   if (view === "ideal" && picture.view !== "all") return "";
+  const shown = picture.four && DATA.pictures[picture.four].context ? derive(withContext(DATA.pictures[picture.four], state.values)) : now;
   const axis = picture.x, at = axis ? `At ${written(now[axis.value], unitOf(axis.value))}` : "";
   if (view === "spoken") return `${Object.entries(spoken).slice(0, 4).map(([name, value]) => `${labelOf(name)} ${written(value, unitOf(name))}`).join(", ")}${Object.keys(spoken).length > 4 ? ", and so on" : ""}: the numbers of the lecture.`;
   const four = DATA.pictures[picture.four], find = (kind) => four.lines.find((line) => line.view === kind);
   const ideal = find("ideal").value, engine = find("engine").value, unit = unitOf(ideal), said = find("spoken");
-  const values = { spoken: said ? derive({ ...state.values, ...withoutAxis(spoken, four) }, [said.of])[said.of] : NaN, ideal: now[ideal], engine: now[engine] };
+  const values = { spoken: said ? derive(withContext(four, { ...state.values, ...withoutAxis(spoken, four) }), [said.of])[said.of] : NaN, ideal: shown[ideal], engine: shown[engine] };
   const parts = [];
   if (view === "all" && said) parts.push(`spoken ${written(values.spoken, unit)}`);
   if (view === "all" || view === "ideal") parts.push(`ideal ${written(values.ideal, unit)}`);
   if (view !== "ideal") {
     if (!Number.isFinite(values.engine)) parts.push(isPair(state.values) ? "no engine at this context" : "no engine for changed numbers (reset brings it back)");
     else {
-      const network = engineSeconds(now, "network") / now.engine, overhead = engineSeconds(now, "overhead") / now.engine;
+      const network = engineSeconds(shown, "network") / shown.engine, overhead = engineSeconds(shown, "overhead") / shown.engine;
       parts.push(`engine ${written(values.engine, unit)}, ${inDigits(values.engine / values.ideal, 2)} times the ideal (${written(network, "share", 2)} of it network, ${written(overhead, "share", 2)} overhead)`);
     }
   }
-  const runs = isPair(state.values) ? runsHere(now) : [], of = (one) => four.runs === "cost" ? one.cost : one.seconds;
-  const best = runs.map((one) => ({ one, far: Math.abs(Math.log(one.batch / now.batch)) + Math.abs(Math.log(one.context / now.context)) })).sort((a, b) => a.far - b.far)[0]?.one;
+  const runs = isPair(state.values) ? runsHere(shown) : [], of = (one) => four.runs === "cost" ? one.cost : one.seconds;
+  const best = runs.map((one) => ({ one, far: Math.abs(Math.log(one.batch / shown.batch)) + Math.abs(Math.log(one.context / shown.context)) })).sort((a, b) => a.far - b.far)[0]?.one;
   if (view === "measured" || view === "all") parts.push(best ? `measured ${written(of(best), unit)} by the nearest of ${runs.length} public runs (${runWords(best)})` : `not measured: no public run of this pair is here (hgx-b200 has ${(DATA.runs[DATA.model]?.["hgx-b200"] || []).length} of ${DATA.model.split("/").pop()})`);
   return `${at}: ${parts.join("; ")}.`;
 }
@@ -204,7 +208,7 @@ function slider(name) {
   const show = () => {
     const value = state.values[name];
     input.value = Math.round(toTrack(one, value) * 1000);
-    output.textContent = written(value, one.unit);
+    output.textContent = written(value, one.unit) + (one.suffix || "");
     input.setAttribute("aria-valuetext", output.textContent);
   };
   show();
@@ -237,7 +241,9 @@ for (const box of $$(".guess")) {
   const about = DATA.chapters.find((one) => one.id === box.dataset.chapter), { guess } = about;
   const one = { low: guess.low, high: guess.high, log: true, whole: guess.low >= 1 && guess.high > 1000 }, unit = unitOf(guess.answer);
   const input = $("input", box), output = $("output", box), words = $(".said", box), button = $("button", box);
-  const value = () => fromTrack(one, input.value / 1000);
+  // The first value is exact, and not that of the nearest place on the track.
+  let exact = null;
+  const value = () => exact ?? fromTrack(one, input.value / 1000);
   const show = () => { output.textContent = written(value(), unit); input.setAttribute("aria-valuetext", output.textContent); };
   const reveal = () => {
     const ratio = value() / now[guess.answer], off = Math.max(ratio, 1 / ratio);
@@ -245,10 +251,10 @@ for (const box of $$(".guess")) {
     words.textContent = `You say ${written(value(), unit)}. Here it is ${written(now[guess.answer], unit)}. ${far}`;
     box.classList.add("revealed");
   };
-  const set = (at) => { input.value = Math.round(toTrack(one, at) * 1000); show(); };
+  const set = (at) => { exact = at; input.value = Math.round(toTrack(one, at) * 1000); show(); };
   set(guesses[about.id] ?? guess.start);
   if (about.id in guesses) reveal();
-  input.addEventListener("input", () => { show(); if (box.classList.contains("revealed")) reveal(); });
+  input.addEventListener("input", () => { exact = null; show(); if (box.classList.contains("revealed")) reveal(); });
   button.addEventListener("click", () => { guesses[about.id] = value(); reveal(); store(); });
   watchers.push(() => { if (box.classList.contains("revealed")) reveal(); });
 }

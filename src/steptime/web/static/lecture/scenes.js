@@ -62,8 +62,8 @@ class Trains extends Scene {
     for (const { trip, riders } of rides) {
       const since = at - trip;
       if (since < -1 || since > 2.6) continue;
-      // A train comes in during the first fifth of its interval, waits, and leaves on schedule.
-      const x = since < 0 ? platform - (1 - ease((since + 1) * 5)) * (platform + long) : platform + ease(Math.min(since / 0.25, 1)) * 12 + since * width * 0.5;
+      // A train leaves on schedule; the next one comes in when it is gone, and waits.
+      const x = since < 0 ? platform - (1 - ease((since + 0.65) * 4)) * (platform + long) : platform + ease(since / 0.5) * width * 0.42 + Math.max(since - 0.5, 0) * width * 0.5;
       drawTrain(x, since < 0 ? 0 : riders);
       if (since >= 0 && x < width - 30) this.text(x + long / 2, rail - tall / 2 - 10, `${riders} of ${all.seats}`, { "text-anchor": "middle", class: "halo small" });
     }
@@ -245,7 +245,7 @@ class Equal extends Scene {
       this.text(left + wide * value / high + (inside ? -10 : 8), y + 24 + (row - 38) / 2 + 5, written(value, "FLOP"), { "text-anchor": inside ? "end" : "start", class: inside ? "inside" : "halo small" });
     }
     const ratio = all.train_flop / all.serve_flop;
-    this.text(left, height - 18, ratio > 1.15 ? `training costs ${inDigits(ratio, 2)} times the serving: too long` : ratio < 0.87 ? `serving costs ${inDigits(1 / ratio, 2)} times the training: too short` : "both cost about the same", { class: "halo note" });
+    this.text(left, height - 18, ratio > 1.15 ? `training costs ${inDigits(ratio, 2)} times the serving: equal parts need less training` : ratio < 0.87 ? `serving costs ${inDigits(1 / ratio, 2)} times the training: equal parts need more training` : "both cost about the same", { class: "halo note" });
   }
 
   table() { const { all } = this; return { head: ["part", "FLOP at training's speed"], rows: [["Chinchilla's training", written(all.chinchilla_flop, "FLOP")], ["training", written(all.train_flop, "FLOP")], ["serving", written(all.serve_flop, "FLOP")]] }; }
@@ -262,13 +262,16 @@ class Curves extends Scene {
     plane.place(x, y);
     plane.axes(x, y);
     for (const line of lines) svg("path", { d: plane.path(line.xs, line.ys), class: "line wide", stroke: colour(line.colour), "stroke-dasharray": line.dash }, this.group);
+    const boxes = [];
     for (const [at, name] of uprights) {
       const place = plane.x(at);
       if (place < plane.margin.left || place > width - 14) continue;
       svg("line", { x1: place, x2: place, y1: plane.margin.top, y2: height - plane.margin.bottom, class: "upright" }, this.group);
-      this.text(place + (place > width - 150 ? -6 : 6), height - plane.margin.bottom - 8, name, { "text-anchor": place > width - 150 ? "end" : "start", class: "halo note" });
+      const end = place > width - 150, wide = 7 * name.length, base = height - plane.margin.bottom - 8;
+      this.text(place + (end ? -6 : 6), base, name, { "text-anchor": end ? "end" : "start", class: "halo note" });
+      boxes.push([place - 1, plane.margin.top, place + 1, base], end ? [place - 6 - wide, base - 12, place - 6, base + 3] : [place + 6, base - 12, place + 6 + wide, base + 3]);
     }
-    plane.names(lines);
+    plane.names(lines, boxes);
   }
 }
 
