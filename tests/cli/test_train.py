@@ -352,4 +352,5 @@ def test_systems_are_compared_by_the_rent_of_a_run():
     alone = answer(f"train llama-3.1-8b {standings[0]['system']} --chips 64 --batch 256 --tokens 1T")
     assert standings[0]["run_s"] == pytest.approx(alone["run"]["seconds_s"])
     assert "needs one system" in refused("compare train llama-3.1-8b hgx-h100,hgx-a100 --chips 8 --batch 64 --plot a.svg")
+    assert "compare train MODEL SYSTEM,SYSTEM" in refused("compare train llama-3.1-8b --chips 8 --batch 64")
     assert "hgx-h10" in refused("train llama-3.1-8b hgx-h10,hgx-a100 --chips 8 --batch 64")

@@ -71,6 +71,9 @@ def test_a_volume_by_hand(compared, monkeypatch):
     capacity = found.rate / found.fleet.utilisation / found.fleet.replicas
     full = found.fleet.usd_per_month / found.fleet.hosts / MONTH / 8 / capacity
     assert found.break_even_utilisation == pytest.approx(full / api.usd_per_request)
+    lowest = found.provisions[0].usd_per_request
+    assert found.cheapest_break_even_utilisation == pytest.approx(full / lowest)
+    assert not found.cheapest_break_even_tokens_per_day < found.break_even_tokens_per_day
     monkeypatch.setattr(market, "token_costs", lambda *_, **__: [])
     sold = st.survey_prices("llama-3.1-8b", mix="1000:250", chips=8)
     assert api.usd_per_request == pytest.approx(sold.median_price)

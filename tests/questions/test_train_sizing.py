@@ -57,7 +57,7 @@ def test_chips_that_end_in_time_must_be_within_the_budget(sizes):
     ("inputs", "says"),
     [
         ({}, "chips: give chips, or tokens with deadline or budget"),
-        ({"chips": 8, "deadline": "60d"}, "deadline: it chooses the number of chips"),
+        ({"chips": 64, "tokens": None, "deadline": "60d"}, "tokens: a deadline or a budget needs"),
         ({"tokens": None, "deadline": "60d"}, "tokens: a deadline or a budget needs"),
         ({"deadline": "60"}, "deadline: must be a duration"),
         ({"deadline": "0d"}, "deadline: must be above 0"),
@@ -66,6 +66,14 @@ def test_chips_that_end_in_time_must_be_within_the_budget(sizes):
 def test_wrong_limits_are_refused(inputs, says):
     with pytest.raises(RangeError, match=says):
         solve(**inputs)
+
+
+def test_named_chips_have_the_probability_to_end_in_time(sizes):
+    seconds, usd = sizes[64]
+    found = solve(chips=64, deadline=f"{seconds * 1.5 / DAY}d", budget=math.ceil(usd * 0.6))
+    assert (found.chips, set(found.limits)) == (64, {"deadline", "budget"})
+    assert found.limit_probability["budget"] < 0.5 < found.limit_probability["deadline"]
+    assert not solve(chips=64).limits
 
 
 def test_impossible_limits_name_the_nearest():
@@ -107,7 +115,7 @@ def test_an_impossible_budget_names_the_cheapest_and_that_budget_succeeds():
     stub = {8: (8000.0, 123_456.7), 32: (1500.0, 98_723.4)}
     with pytest.raises(Impossible) as error:
         size_run(lambda chips: stubbed(chips, stub=stub), MACHINE, budget=1000)
-    chips, usd = re.search(r"the cheapest, ([\d,]+) chips, costs ([\d,]+) USD", str(error.value)).groups()
+    chips, usd = re.search(r"the cheapest, ([\d,]+) chips, costs \$([\d,]+) and", str(error.value)).groups()
     assert chips == "32"
     for budget in (float(usd.replace(",", "")), 98_700):
         assert size_run(lambda chips: stubbed(chips, stub=stub), MACHINE, budget=budget).chips == 32

@@ -48,7 +48,11 @@ class Rivals:
     ]
     systems: Annotated[
         str,
-        typer.Argument(metavar="[SYSTEM[,SYSTEM...]]", help="System names, separated by commas, or all."),
+        typer.Argument(
+            metavar="[SYSTEM[,SYSTEM...]]",
+            help="System names, separated by commas, or all. `compare train MODEL SYSTEM,SYSTEM` compares training runs, with "
+            "the options of `steptime train`.",
+        ),
     ] = ALL
     year: Annotated[str | None, option("Years of the chips: 2024, 2022..2024 or 2024.. .", SUBJECT, metavar="YEARS")] = None
     vendor: Annotated[str | None, option("Makers of the chips, such as NVIDIA,AMD.", SUBJECT)] = None

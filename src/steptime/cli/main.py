@@ -289,6 +289,11 @@ def _answered() -> int:
         # `compare train MODEL SYSTEM,SYSTEM` is the question of `train` on several systems.
         if words[:2] == ["compare", "train"]:
             words = words[1:]
+            if not any(word in words for word in ("--help", "-h")) and _lacks_systems(words[1:]):
+                raise InputError(
+                    "compare train needs the systems, since it has no default: compare train MODEL SYSTEM,SYSTEM, such as "
+                    "compare train llama-3.1-70b hgx-h100,hgx-b200; its options are those of `steptime train --help`"
+                )
         return app_for(words)(args=words, prog_name="steptime", standalone_mode=False) or ANSWERED
     except InputError as problem:
         return _refused(problem)
@@ -308,6 +313,11 @@ def _answered() -> int:
     except MemoryError:
         say("steptime: there is not enough memory for that many; ask for fewer")
         return WRONG
+
+
+def _lacks_systems(words: list[str]) -> bool:
+    """Return whether a model stands alone: an option follows it, or nothing."""
+    return bool(words) and not words[0].startswith("-") and (len(words) == 1 or words[1].startswith("-"))
 
 
 def _refused(problem: InputError) -> int:

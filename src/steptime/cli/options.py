@@ -167,6 +167,9 @@ def count(name: str, words: str, panel: str | None = None, **settings: Any) -> A
         The typer option.
     """
     parser = partial(_read_optional_count, name=name)
+    if isinstance(settings.get("show_default"), str):
+        # typer would put a default in words in parentheses.
+        words, settings = rf"{words} [dim]\[default: {settings['show_default']}][/dim]", settings | {"show_default": False}
     return typer.Option(name, parser=parser, metavar="N", help=words, rich_help_panel=panel, **settings)
 
 

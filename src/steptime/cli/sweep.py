@@ -275,7 +275,14 @@ def sensitivity(
         ),
     ] = None,
     answer: Annotated[
-        str | None, option("Name of the answer.", OUTPUT, "--of", metavar="ANSWER", show_default="the cost")
+        str | None,
+        option(
+            "Name of the answer.",
+            OUTPUT,
+            "--of",
+            metavar="ANSWER",
+            show_default="the cost per million tokens, or else the first answer",
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,

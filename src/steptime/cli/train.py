@@ -20,7 +20,10 @@ from steptime.cli.output import (
 )
 from steptime.errors import RangeError
 from steptime.questions.train_question import TRAIN, TrainInputs, bind_train, solve
+from steptime.units import show
 
+# Unit of time in a trace, per second.
+MICROSECONDS = 1e6
 # With --launch of these stacks, the layout is searched for that stack, unless --engine names another.
 STARTED = ("torchtitan", "maxtext")
 
@@ -55,10 +58,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     from steptime.training.training_alternatives import strong_and_weak_scaling
     from steptime.training.training_planner import step_timeline, step_trace
 
-    if inputs.chips is None and inputs.deadline is None and inputs.budget is None:
-        raise RangeError("give --chips, or --tokens with --deadline or --budget")
-    if inputs.chips is None and inputs.tokens is None:
-        raise RangeError("--deadline and --budget need --tokens, such as --tokens 15T")
+    _check_limits(inputs)
     not_empty("--layers", inputs.layers, "layers by chunk, such as 7,8x14,7")
     check_outputs({"--csv": output.csv, "--plot": output.plot, "--trace-out": output.trace_out}, [inputs.model, inputs.system])
     check_picture(output.plot)
@@ -87,8 +87,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     if output.plot is not None:
         _write_plot(output.plot, timeline)
     if output.trace_out is not None:
-        with reported(output.trace_out, "the trace of a step"):
-            write_text_atomically(output.trace_out, json.dumps(step_trace(model, system, training, stack)) + "\n")
+        _write_trace(output.trace_out, step_trace(model, system, training, stack), training.step.total)
     launch = output.launch
     lines = [] if launch is None else training_lines(model, training.job, training.step.layout, system, launch)
     if output.json:
@@ -113,6 +112,15 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
         typer.echo(line)
 
 
+def _check_limits(inputs: TrainInputs) -> None:
+    """Raise RangeError for limits that are missing or wrong, before anything is loaded."""
+    if inputs.chips is None and inputs.deadline is None and inputs.budget is None:
+        raise RangeError("give --chips, or --tokens with --deadline or --budget")
+    if inputs.tokens is None and not (inputs.deadline is None and inputs.budget is None):
+        raise RangeError("--deadline and --budget need --tokens, such as --tokens 15T")
+    inputs.limits()
+
+
 def _compare(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, changes: Any) -> None:
     """Print the runs of several systems; raise RangeError for options that need one system."""
     from steptime.questions.train_comparison import compare_training
@@ -130,6 +138,14 @@ def _compare(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, chang
     output.print(comparison, "training_view.comparison_view")
     if not comparison.standings[0].chips:
         raise typer.Exit(1)
+
+
+def _write_trace(path: str, trace: dict[str, Any], total: Any) -> None:
+    """Write a trace, and say why it does not end at the printed time of the step."""
+    end = max((event["ts"] + event["dur"] for event in trace["traceEvents"] if "dur" in event), default=0.0) / MICROSECONDS
+    words = f"the trace of a step, {show(end, 's')} by simulation; the answer, {show(total, 's')}, is a closed form"
+    with reported(path, words):
+        write_text_atomically(path, json.dumps(trace) + "\n")
 
 
 def _write_plot(path: str, timeline: Any) -> None:

@@ -79,8 +79,19 @@ class SelfHosting(Tabular):
         default=math.nan,
         metadata=unit(
             "tokens/day",
-            "volume from which on own chips cost less, with the cheapest of several fleets; null: at none",
+            "volume from which on own chips cost less than the median seller, with the cheapest of fleets; null: at none",
             key="break_even_tokens_per_day",
+        ),
+    )
+    cheapest_break_even_utilisation: float = field(
+        default=math.nan, metadata=unit("", "cost of own chips at full load over the cheapest API price")
+    )
+    cheapest_break_even_tokens_per_day: float = field(
+        default=math.nan,
+        metadata=unit(
+            "tokens/day",
+            "volume from which on own chips cost less than the cheapest seller too; null: at none",
+            key="cheapest_break_even_tokens_per_day",
         ),
     )
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "limitations"))
@@ -223,7 +234,8 @@ def _unit(fleet: Fleet) -> FleetUnit:
 def _with_fleet(common: SelfHosting, plans: Sequence[Plan], fleet: Fleet, machine: System, price: float) -> SelfHosting:
     """Return a comparison with the fleet of the first plan, and the volume from which fleets of any plan cost less."""
     deployment, units = plans[0], [_unit(option.fleet) for option in plans if option.fleet is not None]
-    break_even = break_even_rate(price, units, spare=fleet.spare)
+    cheapest = common.provisions[0].usd_per_request
+    break_even, below_all = (break_even_rate(api_price, units, spare=fleet.spare) for api_price in (price, cheapest))
     cost = fleet.usd_per_month / MONTH / common.rate
     tokens = common.mix.input_tokens + common.mix.output_tokens
     own_chips = Provision(
@@ -237,6 +249,7 @@ def _with_fleet(common: SelfHosting, plans: Sequence[Plan], fleet: Fleet, machin
         layout=deployment.layout_text,
         evidence=deployment.evidence, fleet=fleet,
         break_even_utilisation=full / price, break_even_tokens_per_day=break_even * tokens * DAY,
+        cheapest_break_even_utilisation=full / cheapest, cheapest_break_even_tokens_per_day=below_all * tokens * DAY,
         notes=(
             f"rent {rent_in_words(machine.rent)}; people, network and storage are not in it",
             "the volume arrives evenly over the day; hosts report that their chips are busy "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from steptime.errors import Impossible, InputError, LayoutError, RangeError
+from steptime.hardware.rental_prices import usd as write_usd
 from steptime.questions.train_question import solve
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.training.training_job import show_training_layout
@@ -59,9 +60,9 @@ class TrainComparison(Tabular):
             return f"No system trains {self.model} within the limits: {first.reason.rstrip('.')}."
         if math.isfinite(first.usd):
             near = sum(standing.usd_low <= first.usd_high for standing in self.standings[1:])
-            subject = "the range of 1 other system overlaps" if near == 1 else f"the ranges of {near} other systems overlap"
-            ties = f"; {subject} with it" if near else ""
-            cost = f"{first.usd:,.0f} USD (90 % range {first.usd_low:,.0f} to {first.usd_high:,.0f})"
+            overlap = "range of 1 other system overlaps" if near == 1 else f"ranges of {near} other systems overlap"
+            ties = f"; the {overlap} with it" if near else ""
+            cost = f"{write_usd(first.usd)} (90 % range {write_usd(first.usd_low)} to {write_usd(first.usd_high)})"
             return f"{first.system} is the cheapest: {cost}, {show(first.run, 's')} on {first.chips:,} chips{ties}."
         rate = f"{first.tokens_per_second_per_chip:,.0f} tok/s per chip"
         return f"{first.system} comes first: {rate}, {show(first.step, 's')} per step on {first.chips:,} chips."

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from steptime.errors import Impossible, InputError, LayoutError, RangeError, UnitError, short_repr
+from steptime.hardware.rental_prices import usd
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model, resolve_model
@@ -100,10 +101,15 @@ class TrainInputs(ModelOnSystem):
         None, "training tokens of the run, such as 15T: adds its duration, rent and goodput", group=RUN_GROUP, bare=True
     )
     deadline: str | None = text(
-        None, "longest duration, such as 60d: without --chips, the fewest chips that end in time", group=RUN_GROUP
+        None,
+        "longest duration, such as 60d: the fewest chips that end in time, or with --chips the chance that they do",
+        group=RUN_GROUP,
     )
     budget: Any = text(
-        None, "largest rent in USD, such as 5M: without --chips, the fastest run within it", group=RUN_GROUP, bare=True
+        None,
+        "largest rent in USD, such as 5M: the fastest run within it, or with --chips the chance to stay within it",
+        group=RUN_GROUP,
+        bare=True,
     )
     stage: Any = texts(
         "further training stage as TOKENS:SEQ:BATCH, such as 800B:128k:64 for long context; repeatable", group=RUN_GROUP
@@ -174,16 +180,13 @@ class TrainInputs(ModelOnSystem):
             Two limits.
 
         Raises:
-            RangeError: If there are neither chips nor limits, or both, or limits without tokens.
+            RangeError: If there are neither chips nor limits, or limits without tokens.
         """
         has_limits = self.deadline is not None or self.budget is not None
         if self.chips is None and not has_limits:
             raise RangeError("chips: give chips, or tokens with deadline or budget")
         if not has_limits:
             return math.inf, math.inf
-        if self.chips is not None:
-            name = "deadline" if self.deadline is not None else "budget"
-            raise RangeError(f"{name}: it chooses the number of chips, got chips={self.chips:,}; leave one of them out")
         if self.tokens is None:
             raise RangeError("tokens: a deadline or a budget needs the tokens of the run, such as 15T")
         try:
@@ -275,9 +278,14 @@ def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
         return _train(inputs, model, system, stack, chips, changes=with_changes)
 
     if inputs.chips is not None:
-        return train_on(inputs.chips, with_changes=changes)
-    sized = size_run(train_on, system, deadline=deadline, budget=budget, layout=inputs.axes())
-    training = train_on(sized.chips, with_changes=True) if changes else sized
+        training = train_on(inputs.chips, with_changes=changes)
+        if not math.isfinite(min(deadline, budget)):
+            return training
+        if math.isfinite(budget) and not math.isfinite(required_run(training).usd):
+            raise RangeError(f"budget: the rent of {system.name} is not known; give rent")
+    else:
+        sized = size_run(train_on, system, deadline=deadline, budget=budget, layout=inputs.axes())
+        training = train_on(sized.chips, with_changes=True) if changes else sized
     limits, probabilities = run_limits(required_run(training), deadline, budget)
     return replace(training, limits=limits, limit_probability=probabilities)
 
@@ -459,8 +467,8 @@ def _reason(
     run = required_run(cheapest)
     within = f" within {show(deadline, 's')}" if math.isfinite(deadline) else ""
     return (
-        f"no number of chips of {system.name} trains the model{within} for {budget:,.0f} USD{layout_text}: the cheapest, "
-        f"{counted(cheapest.chips, 'chip')}, costs {math.ceil(run.usd):,} USD and takes {show(run.seconds, 's')}"
+        f"no number of chips of {system.name} trains the model{within} for {usd(budget)}{layout_text}: the cheapest, "
+        f"{counted(cheapest.chips, 'chip')}, costs {usd(run.usd)} and takes {show(run.seconds, 's')}"
         f"{fixed}take a larger budget{', a later deadline' if within else ''} or a narrower dtype"
     )
 

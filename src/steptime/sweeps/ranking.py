@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, short_repr
-from steptime.hardware.number_formats import number_format
+from steptime.hardware.number_formats import missing_units, number_format
 from steptime.hardware.rental_prices import KINDS, kind_and_date, kind_asked, kind_in_words, rents_by_kind, usd
 from steptime.hardware.rental_prices import with_rent as rented
 from steptime.hardware.system import Rent, System
@@ -683,7 +683,21 @@ def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: 
     ]
     new_plans = map_in_processes(find_plan, new_jobs)
     for option, first_plan, second_plan in zip(options, new_plans[::2], new_plans[1::2], strict=True):
-        yield from _both(f"format: with {option}", first_plan, second_plan)
+        remarks = [
+            _format_remark(new, old) for new, old in zip((first_plan, second_plan), plans, strict=True) if new is not None
+        ]
+        for words in _both(f"format: with {option}", first_plan, second_plan):
+            yield "; ".join(filter(None, (words, *remarks)))
+
+
+def _format_remark(new: Plan, old: Plan | None) -> str:
+    """Say that a chip has no units for a format, and that another format costs less; empty without either."""
+    words = missing_units((new.served.weights, new.served.experts), new.served.arithmetic, new.system)
+    before = math.nan if old is None else old.usd_per_million_output_tokens
+    if new.usd_per_million_output_tokens > before:
+        dearer = f"{new.system} is cheaper in its present formats, at {usd(before)}"
+        words = f"{words}; {dearer}" if words else dearer
+    return words
 
 
 def _stored(model: Model, option: str) -> Model:

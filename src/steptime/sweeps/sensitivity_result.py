@@ -13,6 +13,8 @@ from steptime.result_base import Tabular, columns_by_key, range_columns
 from steptime.result_base import unit as of
 from steptime.units import in_digits, show
 
+# Count from which it is written with a prefix.
+LARGE_COUNT: Final = 1e6
 # Units that are shown with a prefix, such as GB.
 PREFIXED: Final = ("s", "B", "B/s", "FLOP/s", "USD/s", "W", "tok/s")
 # Share of the largest swing below which an input has no row and no bar; it makes 0.1 % of the variance.
@@ -33,8 +35,8 @@ def written(value: float, unit: str) -> str:
     Returns:
         Text with three digits; "-" if the number is not finite.
 
-    >>> written(0.4567, "USD"), written(4096.0, ""), written(0.8248, ""), written(2.5e-3, "s"), written(float("nan"), "s")
-    ('$0.457', '4,096', '0.825', '2.50 ms', '-')
+    >>> written(75.5e9, ""), written(0.4567, "USD"), written(0.8248, ""), written(2.5e-3, "s"), written(float("nan"), "s")
+    ('75.5 B', '$0.457', '0.825', '2.50 ms', '-')
     """
     if not math.isfinite(value):
         return "-"
@@ -42,6 +44,8 @@ def written(value: float, unit: str) -> str:
         return usd(value)
     if unit in PREFIXED:
         return str(show(value, unit))
+    if not unit and abs(value) >= LARGE_COUNT:
+        return str(show(value))
     number = f"{value:,.0f}" if value == int(value) and 1 <= abs(value) < 1e15 else in_digits(value, 3)
     return f"{number} {unit}" if unit and unit not in ("tokens", "sequences", "requests") else number
 

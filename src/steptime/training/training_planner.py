@@ -181,7 +181,7 @@ class Training(Tabular):
     changes: tuple[Change, ...] = field(metadata=unit("", "speed-ups by changes, largest first", kind="list of changes"))
     why: str = field(metadata=unit("", "bottleneck of the step, as text"))
     limits: Mapping[str, float] = field(
-        default_factory=dict, metadata=unit("", "limits that chose the number of chips: deadline in s, budget in USD")
+        default_factory=dict, metadata=unit("", "limits of the run: deadline in s, budget in USD")
     )
     limit_probability: Mapping[str, float] = field(
         default_factory=dict, metadata=unit("", "probability that the run meets each limit: deadline, budget")
@@ -650,7 +650,9 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
             f"; the pipeline is idle for {bubble:.0%} ({microbatch_text} over {counted(float(step.layout.pp), 'stage')})"
         )
     if float(step.exposed) / total > 0.02:
-        sentence += f"; exposed communication takes {float(step.exposed) / total:.0%}"
+        parts_of_it = [name for _, name in (first, second) if name in EXPOSED_TERMS]
+        included = f" with {' and '.join(parts_of_it)} included" if parts_of_it else ""
+        sentence += f"; exposed communication takes {float(step.exposed) / total:.0%}{included}"
     free_bytes = float(step.memory.capacity - step.memory.used)
     return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of {show(step.memory.capacity, 'B')} of memory free"
 

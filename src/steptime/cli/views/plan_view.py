@@ -150,11 +150,13 @@ def _workload(plan: Plan) -> str:
 def _answer(plan: Plan) -> Text:
     """Say what the plan serves, on what, and for how much."""
     idle = f", {plan.idle_chips:,} of them idle," if plan.idle_chips else ""
-    verb = "Serve" if plan.fleet is None else "Each replica serves"
+    # A fleet may grow by a part of the plan, such as one of eight replicas of one chip: then the cost is that of all chips.
+    is_part = plan.fleet is not None and plan.fleet.replica_chips < plan.total_chips - plan.idle_chips
+    verb = "Serve" if plan.fleet is None else "At full load, serve" if is_part else "Each replica serves"
     subject = f"{verb} {plan.model} ({formats_in_words(plan.served)}) on {plan.machines_text}{idle}"
     if has_rent(plan):
         cost = ranged(plan.usd_per_million_output_tokens, plan.cost_range, "USD")
-        words = (f" for {cost} per million output tokens", " at full load, input included.")
+        words = (f" for {cost} per million output tokens", ", input included." if is_part else " at full load, input included.")
     else:
         rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, "digits tok/s")
         words = (f" at {rate} per chip", ". Its rent is not known.")
@@ -187,7 +189,8 @@ def _conditions(plan: Plan) -> Text:
         chips = f"{plan.prefill_chips:,} prefill chips (--prefill-chips) and {plan.chips:,} decode chips (--chips)"
     rate = f"{in_digits(plan.requests_per_second)} requests/s"
     setting = f"{chips}, {plan.mode} (--mode), engine {plan.engine} (--engine)"
-    return Text(f"Load: {rate} of {_workload(plan)}. Setup: {setting}.{_narrower_format(plan)}")
+    load = "Load" if plan.fleet is None else f"Full load of {counted(plan.total_chips, 'chip')}"
+    return Text(f"{load}: {rate} of {_workload(plan)}. Setup: {setting}.{_narrower_format(plan)}")
 
 
 def _narrower_format(plan: Plan) -> str:
@@ -294,7 +297,7 @@ def _warnings(plan: Plan) -> list[str]:
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {100 * plan.sure:.3g} % probability (--sure {plan.sure:g}).")
     elif plan.slo_probability and plan.tpot_range is not None and min(plan.slo_probability.values()) < LIKELY:
-        warnings.append("The chance to meet each limit is next to it; --sure 0.9 plans for 90 %.")
+        warnings.append("The table gives the chance of meeting each limit; --sure 0.9 asks for 90 %.")
     # Own runs change the plan: show it without them.
     if plan.unanchored is not None:
         before = plan.unanchored
@@ -423,11 +426,15 @@ def _fleet(plan: Plan) -> list[Text]:
     words = f"Within {show(fleet.power_cap, 'W')}" if is_largest else f"For {in_digits(fleet.rate)} requests/s"
     words += f": {size}"
     words += f"{spares} on {counted(fleet.hosts, 'host')} ({counted(fleet.chips, 'chip')}), "
+    waiting = fleet.chips - (fleet.replicas + fleet.spare) * fleet.replica_chips
     words += f"{100 * fleet.utilisation:.0f} % utilized"
     if is_largest:
         words += f" at {in_digits(fleet.rate)} requests/s; {show(fleet.watts, 'W')}, from {power_in_words(plan.power)}"
     if has_rent(plan):
         words += f"; {usd(fleet.usd_per_month)} a month, {usd(fleet.usd_per_million_output_tokens)} per million output tokens"
+        words += f", {counted(waiting, 'idle chip')} included" if waiting else ""
+    elif waiting:
+        words += f"; {counted(waiting, 'chip')} of the hosts idle"
     return [Text(f"{words}.", style="bold")]
 
 

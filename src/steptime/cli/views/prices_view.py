@@ -320,18 +320,11 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     own_chips, api = comparison.provisions[-1], comparison.provisions[-2]
     times = own_chips.usd_per_month / api.usd_per_month
     ratio = f"{in_digits(times, 2)}x" if times < MOST_RATIO else f"more than {MOST_RATIO:,}x"
-    share, level = comparison.break_even_utilisation, comparison.break_even_tokens_per_day
-    even = (
-        f"Own chips always cost less from {show(level, 'tokens')} a day on."
-        if math.isfinite(level)
-        else f"The API is cheaper at any volume: even at full load, own chips cost {in_digits(share, 2)}x as much."
-        if share > 1
-        else "Own chips cost less only where they are nearly full."
-    )
     spare = f", {fleet.spare} of them spare" if fleet.spare else ""
     return Answer(
         sentence=f"{volume} of {model} cost {usd(own_chips.usd_per_month)} a month on {counted(fleet.chips, 'own chip')} of "
-        f"{comparison.system}, and {usd(api.usd_per_month)} from {_seller_words(comparison)}: own / API is {ratio}. {even}",
+        f"{comparison.system}, and {usd(api.usd_per_month)} from {_seller_words(comparison)}: own / API is {ratio}. "
+        f"{_break_even_words(comparison)}",
         conditions=conditions,
         body=[
             grid,
@@ -344,6 +337,28 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
         ],
         warnings=comparison.notes,
     )  # fmt: skip
+
+
+def _break_even_words(comparison: SelfHosting) -> str:
+    """Say from which volume on own chips cost less than the median seller, and than the cheapest."""
+    share, level = comparison.break_even_utilisation, comparison.break_even_tokens_per_day
+    several = comparison.sellers > 1
+    seller = "the median seller" if several else "the API"
+    if not math.isfinite(level):
+        if share > 1:
+            subject = "The median seller is" if several else "The API is"
+            return f"{subject} cheaper at any volume: even at full load, own chips cost {in_digits(share, 2)}x as much."
+        return f"Own chips cost less than {seller} only where they are nearly full."
+    text = f"Own chips cost less than {seller} from {show(level, 'tokens')} a day on"
+    if not several:
+        return f"{text}."
+    cheapest = comparison.provisions[0].name.removeprefix("API, ").removesuffix(" (cheapest)")
+    lowest_share, lowest_level = comparison.cheapest_break_even_utilisation, comparison.cheapest_break_even_tokens_per_day
+    if math.isfinite(lowest_level):
+        return f"{text}, and less than {cheapest}, the cheapest, from {show(lowest_level, 'tokens')} a day on."
+    if lowest_share > 1:
+        return f"{text}; never less than {cheapest}: even at full load they cost {in_digits(lowest_share, 2)}x as much."
+    return f"{text}, and less than {cheapest}, the cheapest, only where they are nearly full."
 
 
 def _seller_words(comparison: SelfHosting) -> str:
@@ -432,15 +447,20 @@ def _reading_sentence(inversion: PriceReading) -> str:
     ]
     blind = sum(not estimate.identifiable for estimate in inversion.readings)
     text = f"The prices of {inversion.list.name} imply {' and '.join(claims) or 'nothing about the size of the model'}."
+    if kv.identifiable:
+        text += " The KV cache is read at the cost of Hopper chips: newer chips read a byte for less and imply more bytes."
     return f"{text} {blind} of {len(inversion.readings)} quantities cannot be estimated from prices."
 
 
 def _readings_meaning(estimates: Iterable[Reading]) -> str:
     """Say what the rows of caches mean, if the list has them."""
+    estimates = list(estimates)
     names = {estimate.name for estimate in estimates}
     words = ["Break-even hits: cache reads that repay one cache write."] if names & {"hits_short", "hits_long"} else []
     if any(name.startswith("hold_price") for name in names):
         words.append("USD/Mtok-h: to keep 1 M tokens for an hour.")
+    if any(math.isfinite(estimate.bound) for estimate in estimates):
+        words.insert(0, "At most: if the price covers the cost.")
     return " ".join(words)
 
 
@@ -459,13 +479,20 @@ def _reason(estimate: Reading, colour: str) -> Text:
 
 
 def _list(price_list: PriceList) -> Grid:
+    firsts: dict[str, float] = {}
+    for line in sorted(price_list.rates, key=lambda line: line.above_tokens):
+        if line.above_tokens:
+            firsts.setdefault(line.service, line.above_tokens)
     about = ", ".join(filter(None, (price_list.source, price_list.retrieval_date, price_list.grade)))
     return listing(
-        "Service: {service} | Above [tokens]: {above} | In: {input:USD} | Out: {output:USD} | Cached: {cache_read:USD} | "
+        "Service: {service} | Prompt: {above} | In: {input:USD} | Out: {output:USD} | Cached: {cache_read:USD} | "
         "Write: {cache_write:USD} | Write, long: {cache_write_long:USD}",
         sorted(price_list.rates, key=lambda line: (line.service != "standard", line.service, line.above_tokens)),
         title=f"USD per million tokens{' on ' + price_list.price_time if price_list.price_time else ''} ({about})",
-        numbers=(1,), first_to_go=(6, 5), above=lambda line: f"{line.above_tokens:,.0f}" if line.above_tokens else "",
+        numbers=(1,), first_to_go=(6, 5), above=lambda line: (
+            f"above {line.above_tokens:,.0f} tokens" if line.above_tokens
+            else f"up to {firsts[line.service]:,.0f} tokens" if line.service in firsts else "any length"
+        ),
     )  # fmt: skip
 
 
@@ -473,7 +500,8 @@ def _estimates(inversion: PriceReading, *, full: bool) -> Grid:
     """Return the estimates; their basis stands below (`_reason`)."""
     has_truth = bool(inversion.true_values)
     known_head, bits = (["Known"] if has_truth else []), (["Bits", "Range right", "Bound right"] if full else [])
-    heads = ["Estimate", "Value", "90 %", "At most", *known_head, *bits]
+    # The column of upper bounds is left out of the short answer: few estimates have one, and then it stands with the value.
+    heads = ["Estimate", "Value", "90 % range", *(["At most"] if full else []), *known_head, *bits]
     going = (5 + has_truth, 6 + has_truth, 4 + has_truth) if full else ()
     grid = table(*heads, numbers=range(1, len(heads)), first_to_go=going)
     for estimate in inversion.readings:
@@ -484,11 +512,13 @@ def _estimates(inversion: PriceReading, *, full: bool) -> Grid:
             f"{coverage.hits} of {coverage.trials}" if coverage else ""
             for coverage in (estimate.interval_held, estimate.bound_held)
         )
+        bound = estimate.written(estimate.bound) if math.isfinite(estimate.bound) else ""
+        ends = " to ".join(map(estimate.written, estimate.interval or ()))
         grid.add_row(
             _estimate_name(inversion.list, estimate.name),
             f"{estimate.written(estimate.value)}{' hits' if estimate.name.startswith('hits_') else ''}",
-            " to ".join(map(estimate.written, estimate.interval or ())),
-            estimate.written(estimate.bound) if math.isfinite(estimate.bound) else "", *([true_value] if has_truth else []),
+            ends if full or not bound else f"{ends}, at most {bound}".removeprefix(", "),
+            *([bound] if full else []), *([true_value] if has_truth else []),
             *([f"{estimate.bits:.2f}" if math.isfinite(estimate.bits) else "", *coverages] if full else []),
         )  # fmt: skip
     return grid

@@ -31,6 +31,8 @@ LEADING_LAW = "epoch"
 MAX_GAIN = 100.0
 # Columns up to which phases have no bars; share of the RL step from which the tail is shown.
 NARROW, MIN_SHARE = 60, 1e-3
+# Share of the RL step from which the first sentences name the overhead.
+LARGE_OVERHEAD = 0.2
 # Meaning of columns that a wide terminal shows.
 LAW_COLUMNS = {
     "Half": "Half, twice: relative cost at the same loss with half or twice the parameters (-: no number of tokens reaches "
@@ -133,7 +135,8 @@ def _bill_meaning(budget: Budget, best: Choice) -> str:
         served = f"{best.serving_flop / eta:.3g}"
         words = f"Serving: {served} FLOP x {eta:g} (--eta), since one serving FLOP costs as much as {eta:g} training FLOP. "
     rent = f" at {budget.rent * HOUR:.2f} USD per chip-hour" if math.isfinite(budget.rent) else ""
-    return f"{words}Chips: {budget.system}{rent}, {budget.mfu:.0%} MFU."
+    days = f"{budget.training_days:g} d of training (--training-days)"
+    return f"{words}Chips: {budget.system}{rent}, {budget.mfu:.0%} MFU, {days}."
 
 
 def _bill_table(budget: Budget, best: Choice) -> Grid:
@@ -450,11 +453,19 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
         cost += f"{show(output_tokens)} output tokens"
         rent = f" Rent: {step.rent * HOUR:.2f} USD per chip-hour."
     span = f"(90 % range {show(step.low, 's')} to {show(step.high, 's')})"
+    overhead = ""
+    if step.overhead >= LARGE_OVERHEAD * step.total:
+        overhead = f" Overhead is {step.overhead / step.total:.0%} of it ({show(step.overhead, 's')}), as in published steps "
+        overhead += "of two models."
+    overlap = "" if step.on_policy else (
+        "Rollout runs at the same time as log-probabilities and training: the longer of both counts, so that shares add up to "
+        "over 100%."
+    )  # fmt: skip
     return Answer(
-        sentence=f"One RL step takes {show(step.total, 's')} {span}{cost}.",
+        sentence=f"One RL step takes {show(step.total, 's')} {span}{cost}.{overhead}",
         conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout "
         f"replicas of {step.layout}; training at {step.mfu:.1%} MFU (bf16).{rent}",
-        body=[bar_table(("Phase", "Time", "Share of the step", ""), rows, max(8, min(40, width - NARROW)))],
+        body=[bar_table(("Phase", "Time", "Share of the step", ""), rows, max(8, min(40, width - NARROW))), footnote(overlap)],
         warnings=[
             *step.notes,
             "overhead: rewards, the environment, engine starts and resharding, as in published steps of two models",

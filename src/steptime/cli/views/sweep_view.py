@@ -39,6 +39,11 @@ MIN_CELLS, MAX_CELLS = 20, 72
 LOW, HIGH = "▒", "█"
 # Inputs that are ratios.
 FACTORS = {"scatter": "step time / predicted step time", "chip.peak": "FLOP/s / data sheet"}
+# Symbols of a scaling law and of its costs.
+LAW_SYMBOLS = {
+    "alpha": "exponent of the parameters in the law's loss", "beta": "exponent of its tokens",
+    "eta": "training FLOP that cost as much as a served FLOP",
+}  # fmt: skip
 
 
 # --- sweep --------------------------------------------------------------------------------------------------------------
@@ -530,8 +535,8 @@ def _order(sensitivity: Sensitivity) -> Group | None:
 
 def _meaning(sensitivity: Sensitivity, rows: list[Swing]) -> str:
     """Say what ranges and shares mean."""
-    evens = [swing.name for swing in sensitivity.swings if swing.even]
     row_names = {swing.name for swing in rows}
+    evens = [swing.name for swing in rows if swing.even]
     words = "".join(f" {name}: {ratio}." for name, ratio in FACTORS.items() if name in row_names)
     if evens and len(evens) < len(sensitivity.swings):
         verb = "spans" if len(evens) == 1 else "span"
@@ -539,5 +544,10 @@ def _meaning(sensitivity: Sensitivity, rows: list[Swing]) -> str:
     if sensitivity.samples:
         first = "First: % of the variance that knowing the input removes. Total: % that stays if all others are known."
         return f"{first} ±: 90 % range by a bootstrap of {sensitivity.samples:,} samples.{words}"
+    ranked = [swing for swing in sensitivity.ranked if swing.name in row_names]
+    if ranked and rows[0] is not ranked[0]:
+        words = f" Rows: largest swing first; {ranked[0].name} has the largest share of the variance.{words}"
+    symbols = [f"{name}: {meaning}" for name, meaning in LAW_SYMBOLS.items() if name in row_names]
+    words += f" {'; '.join(symbols)}." if symbols else ""
     replans = "Each row plans again at the low and the high end of its input. " if sensitivity.question == "plan" else ""
     return f"{replans}Variance: share with one input varied at a time; --sobol varies all together.{words}"

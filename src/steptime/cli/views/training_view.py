@@ -258,8 +258,8 @@ def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     close = f"; {training.close_layouts:,} layouts within 3.5% of the fastest, this the most conventional"
     unmeasured = f"{training.unmeasured}: {training.unmeasured_saving:.0%} less time, if its prediction holds (--evidence any)"
     allowance = (
-        f"times include {training.search_factor - 1:.0%}: layouts from a search run slower than predicted; with this layout "
-        "given, times have no allowance"
+        f"{100 * (training.search_factor - 1):.0f} % are added because searched layouts run slower than predicted; give this "
+        "layout yourself to drop it"
     )
     return [
         ("Evidence", kind + (close if training.close_layouts > 1 else "")),
@@ -279,7 +279,8 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
         # The range of the cost is that of the time; other rents are a second, separate uncertainty.
         lowest, highest = (run.usd * float(end / system.rent.typical) for end in (system.rent.low, system.rent.high))
         if lowest < 0.995 * highest:
-            rent += f"; at the lowest and highest rent of the past twelve months: {usd(lowest)} and {usd(highest)}"
+            rent += f"; this run at the lowest and highest rent of the past twelve months: {usd(lowest)} and {usd(highest)} "
+            rent += "(the 90 % range above is that of the time, at this rent)"
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
         ("Goodput", f"{run.goodput:.1%}: {failures}; {checkpoints}"),
