@@ -349,7 +349,7 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
         raise DataFileError(path, "has a number with too many digits to read") from None
 
     if not isinstance(data, dict):
-        raise DataFileError(path, f"must be a table of keys, got {short_repr(data)}", 1)
+        raise DataFileError(path, f"must be {'an object' if is_json else 'a table of keys'}, got {short_repr(data)}", 1)
 
     return data
 

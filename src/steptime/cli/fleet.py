@@ -16,7 +16,8 @@ def fleet(
 ) -> None:
     """Find the cheapest deployments of several models on one budget of chips.
 
-    The arguments are options, described by their help.
+    The file has `budget` in USD per hour, `[[models]]` with name, rate (requests/s), input, output and perhaps cached, speed,
+    ttft, weights, experts, kv and systems, and `[[systems]]` with name, chips and perhaps rent (USD per chip-hour) and engine.
     """
     from steptime.number_checks import positive
     from steptime.planning.model_fleet import plan_fleet, read_fleet

@@ -199,6 +199,8 @@ def mcp(
 ) -> None:
     """Serve the questions as tools of an assistant, by the Model Context Protocol.
 
+    An assistant starts `steptime mcp` by itself: {"mcpServers": {"steptime": {"command": "steptime", "args": ["mcp"]}}}.
+
     Args:
         http: port of loopback HTTP; None: standard input and output.
     """

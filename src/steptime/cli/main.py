@@ -380,7 +380,19 @@ def _with_value(match: re.Match[str]) -> str:
     option, kind = match[1], "a whole number" if match[2] == "integer" else "a number"
     typed_texts = [after for before, after in pairwise([*sys.argv, ""]) if before == option]
     typed_texts += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
-    return f"{option} takes {kind} without a unit" + (f", not {short_repr(typed_texts[0])}" if typed_texts else "")
+    if not typed_texts:
+        return f"{option} takes {kind} without a unit"
+    return f"{option} takes {kind} without a unit, not {short_repr(typed_texts[0])}{_in_seconds(typed_texts[0])}"
+
+
+def _in_seconds(text: str) -> str:
+    """Return a time with a unit as the number of seconds to type; "" for any other text."""
+    from steptime.units import parse
+
+    try:
+        return f"; in seconds: {parse(text, 's'):g}"
+    except InputError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from steptime.planning.plan_result import Plan
 
 
+LLAMA_CPP = "llama.cpp"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanOutput(Output):
     """Options of the plan's simulation, text and files."""
@@ -31,7 +34,7 @@ class PlanOutput(Output):
     ] = False
     explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False
     launch: Annotated[
-        str | None, option("Print launch commands for vllm, sglang, trtllm, or all.", OUTPUT, metavar="ENGINE")
+        str | None, option("Print launch commands for vllm, sglang, trtllm, llama.cpp, or all.", OUTPUT, metavar="ENGINE")
     ] = None
     launch_dir: Annotated[
         str | None,
@@ -45,13 +48,17 @@ class PlanOutput(Output):
         option("Draw the Pareto front of speed and cost: .svg, .png or .pdf.", OUTPUT, "--plot", metavar="FILE"),
     ] = None
 
-    def launches(self) -> tuple[str, ...]:
+    def launches(self, engine: str = "") -> tuple[str, ...]:
         """Return the engines that --launch names.
+
+        Args:
+            engine: Engine of the plan; "" where it is not known yet.
 
         Returns:
             Names of engines; empty without --launch.
 
         Raises:
+            InputError: Its commands start no plan of this engine.
             UnknownName: There is no such engine.
         """
         if self.launch is None:
@@ -59,10 +66,20 @@ class PlanOutput(Output):
         from steptime.errors import UnknownName
         from steptime.launch.launch_commands import ENGINES
 
-        not_empty("--launch", self.launch, "an engine: vllm, sglang, trtllm or all")
-        if self.launch != "all" and self.launch not in ENGINES:
-            raise UnknownName("engine", self.launch, [*ENGINES, "all"], "Known: vllm, sglang, trtllm, all.")
-        return tuple(ENGINES) if self.launch == "all" else (self.launch,)
+        not_empty("--launch", self.launch, "an engine: vllm, sglang, trtllm, llama.cpp or all")
+        is_llama = engine == LLAMA_CPP
+        if self.launch == LLAMA_CPP != engine:
+            raise InputError(f"--launch {LLAMA_CPP} starts plans of that engine: add --engine {LLAMA_CPP}, got engine {engine}")
+        if self.launch == "all":
+            return (LLAMA_CPP,) if is_llama else tuple(ENGINES)
+        if self.launch not in (*ENGINES, LLAMA_CPP):
+            names = [*ENGINES, LLAMA_CPP, "all"]
+            raise UnknownName("engine of --launch", self.launch, names, f"Known: {', '.join(names)}.")
+        if is_llama and self.launch != LLAMA_CPP:
+            raise InputError(
+                f"--launch {self.launch} cannot start a plan of {engine}: use --launch {LLAMA_CPP}, or --engine {self.launch}"
+            )
+        return (self.launch,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +124,6 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         **lengths_need(inputs.trace),
     }
     output.check(ctx, needs, [*changes.files(vars(inputs)), inputs.trace or ""], plot=output.plot)
-    launches = output.launches()
     not_empty("--electricity", inputs.electricity, "USD per kWh, such as 0.08/kWh")
     not_empty("--carbon", inputs.carbon, "g of CO2 per kWh, or a grid such as us")
     check_folder("--launch-dir", output.launch_dir)
@@ -116,7 +132,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
 
         need_numba()
     inputs.slo()
-    planned = _planned(changes.values(ctx, PlanInputs), launches, output)
+    planned, launches = _planned(changes.values(ctx, PlanInputs), output)
 
     # Files come before text: a closed pipe must not keep them from being written.
     deployment, starts = planned.plan, planned.plan.feasible and not planned.is_refused
@@ -143,12 +159,15 @@ def _is_compiling() -> bool:
     return serve is not None and not serve.signatures
 
 
-def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutput) -> Planned:
-    """Search for the cheapest deployment, and simulate it with `--simulate`."""
+def _planned(values: dict[str, Any], output: PlanOutput) -> tuple[Planned, tuple[str, ...]]:
+    """Search for the cheapest deployment, and simulate it with `--simulate`; with the engines that --launch names."""
     _, model, system, engine, _ = bind_plan(values)
     second = read_prefill_system(values)
-    if launches and engine.name == "ideal":
+    if output.launch is not None and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
+    if output.launch_dir is not None and engine.name == LLAMA_CPP:
+        raise InputError(f"--launch-dir writes no scripts of {LLAMA_CPP}: --launch {LLAMA_CPP} prints its command")
+    launches = output.launches(engine.name)
     try:
         with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: not _is_compiling()):
             deployment = solve(values)
@@ -161,7 +180,8 @@ def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutp
 
         with compiling():
             replayed = replay(deployment, model, system, engine, prefill_system=second)
-    return Planned(model=model, system=system, engine=engine, plan=deployment, replay=replayed, prefill_system=second)
+    answer = Planned(model=model, system=system, engine=engine, plan=deployment, replay=replayed, prefill_system=second)
+    return answer, launches
 
 
 def _write_launch(deployment: "Plan", launches: tuple[str, ...], folder: str, *, force: bool) -> None:
@@ -198,14 +218,14 @@ def _data(planned: Planned, *, explain: bool) -> dict[str, Any]:
 
     A plan that misses its limits in the simulation is not feasible. Its figures stay, the reason is the simulation's.
     """
-    from steptime.launch.launch_commands import ENGINES, launch_commands
+    from steptime.launch.launch_commands import engines_of_plan, launch_commands
 
     deployment, replayed = planned.plan, planned.replay
     answers = answers_from(deployment, planned.model, planned.system)
     if replayed is not None and not replayed.good:
         deployment = replace(deployment, feasible=False, reason=replayed.reason)
     return deployment.to_dict(
-        launch={name: launch_commands(deployment, name) for name in ENGINES} if deployment.feasible else {},
+        launch={name: launch_commands(deployment, name) for name in engines_of_plan(deployment)} if deployment.feasible else {},
         summary=answers,
         **({} if replayed is None else {"simulated": replayed}),
         **({"explanation": planned.explanation()} if explain and deployment.feasible else {}),

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from steptime.cli.options import OUTPUT, option
+from steptime.cli.options import OUTPUT, count, option
 from steptime.cli.output import print_json, say
 from steptime.errors import LayoutError
 
@@ -20,9 +20,9 @@ def predictor(
     weights: Annotated[str, option("Number format of the weights, such as fp8 or q4_k_m.", TABLE)] = "",
     experts: Annotated[str, option("Number format of the routed experts.", TABLE)] = "",
     kv: Annotated[str, option("Number format of the KV cache.", TABLE)] = "",
-    max_batch: Annotated[int, option("Largest decode batch, in sequences.", TABLE)] = 256,
-    max_tokens: Annotated[int, option("Most prompt tokens of a pass.", TABLE)] = 8192,
-    max_context: Annotated[int, option("Longest context, in tokens.", TABLE)] = 131_072,
+    max_batch: Annotated[int, count("--max-batch", "Largest decode batch, in sequences.", TABLE)] = 256,
+    max_tokens: Annotated[int, count("--max-tokens", "Most prompt tokens of a pass.", TABLE)] = 8192,
+    max_context: Annotated[int, count("--max-context", "Longest context, in tokens.", TABLE)] = 131_072,
     listen: Annotated[
         str | None,
         option("Serve lines of JSON at a port of this machine such as 7800, or a socket's path.", OUTPUT, metavar="ADDRESS"),

@@ -120,8 +120,9 @@ def _check_traffic(inputs: SimulateInputs, output: SimulateOutput) -> None:
         raise RangeError("--find-rate searches the rate and --rate sets it; keep one of the two")
     if len(kinds) > 1 or not (kinds or output.find_rate):
         raise RangeError(
-            "give one of --trace FILE, --rate R, --concurrency C or --find-rate; --find-rate also works with --trace or "
-            "--concurrency" + (f", not {' and '.join(kinds)} together" if kinds else "")
+            (f"{' and '.join(kinds)} exclude each other: " if len(kinds) > 1 else "")
+            + "give one of --trace FILE, --rate R, --concurrency C or --find-rate; --find-rate also works with --trace or "
+            "--concurrency"
         )
 
 

@@ -31,7 +31,7 @@ FILES = (
     "llm-d, AIPerf, GuideLLM, inference-perf or InferenceX, or folders of them."
 )
 SKIP = Annotated[bool, typer.Option("--skip-bad", help="Leave out runs that cannot be read, and say which.")]
-PANEL = "Settings that a result file lacks"
+PANEL = "Settings of the runs or the server"
 ACTIONS = ("add", "remove")
 
 
@@ -49,7 +49,7 @@ class RunSettings:
 
     model: Annotated[
         str,
-        _setting("Catalogue name or config, instead of the file's model_id (SGLang's may have none).", "--model", "NAME"),
+        _setting("Catalogue name or config; it replaces the model_id of a result file.", "--model", "NAME"),
     ] = ""
     system: Annotated[str, _setting("Measured system.", "--system", "NAME")] = ""
     tp: Annotated[int | None, _count("Tensor-parallel size.", "--tp")] = None

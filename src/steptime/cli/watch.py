@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WATCHING = "Watching"
 # Shortest time between two scrapes [s].
 SHORTEST_INTERVAL = 0.2
+# Requests of a window below which its means say little.
+MIN_REQUESTS = 30
 LABELS = {
     "tpot": ("TPOT", "s"),
     "ttft": ("TTFT", "s"),
@@ -154,6 +156,7 @@ def watch_view(watched: "Watched") -> "Group":
         f"{value:,.0f} tokens {side}" for value, side in ((window.input, "in"), (window.output, "out")) if math.isfinite(value)
     )
     head = f"{watched.model} on {chips} ({watched.engine}), last {window.seconds:.3g} s"
+    finished = window.requests_per_second * window.seconds
     if watched.tpot is None:
         return Group(Text(f"{head}: no request to measure; {window.running:.0f} running, {window.waiting:.0f} waiting."))
     rows: list[Any] = []
@@ -162,9 +165,15 @@ def watch_view(watched: "Watched") -> "Group":
         mark = "drifted" if comparison.has_drifted else ""
         predicted = ranged(comparison.predicted, (comparison.low, comparison.high), form, "")
         rows.append((label, write(comparison.measured, form), predicted, f"{comparison.ratio:.2f}", mark))
-    load = f"{head}: {window.in_flight:.1f} requests in flight, {lengths}, {window.waiting:.0f} waiting."
+    load = (
+        f"{head}: {finished:,.0f} requests finished, {window.in_flight:.1f} in flight, {lengths}, {window.waiting:.0f} waiting."
+    )
+    weak = [f"only {finished:,.0f} requests finished in the window: means of so few say little; use a longer --interval"]
+    weak = weak if finished < MIN_REQUESTS else []
     heads = ("", "Measured", "Predicted (90 %)", "Ratio", "")
-    return Group(Text(load), table(*heads, rows=rows, numbers=(1, 2, 3)), Text(_verdict(watched)), *notes(watched.notes))
+    return Group(
+        Text(load), table(*heads, rows=rows, numbers=(1, 2, 3)), Text(_verdict(watched)), *notes([*weak, *watched.notes])
+    )
 
 
 def _verdict(watched: "Watched") -> str:

@@ -237,6 +237,8 @@ def missing_units(formats: Iterable[str], arithmetic: Container[str], system: st
 
     >>> missing_units(["nvfp4", "bf16"], ["bf16", "fp8"], "hgx-h100")
     'hgx-h100 has no units for nvfp4: such weights save memory and bandwidth, but are multiplied in fp8'
+    >>> missing_units(["mxfp4"], ["fp4", "fp8", "bf16"], "a")
+    'a has no rate in fp6, the arithmetic of mxfp4: such weights save memory and bandwidth, but are multiplied in bf16'
     """
     clauses = []
     for name in dict.fromkeys(filter(None, formats)):
@@ -244,7 +246,9 @@ def missing_units(formats: Iterable[str], arithmetic: Container[str], system: st
         used = next((kind for kind in kinds if kind in arithmetic), "")
         if kinds[0] not in WIDE and used and used != kinds[0]:
             saving = f"such weights save memory and bandwidth, but are multiplied in {used}"
-            clauses.append(f"{system} has no units for {name}: {saving}")
+            # Units for another format of four bits do not help: name the arithmetic that lacks.
+            lacks = f"rate in {kinds[0]}, the arithmetic of {name}" if "fp4" in arithmetic else f"units for {name}"
+            clauses.append(f"{system} has no {lacks}: {saving}")
     return "; ".join(clauses)
 
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from steptime.errors import install_hint
-from steptime.launch import sglang, trtllm, vllm
+from steptime.launch import llama_cpp, sglang, trtllm, vllm
 from steptime.launch.deployment_files import label, write_deployment_files
 from steptime.launch.host_placement import Replica, in_words, place_replicas, racks
 from steptime.launch.serve_args import (
@@ -36,7 +36,7 @@ from steptime.launch.serve_args import (
 )
 from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, select_texts, spoken, wrapped
 from steptime.planning.plan_result import Plan
-from steptime.units import counted
+from steptime.units import counted, in_digits
 
 # Engines, and the modules that write their commands.
 ENGINES: Final = tuple(NAMES)
@@ -73,11 +73,13 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
 
     Args:
         plan: The plan.
-        engine: Engine: vllm, sglang or trtllm.
+        engine: Engine: vllm, sglang or trtllm, and llama.cpp for a plan with that engine.
 
     Returns:
         For each pool a comment and the commands of one replica, then the router; or the reason as a comment.
     """
+    if engine == llama_cpp.NAME:
+        return llama_cpp.llama_server_commands(plan)
     if refusal := _refusal(plan, engine):
         return comments((refusal,))
     replicas = place_replicas(plan)
@@ -90,6 +92,34 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
         lines += _replica_lines(engine, serve_args_for_pool(plan, pool), first, ports[first])
         lines += [f"# {_other_replicas_text(first, remaining, ports)}"] if remaining else []
     return lines + (_router_lines(plan, engine, ports) if len(replicas) > 1 else [])
+
+
+def engines_of_plan(plan: Plan) -> tuple[str, ...]:
+    """Return the engines whose commands start a plan: llama.cpp for its own plans, otherwise `ENGINES`.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        Names of engines.
+    """
+    return (llama_cpp.NAME,) if plan.engine == llama_cpp.NAME else ENGINES
+
+
+def slot_note(plan: Plan) -> str:
+    """Say why the numbers of a command are larger than the batch and the chunk of the plan.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        A sentence without a period.
+    """
+    pool = plan.pools[-1]
+    batch, chunk = in_digits(pool.batch), f" and the chunk of {pool.chunk:,} tokens" if pool.chunk else ""
+    slots = f"limits hold for the busiest moment: {pool.max_num_seqs:,} slots of a replica for a mean batch of {batch}"
+    passes = f"; tokens of a pass are the decode batch{chunk}" if chunk else ""
+    return slots + passes
 
 
 def _refusal(plan: Plan, engine: str) -> str:

@@ -7,6 +7,7 @@ contexts inside it. SGLang and TensorRT-LLM count the chips of a stage.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,26 @@ DEEPEP_HOST = 8
 """Source, read 2026-11-21: TensorRT-LLM's `is_deepep_feasible` accepts 2, 4 or 8 ranks in a host, and 2, 4, 8 or 16 hosts of 8.
 SGLang's reports of 3, 9 and 12 hosts (recalled) show that other numbers of hosts work. vLLM 0.33 needs ranks 0 to 7 on one
 node."""
+
+
+# Sequences that an engine serves at a time, where its source has a limit that no flag raises.
+MOST_SEQUENCES: Final = {"llama.cpp": 256}
+"""Source: llama.cpp, src/llama-cparams.h, `LLAMA_MAX_SEQ 256`; a context with a larger `-np` is refused."""
+
+
+def most_sequences(engine: str) -> float:
+    """Return the largest number of sequences that a replica of an engine serves at a time.
+
+    Args:
+        engine: Name of the engine.
+
+    Returns:
+        Sequences; infinite where no limit is known.
+
+    >>> most_sequences("llama.cpp"), most_sequences("vllm")
+    (256, inf)
+    """
+    return MOST_SEQUENCES.get(engine, math.inf)
 
 
 def deepep_counts(host: float, ranks: Number) -> Any:

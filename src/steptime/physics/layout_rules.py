@@ -99,7 +99,9 @@ RULES: Final[tuple[Rule, ...]] = (
         name="chips of the deployment",
         scope=SEARCH,
         holds=lambda f, x: axis(x.chips) <= f.chips,
-        reason=lambda f, x: f"a replica of {x.chips} chips is larger than the deployment of {f.chips} chips",
+        reason=lambda f, x: (
+            f"a replica of {x.chips} chips is larger than the deployment of {f.chips} chips; try --chips {x.chips}"
+        ),
     ),
     Rule(
         name="heads before context",

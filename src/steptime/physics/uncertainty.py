@@ -99,6 +99,12 @@ WITH_DRAFTS: Final = Distance(words="speculative tokens", low=0.1, high=0.3)
 LONG_CONTEXT: Final = Distance(words="contexts above 16,000 tokens", low=0.2, high=0.3)
 FEW_RUNS: Final = Distance(words="few runs on this system", low=0.25, high=0.46)
 
+# A guess: no run of llama.cpp has more sequences than `LARGEST_BATCH`.
+LARGE_BATCH: Final = Distance(words="batches larger than those of the runs", low=0.2, high=0.5)
+# Largest batch of the fitted runs of an engine, in sequences, where it is far below what the engine serves.
+# llama.cpp: batched-bench tables of https://github.com/ggml-org/llama.cpp/tree/master/benches.
+LARGEST_BATCH: Final = {"llama.cpp": 32}
+
 
 def distances(
     engine: Engine,
@@ -108,6 +114,7 @@ def distances(
     *,
     drafts: bool = False,
     context: Number = 0.0,
+    batch: Number = 0.0,
 ) -> tuple[tuple[Distance, Array], ...]:
     """Return the possible differences from the runs of a fit, and which apply.
 
@@ -120,6 +127,7 @@ def distances(
         reader: Layout of the prefill pool of a disaggregated deployment. Its runs had speculative tokens too.
         drafts: Whether there are speculative tokens.
         context: Tokens of a sequence.
+        batch: Sequences that decode on a replica.
 
     Returns:
         Pairs of a difference and an array of booleans.
@@ -141,6 +149,7 @@ def distances(
         (WITH_DRAFTS, np.asarray(drafts and not is_disaggregated)),
         (LONG_CONTEXT, np.asarray(context) > LONGEST_MEASURED),
         (FEW_RUNS, np.asarray(has_few_runs)),
+        (LARGE_BATCH, np.asarray(batch) > LARGEST_BATCH.get(engine.name, math.inf)),
     )
 
 
@@ -592,7 +601,9 @@ def explained_step_range(
     gradient = _gradient(table)
     variance = parameter_variance(gradient, engine)
     reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
-    flags = distances(engine, loaded_system, layout, drafts=bool(drafts), context=_longest(inputs))
+    flags = distances(
+        engine, loaded_system, layout, drafts=bool(drafts), context=_longest(inputs), batch=inputs.get("batch", 0)
+    )
     regime = np.where(reads, REGIMES[1], REGIMES[0])
     point = OperatingPoint(layout=layout, load=inputs.get("batch", 0), context=inputs.get("context", 0))
     low, high = factors(engine, "tpot", regime, variance=variance, system=loaded_system, wider=widening(flags), point=point)

@@ -498,10 +498,10 @@ def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedP
     slots = expected.slots
     if not expected.capped:
         slots = max(slots, int(seats_for(case.workload, SLACK * candidate.batch, expected.growing)))
-    slots = case.pinned.max_num_seqs or slots
+    is_short, slots = slots > case.slots, case.pinned.max_num_seqs or int(min(slots, case.slots))
     server = SimulatedPool(
         role="serve" if candidate.prefill_layout is None else "decode", layout=candidate.layout, batch=candidate.batch,
-        max_num_seqs=slots, queued=expected.capped or bool(case.pinned.max_num_seqs), chunk=candidate.chunk,
+        max_num_seqs=slots, queued=expected.capped or is_short or bool(case.pinned.max_num_seqs), chunk=candidate.chunk,
     )  # fmt: skip
     if candidate.prefill_layout is None:
         return (server,)

@@ -247,6 +247,10 @@ def _read_model(path: Path, place: str, entry: Mapping[str, Any]) -> FleetModel:
         raise DataFileError(path, f"{place}: {problem}") from None
     formats = {key: _text(path, place, entry, key) for key in ("weights", "experts", "kv")}
     rate = _number(path, f"{place}.rate", entry["rate"], MOST_RATE)
+    try:
+        load_model(name, weights=formats["weights"], experts=formats["experts"], kv=formats["kv"])
+    except InputError as problem:
+        raise DataFileError(path, f"{place}: {problem}") from None
     return FleetModel(name=name, rate=rate, workload=workload, slo=slo, systems=tuple(systems), **formats)
 
 

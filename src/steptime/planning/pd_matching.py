@@ -344,7 +344,7 @@ def _largest(case: PlanProblem, wide: Layout, grid: Array, state: State, load: A
     rising = (low < 0) & (high > low)
     share = np.where(rising, np.clip(-low / np.where(rising, high - low, 1.0), 0.0, 1.0), 0.0)
     unit = wide.dp * wide.microbatches
-    batch = np.minimum(size * (larger / size) ** share, case.pinned.slots)
+    batch = np.minimum(size * (larger / size) ** share, case.slots)
     batch = np.maximum(np.floor(batch / unit) * unit, size)
     return batch.astype(np.int64), load_before + share * (load_after - load_before)
 

@@ -287,7 +287,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         share = _prefill_share(case, selection, candidate.prefill_layout)
         prefill = prefill if share == 1 else replace(prefill, step=_weighted_sum((share, prefill.step)))
     workload, seats = case.workload, evaluate_occupancy(case, state, candidate, candidate.batch)
-    slots, queued = int(seats.max_num_seqs), bool(seats.capped)
+    slots, queued = int(min(float(seats.max_num_seqs), case.slots)), bool(seats.capped)
     if selection.pools:
         slots, queued = selection.pools[-1].max_num_seqs, selection.pools[-1].queued
     # The sampler has room for all slots.
@@ -298,7 +298,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
     server = Pool(
         role="serve" if prefill is None else "decode",
         layout=candidate.layout,
-        batch=float(as_whole(min(candidate.batch, case.pinned.slots))),
+        batch=float(as_whole(min(candidate.batch, case.slots))),
         chunk=candidate.chunk,
         chunk_share=float(1 - state.decode_only_share),
         chunks_per_mixed_step=float(state.chunks_per_mixed_step),

@@ -61,7 +61,7 @@ def candidate_ranges(
     decoding = latency_regime(state.input_share)
     waiting = wait_regime(ttft, _prompt_seconds(case, candidate))
     first_system = case.system if prefill is None else case.prefill.system
-    of_decode, of_prefill = pool_flags(case, candidate.layout, candidate.prefill_layout)
+    of_decode, of_prefill = pool_flags(case, candidate.layout, candidate.prefill_layout, candidate.batch)
     # An acceptance length that is a prior is another independent error of the time per token.
     wider = decode_widening(of_decode, case.speculation)
     # Own runs narrow the range by the layout, load and context that they share.
@@ -127,7 +127,7 @@ def list_distances(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
         One phrase per way.
     """
     prior = ("an acceptance length of other models",) if case.speculation.acceptance_range is not None else ()
-    flags = extrapolation_flags(case, candidate.layout, candidate.prefill_layout)
+    flags = extrapolation_flags(case, candidate.layout, candidate.prefill_layout, candidate.batch)
     return (*(flag.words for flag, applies in flags if applies), *(prior if has_range(case.engine) else ()))
 
 

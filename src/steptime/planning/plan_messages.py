@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
 
+from steptime.errors import install_hint
 from steptime.hardware.number_formats import SOFTWARE, WIDE, missing_units, number_format
 from steptime.hardware.rental_prices import kind_in_words
 from steptime.hardware.system import System
 from steptime.models.model import Model, stored_formats, weight_bytes, with_formats
 from steptime.number_checks import Number
 from steptime.physics.chip_memory import reserved_per_chip, weights_per_chip
+from steptime.physics.compute_dtype import has_rule
+from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.layout import Layout, collect_facts, show_layout
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
@@ -117,7 +121,7 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
         "tpot": show(case.limits.tpot, "s"),
         "ttft": show(case.limits.ttft, "s"),
         "speed": show(1 / case.limits.tpot, "tok/s"),
-        "slots": counted(case.pinned.max_num_seqs or deployment.pools[-1].max_num_seqs, "slot"),
+        "slots": counted(deployment.pools[-1].max_num_seqs if math.isinf(case.slots) else int(case.slots), "slot"),
         "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
         "busiest": f"{100 * MOST_UTILISED:.0f} %",
         "same": "cost the same per token" if rented else "bring no more output",
@@ -125,19 +129,21 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
     return ", and ".join(words[name].format(**values) for name in deployment.binding)
 
 
-def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[str, ...]:
+def warnings_of_step(model: Model, system: System, *, reach: Number, engine: Engine = IDEAL) -> tuple[str, ...]:
     """Return warnings about a step: a context too long, number formats without units, or an unusual network.
 
     Args:
         model: Model.
         system: System.
         reach: Tokens of the longest sequence.
+        engine: The engine: where it has a rule for a format, the units of the chip do not decide.
 
     Returns:
         Warnings.
     """
     too_long = trained_context_warning(reach, model.max_context)
-    without_units = missing_units(stored_formats(model), system.chip.peak, system.name)
+    formats = [name for name in stored_formats(model) if not has_rule(engine.arithmetic, name)]
+    without_units = missing_units(formats, system.chip.peak, system.name)
     warnings = [words for words in (too_long, without_units) if words]
     for inner, outer in pairwise(system.domains):
         if np.any(np.asarray(inner.link.bandwidth) < outer.link.bandwidth):
@@ -178,7 +184,12 @@ def list_warnings(case: PlanProblem) -> tuple[str, ...]:
         of_decode = list_warnings(replace(case, prefill_system=None, prefill_chips=0))
         return tuple(dict.fromkeys((*of_decode, *list_warnings(case.prefill))))
     reach = case.workload.input_tokens + case.workload.output_tokens
-    warnings = [*warnings_of_step(case.model, case.system, reach=reach)]
+    warnings = [*warnings_of_step(case.model, case.system, reach=reach, engine=case.engine)]
+    if find_spec("numba") is None and case.percentile != "mean":
+        warnings.append(
+            f"{case.percentile} figures are means of closed forms, because requests are simulated only with numba, which is "
+            f"not installed: {install_hint('simulate')}"
+        )
     rent = case.system.rent
     if not math.isfinite(rent.typical):
         warnings.append(rent.note)

@@ -24,6 +24,7 @@ from steptime.number_checks import Array, Number
 from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.chip_memory import Memory, sequences_per_group
 from steptime.physics.engine import Engine, ttft_factor
+from steptime.physics.engine_rules import most_sequences
 from steptime.physics.layout import ENGINE, NAMES, Layout, collect_facts, show_layout
 from steptime.physics.layout_rules import allowed
 from steptime.physics.operator_time import TINY
@@ -121,6 +122,11 @@ class PlanProblem:
         changes = {"system": self.prefill_system, "chips": self.prefill_chips, "prefill_system": None, "prefill_chips": 0}
         problem: PlanProblem = memoize(self, ("prefill problem", self.evidence), replace, self, **changes)
         return problem
+
+    @property
+    def slots(self) -> float:
+        """Largest number of slots of a replica: the user's, at most those of the engine."""
+        return min(self.pinned.slots, most_sequences(self.engine.name))
 
     @property
     def is_pair(self) -> bool:
@@ -295,8 +301,8 @@ def steady_state(
         state = decode_pool(*subject, layout=layout, batch=batch, **case.settings)
     else:
         state = aggregated(*subject, layout=layout, batch=batch, chunk=chunk, quick=quick, **case.settings)
-    # More sequences than the user's slots never decode.
-    is_beyond = np.asarray(batch) > max(case.pinned.slots, LEAST_BATCH)
+    # More sequences than the slots of the user or the engine never decode.
+    is_beyond = np.asarray(batch) > max(case.slots, LEAST_BATCH)
     return replace(state, rate=np.where(is_beyond, 0.0, state.rate)) if np.any(is_beyond) else state
 
 
@@ -483,13 +489,13 @@ def capped_occupancy(case: PlanProblem, state: State, batch: Number, layout: Lay
     share, wait = filled(life, room, np.asarray(batch * replicas))
     answering = np.maximum(1.0, case.workload.output_tokens - 1) * state.tpot
     share = share * np.where(life > 0, answering / np.where(life > 0, life, 1.0), 0.0)
-    max_sequences = np.minimum(most_seats(case.workload, state, layout), case.pinned.slots)
+    max_sequences = np.minimum(most_seats(case.workload, state, layout), case.slots)
 
     # With all slots taken the batch is larger, so that each step is slower than the mean step.
     slower = 1 + state.growing * np.maximum(max_sequences / batch - 1, 0.0)
     mean = state.rate * open_share * life * replicas
     busy_share, later = queued(mean, life * slower, np.maximum(max_sequences, 1.0) * replicas, state.growing, slower)
-    spare = np.asarray(state.memory.fits) & (state.max_num_seqs <= case.pinned.slots)
+    spare = np.asarray(state.memory.fits) & (state.max_num_seqs <= case.slots)
     queue = ~spare & (max_sequences >= batch) & (busy_share <= MOST_UTILISED) & (later <= room)
 
     # Filling every slot pays only where it serves more than a pool with spare slots.

@@ -28,6 +28,7 @@ from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, model_for, serving_engine
+from steptime.physics.engine_rules import most_sequences
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
@@ -224,8 +225,7 @@ def plan(
         pinned=pinned,
         turns=turns,
     )
-    if chunk is not None and chunk > (most_tokens := case.model.max_context * pinned.slots):
-        raise RangeError(f"chunk: must be at most {most_tokens:,.0f} tokens, max_num_seqs times the context, got {chunk:,}")
+    _check_lengths(case, chunk)
     layouts = fitting(case)
     if not layouts:
         raise _no_layout(case)
@@ -369,6 +369,15 @@ def _pinned(sizes: Mapping[str, int] | None, chunk: int | None, max_num_seqs: in
         chunk=None if chunk is None else whole_number("chunk", chunk, minimum=OWN_CHUNKS[0], maximum=OWN_CHUNKS[1]),
         max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs, maximum=MOST_SLOTS),
     )
+
+
+def _check_lengths(case: PlanProblem, chunk: int | None) -> None:
+    """Raise RangeError where the user's slots exceed those of the engine, or the chunk exceeds all slots."""
+    slots, limit = case.pinned.max_num_seqs, most_sequences(case.engine.name)
+    if slots is not None and slots > limit:
+        raise RangeError(f"max_num_seqs: {case.engine.name} serves at most {limit:,.0f} sequences at a time, got {slots:,}")
+    if chunk is not None and chunk > (most_tokens := case.model.max_context * case.pinned.slots):
+        raise RangeError(f"chunk: must be at most {most_tokens:,.0f} tokens, max_num_seqs times the context, got {chunk:,}")
 
 
 def _judge_choices(
@@ -647,10 +656,13 @@ def _second_system(case: PlanProblem) -> dict[str, Any]:
 
 
 def _limits_reached(case: PlanProblem, estimates: PlanProblem, peak: Candidate, first: Selection) -> tuple[str, ...]:
-    """Return the limits that a larger batch would break; requests that wait for the user's slots name these."""
+    """Return the limits that a larger batch would break; waiting for slots of the user or engine counts."""
     names = binding(estimates, peak) if first.run is None else (first.run.binding,)
-    candidate, slots = first.candidate, case.pinned.max_num_seqs
-    if slots is None or float(evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1)).max_num_seqs) <= slots:
+    candidate, slots = first.candidate, case.slots
+    if (
+        math.isinf(slots)
+        or float(evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1)).max_num_seqs) <= slots
+    ):
         return names
     # The time per token contains the wait for a slot of a separate decode pool.
     waiting = ("first token", "prompt queue") if candidate.mode == AGGREGATED else ("speed",)

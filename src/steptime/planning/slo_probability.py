@@ -163,23 +163,26 @@ def likelihood(value: float, limits: tuple[float, float] | None, limit: float) -
     return NORMAL.cdf(EDGE * away / side)
 
 
-def extrapolation_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
+def extrapolation_flags(
+    case: PlanProblem, layout: Layout, reader: Layout | None, batch: Number = 0.0
+) -> tuple[tuple[Distance, Array], ...]:
     """Return in which ways candidates differ from measured runs.
 
     Args:
         case: Plan problem.
         layout: Layouts of the decode replica; may hold arrays.
         reader: Layouts of a separate prefill pool, or None.
+        batch: Sequences that decode on a replica.
 
     Returns:
         Pairs of a kind of distance and booleans by candidate.
     """
-    of_decode, of_prefill = pool_flags(case, layout, reader)
+    of_decode, of_prefill = pool_flags(case, layout, reader, batch)
     return tuple((flag, np.logical_or(first, second)) for (flag, first), (_, second) in zip(of_decode, of_prefill, strict=True))
 
 
 def pool_flags(
-    case: PlanProblem, layout: Layout, reader: Layout | None
+    case: PlanProblem, layout: Layout, reader: Layout | None, batch: Number = 0.0
 ) -> tuple[tuple[tuple[Distance, Array], ...], tuple[tuple[Distance, Array], ...]]:
     """Return in which ways the pool that decodes and the one that prefills differ from measured runs.
 
@@ -189,15 +192,16 @@ def pool_flags(
         case: Plan problem.
         layout: Layouts of the decode replica; may hold arrays.
         reader: Layouts of a separate prefill pool, or None.
+        batch: Sequences that decode on a replica.
 
     Returns:
         Pairs of a kind of distance and booleans by candidate, for each pool; the same ones on one system.
     """
     drafts, reach = bool(case.speculation.drafts), case.workload.input_tokens + case.workload.output_tokens
     if reader is None or case.prefill_system is None:
-        flags = distances(case.engine, case.system, layout, reader, drafts=drafts, context=reach)
+        flags = distances(case.engine, case.system, layout, reader, drafts=drafts, context=reach, batch=batch)
         return flags, flags
-    of_decode = distances(case.engine, case.system, layout, layout, drafts=drafts, context=reach)
+    of_decode = distances(case.engine, case.system, layout, layout, drafts=drafts, context=reach, batch=batch)
     return of_decode, distances(case.engine, case.prefill_system, reader, reader, drafts=drafts, context=reach)
 
 

@@ -339,7 +339,7 @@ def step_summary(
     if without_units := missing_units(formats, system.chip.peak, system.name):
         notes.append(without_units)
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
-    flags = () if limits is None else distances(engine, system, layout, drafts=bool(drafts), context=reach)
+    flags = () if limits is None else distances(engine, system, layout, drafts=bool(drafts), context=reach, batch=work["batch"])
     if differences := [flag.words for flag, applies in flags if np.any(applies)]:
         notes.append(f"wider range, because the measured runs differ from this step: {', '.join(differences)}")
     images = None

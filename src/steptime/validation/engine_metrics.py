@@ -151,7 +151,7 @@ def metrics_url(url: str) -> str:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
     except ValueError:
-        raise InputError(f"URL: is not an address, got {short_repr(url)}") from None
+        raise InputError(f"URL: must be an address with a port from 0 to 65,535, got {short_repr(url)}") from None
     del port
     if parts.scheme not in SCHEMES or not parts.hostname or re.search(r"[\s\x00-\x1f\x7f]", text):
         raise InputError(f"URL: must be an address such as http://localhost:8000, got {short_repr(url)}")

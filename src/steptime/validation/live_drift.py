@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import InputError, install_hint
+from steptime.errors import InputError, RangeError, install_hint
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million, with_rent
 from steptime.models.model_loading import load_model
@@ -268,6 +268,17 @@ class Watcher:
         return QUEUE if is_queue else PREFILL, math.nan, math.nan
 
 
+def _scraped(url: str, clock: Callable[[], float], served: str) -> Scrape:
+    """Return a scrape of a server; a problem of its text names the address."""
+    text = fetch_text(url)
+    try:
+        return read_scrape(text, clock(), served)
+    except RangeError:
+        raise
+    except InputError as problem:
+        raise InputError(f"{url}: {problem}") from None
+
+
 def watch_windows(
     url: str,
     watcher: Watcher,
@@ -294,7 +305,7 @@ def watch_windows(
     due = clock()
     while True:
         try:
-            scrape = read_scrape(fetch_text(url), clock(), served)
+            scrape = _scraped(url, clock, served)
             if last is not None and is_restarted(last, scrape):
                 last = None
                 yield InputError(f"{url}: the server restarted; its counters began again")

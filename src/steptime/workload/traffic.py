@@ -182,7 +182,7 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
     if not isinstance(kind, str) or kind not in ARRIVALS:
         raise UnknownName("arrival process", kind, ARRIVALS, f"Known: {', '.join(ARRIVALS)}.")
     single(rate=rate, burst=burst, requests=n)
-    positive("a rate", rate, "requests/s", minimum=RATES[0], maximum=RATES[1])
+    positive("rate", rate, "requests/s", minimum=RATES[0], maximum=RATES[1])
     positive("burst", burst, minimum=BURSTS[0], maximum=BURSTS[1])
     n = whole_number("requests", n, maximum=MAX_REQUESTS)
     if kind == "constant":

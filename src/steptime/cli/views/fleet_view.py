@@ -33,7 +33,7 @@ def fleet_view(fleet: ModelFleet) -> Any:
             f"{choice.deployments} x {choice.layout}",
             f"{choice.chips:,}",
             in_digits(choice.rate),
-            in_digits(choice.usd_per_hour),
+            f"${choice.usd_per_hour:,.2f}",
         )
     chips = ", ".join(f"{name}: {text}" for name, text in figures.items())
     planned, solved = in_digits(fleet.plan_seconds), in_digits(fleet.solve_seconds)

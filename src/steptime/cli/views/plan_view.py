@@ -189,6 +189,8 @@ def _conditions(plan: Plan) -> Text:
         chips = f"{plan.prefill_chips:,} prefill chips (--prefill-chips) and {plan.chips:,} decode chips (--chips)"
     rate = f"{in_digits(plan.requests_per_second)} requests/s"
     setting = f"{chips}, {plan.mode} (--mode), engine {plan.engine} (--engine)"
+    if math.isinf(plan.slo.tpot) and math.isinf(plan.slo.ttft):
+        setting += ", no limit on speed or first token (--speed, --ttft)"
     load = "Load" if plan.fleet is None else f"Full load of {counted(plan.total_chips, 'chip')}"
     return Text(f"{load}: {rate} of {_workload(plan)}. Setup: {setting}.{_narrower_format(plan)}")
 
@@ -209,7 +211,8 @@ def _cautions(plan: Plan) -> list[str]:
         trained_context_warning(work.input_tokens + work.output_tokens, served.max_context),
         missing_units((served.weights, served.experts), served.arithmetic, plan.system),
     )
-    return [line for line in lines if line]
+    # An engine with a rule for a format has no such warning in its plan.
+    return [line for line in lines if line and line in plan.warnings]
 
 
 def _figure_table(plan: Plan) -> Grid:
@@ -671,13 +674,13 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
     Returns:
         Something that a console prints.
     """
-    from steptime.launch.launch_commands import launch_commands
+    from steptime.launch.launch_commands import launch_commands, slot_note
     from steptime.launch.serve_args import NAMES
 
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(), Text(f"# {slot_note(plan)}", no_wrap=True, overflow="ignore")]
     for engine in engines:
         lines = (Text(line, no_wrap=True, overflow="ignore") for line in launch_commands(plan, engine))
-        parts += [Text(), heading(NAMES[engine]), *lines]
+        parts += [Text(), heading(NAMES.get(engine, engine)), *lines]
     return Group(*parts)
 
 

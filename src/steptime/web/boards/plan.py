@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from steptime.launch.host_placement import place_replicas
-from steptime.launch.launch_commands import ENGINES, launch_commands
+from steptime.launch.launch_commands import engines_of_plan, launch_commands
 from steptime.planning.plan_result import Plan, Point, runner_up_dearer
 from steptime.units import counted, in_digits, show
 from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, finite_figures, question_input, slider
@@ -131,7 +131,7 @@ def _hosts(plan: Plan) -> float:
 
 def _scripts(plan: Plan) -> dict[str, str]:
     """Return the launch commands of each engine; an engine that cannot serve the plan says why."""
-    return {f"launch with {engine}": "\n".join(launch_commands(plan, engine)) for engine in ENGINES}
+    return {f"launch with {engine}": "\n".join(launch_commands(plan, engine)) for engine in engines_of_plan(plan)}
 
 
 def _sentence(inputs: Inputs, plan: Plan, point: Point, *, rough: bool) -> str:

@@ -1,0 +1,56 @@
+"""Plans of llama.cpp: the sequences that its server has, batches beyond its runs, and the command that starts them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+import steptime as st
+from steptime.errors import RangeError
+from steptime.launch.launch_commands import launch_commands
+from steptime.physics.layout import Layout, host_chips
+from steptime.physics.uncertainty import LARGE_BATCH, distances
+from steptime.workload.workload import Workload
+
+WORK = Workload(input_tokens=1024, output_tokens=1024)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return st.plan("gpt-oss-20b", "dgx-spark", WORK, engine="llama.cpp", percentile="mean", quick=True)
+
+
+def test_a_replica_has_at_most_the_sequences_of_llama_cpp(planned):
+    assert planned.chips == 1
+    assert planned.pools[-1].max_num_seqs <= 256
+    assert planned.pools[-1].batch > 32
+    assert LARGE_BATCH.words in planned.distance
+    with pytest.raises(RangeError, match="256"):
+        st.plan("gpt-oss-20b", "dgx-spark", WORK, engine="llama.cpp", max_num_seqs=257)
+
+
+@pytest.mark.parametrize(("batch", "applies"), [(32, False), (33, True)])
+def test_batches_beyond_the_runs_widen_the_range(batch, applies):
+    engine, system = st.load_engine("llama.cpp"), st.load_system("dgx-spark")
+    assert (LARGE_BATCH in [flag for flag, there in distances(engine, system, Layout(), batch=batch) if there]) == applies
+    other = st.load_engine("vllm")
+    assert LARGE_BATCH not in [flag for flag, there in distances(other, system, Layout(), batch=batch) if there]
+
+
+def test_the_command_has_the_slots_of_the_plan(planned):
+    words = " ".join(line.removesuffix("\\") for line in launch_commands(planned, "llama.cpp") if line[0] != "#").split()
+    assert words[:3] == ["llama-server", "-m", '"$GGUF"']
+    flags = dict(pairwise(words))
+    assert int(flags["-np"]) == planned.pools[-1].max_num_seqs
+    assert int(flags["-ub"]) >= planned.pools[-1].chunk
+
+
+def test_formats_with_a_rule_of_the_engine_have_no_warning(planned):
+    assert not [words for words in planned.warnings if "mxfp4" in words]
+
+
+@pytest.mark.parametrize("name", ["dgx-spark", "m3-ultra", "strix-halo"])
+def test_a_desk_machine_is_one_computer(name):
+    system = st.load_system(name)
+    assert system.chips == host_chips(system) == 1
