@@ -174,7 +174,7 @@ def test_broken_json_names_the_line(tmp_path):
     with pytest.raises(DataFileError, match=r"config\.json:3: is not valid JSON"):
         st.load_model(path)
     path.write_text("[1, 2]")
-    with pytest.raises(DataFileError, match="must be a table"):
+    with pytest.raises(DataFileError, match="must be an object"):
         st.load_model(path)
 
 

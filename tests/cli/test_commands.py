@@ -137,7 +137,7 @@ def test_a_step_shows_its_range_and_the_ideal(columns):
     words = "step llama-3.1-70b hgx-h100 --tp 8 --batch 64"
     shown = run(words, columns=columns).stdout
     assert "(90 %: " in shown
-    assert "No losses" in shown
+    assert "Without losses" in shown
     assert max(len(line) for line in shown.splitlines()) <= columns
     assert "90 %" not in run(words + " --engine ideal", columns=columns).stdout
 
@@ -278,7 +278,7 @@ def test_every_command_speaks_json(words):
         ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --max-sequences 1000000000", "max_num_seqs must be at most 1,048,576"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --token-budget 100000000000", "max_num_batched_tokens must be at most"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1e-300", "a rate must be at least 1e-06 requests/s"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1e-300", "--rate must be at least 1e-06 requests/s"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --arrivals gamma --burst inf", "burst must be a finite number"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal --spread inf", "spread must be a finite number"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --tp 0", "tp must be at least 1"),
@@ -592,7 +592,8 @@ def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
 def test_a_rate_puts_the_fleet_first(closed_forms):
     shown = run("plan llama-3.1-8b hgx-h100 --rate 100 --speed 30 --ttft 2 --input 500 --output 100").stdout
     assert shown.startswith("For 100 requests/s: ")
-    assert "Each replica serves " in " ".join(shown.split())
+    assert "on 8 chips" in " ".join(shown.split())
+    assert "6 idle chips" in " ".join(shown.split())
 
 
 def test_one_sequence_decodes_and_the_range_has_a_cause_in_words():

@@ -153,8 +153,8 @@ def test_the_csv_of_clients_has_their_number(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("--trace t.csv --rate 3", "not --trace and --rate together"),
-        ("--trace t.csv --concurrency 3 --find-rate", "not --trace and --concurrency together"),
+        ("--trace t.csv --rate 3", "--trace and --rate exclude each other"),
+        ("--trace t.csv --concurrency 3 --find-rate", "--trace and --concurrency exclude each other"),
         ("--rate 3 --find-rate", "keep one of the two"),
         ("--trace t.csv --find-rate --rate-scale 2", "--rate-scale needs --trace without --find-rate"),
         ("--trace t.csv --find-rate --input 20", "--trace already gives lengths; leave out --input"),

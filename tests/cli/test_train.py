@@ -316,7 +316,7 @@ def test_a_deadline_and_a_budget_show_their_probability():
 def test_a_searched_layout_says_its_allowance_and_a_run_its_tokens():
     found = answer(SMALL)
     page = " ".join(run(f"{SMALL} --tokens 300k").stdout.split())
-    assert f"times include {found['search_factor'] - 1:.0%}: layouts from a search run slower than predicted" in page
+    assert f"{100 * (found['search_factor'] - 1):.0f} % are added" in page.partition("Search allowance")[2][:60]
     assert found["step"]["terms_s"]["search allowance"] > 0
     assert "on 300,000 tokens" in page
     assert "one checkpoint, at the end" in page

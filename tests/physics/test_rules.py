@@ -99,7 +99,9 @@ def test_an_absent_layout_is_explained(deepseek, rack):
     )
     assert "does not divide the 128 heads" in absent_because(case, Layout(tp=3))[0]
     assert "overlaps two micro-batches" in absent_because(case, Layout(tp=8, microbatches=2))[0]
-    assert absent_because(case, Layout(dp=128, ep=128)) == ["a replica of 128 chips is larger than the deployment of 72 chips"]
+    assert absent_because(case, Layout(dp=128, ep=128)) == [
+        "a replica of 128 chips is larger than the deployment of 72 chips; try --chips 128"
+    ]
     assert "its weights take 673 GB of a chip, which has" in absent_because(case, Layout())[0]
     assert "pp=5 is not tried here; the search tries 1, 2, 3" in absent_because(case, Layout(tp=8, pp=5, microbatches=5))[0]
     assert not [layout for layout in fitting(case)[::53] if absent_because(case, layout)]

@@ -48,7 +48,7 @@ def test_narrow_numbers_of_a_schedule_do_not_overflow():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: open_loop(math.nan, 10, ONE, ONE), "a rate must be a finite number"),
+        (lambda: open_loop(math.nan, 10, ONE, ONE), "rate must be a finite number"),
         (lambda: open_loop(1, 10**23, ONE, ONE), "requests must be at most 50,000,000"),
         (lambda: open_loop(1, 2.5, ONE, ONE), "requests must be a whole number"),
         (lambda: open_loop(1, 10, ONE, ONE, seed=-1), "a seed must be at least 0"),

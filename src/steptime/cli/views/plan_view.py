@@ -300,7 +300,7 @@ def _warnings(plan: Plan) -> list[str]:
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {100 * plan.sure:.3g} % probability (--sure {plan.sure:g}).")
     elif plan.slo_probability and plan.tpot_range is not None and min(plan.slo_probability.values()) < LIKELY:
-        warnings.append("The table gives the chance of meeting each limit; --sure 0.9 asks for 90 %.")
+        warnings.append("The table has the chance to meet each limit; --sure 0.9 asks for 90 %.")
     # Own runs change the plan: show it without them.
     if plan.unanchored is not None:
         before = plan.unanchored
