@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from steptime.physics.layout import Layout
 from steptime.simulation.simulator_adapters import SglangTimePredictor, VidurTimePredictor
 from steptime.simulation.step_predictor import StepPredictor, compile_predictor, drawn_passes
 
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama-3.1-8b", "hgx-h100", {}),
     ("qwen3-30b-a3b", "hgx-h100", {}),
+    ("deepseek-v3", "hgx-h200", {"layout": Layout(tp=8, ep=8)}),
     ("gpt-oss-20b", "dgx-spark", {"engine": "llama.cpp", "weights": "q8_0", "experts": "mxfp4", "max_batch": 32}),
 )
 PASSES = 20_000

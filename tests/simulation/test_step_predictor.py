@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import LayoutError, RangeError
 from steptime.physics.step import mixed_step
-from steptime.simulation import predictor_server
+from steptime.simulation import predictor_server, step_predictor
 from steptime.simulation.predictor_server import answer_line, read_address, serve_predictor
 from steptime.simulation.simulator_adapters import (
     LlmdLatencyCalculator,
@@ -37,12 +37,18 @@ CASES = {
     "windows": ("gpt-oss-20b", "dgx-spark", {"engine": "llama.cpp", "weights": "q8_0", "experts": "mxfp4", "max_batch": 32}),
     "tensor parallel": ("llama-3.1-70b", "hgx-h100", {"layout": st.Layout(tp=8)}),
     "latent": ("deepseek-v2-lite", "hgx-h200", {}),
+    "expert parallel": ("deepseek-v3", "hgx-h200", {"layout": st.Layout(tp=8, ep=8)}),
 }
 
 
 @pytest.fixture(scope="module")
 def dense():
     return compile_predictor("llama-3.1-8b", "hgx-h100")
+
+
+@pytest.fixture(scope="module")
+def routed():
+    return compile_predictor("deepseek-v3", "hgx-h200", layout=st.Layout(tp=8, ep=8))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -54,6 +60,7 @@ def test_drawn_passes_equal_exact_steps_within_one_percent(case):
     exact = mixed_step(loaded, system, **sizes, layout=predictor.layout, engine=options.get("engine"), parts=False).total
     names = ("batch", "context", "prompts", "tokens", "prefix")
     answers = [predictor.uniform_seconds(*values) for values in zip(*(sizes[name].tolist() for name in names), strict=True)]
+    assert np.max(sizes["prompts"]) > 0.9 * predictor.max_batch
     assert np.max(np.abs(np.array(answers) / exact - 1)) < 0.01
     assert predictor.error < 0.01
 
@@ -85,6 +92,56 @@ def test_unequal_prompts_count_with_their_pairs(dense):
     """A prompt of 3,000 tokens has more pairs than two of 1,500; both together are between two equal pairs of prompts."""
     unequal = dense.seconds([], [(2900, 0), (100, 0)])
     assert dense.seconds([], [(1500, 0), (1500, 0)]) < unequal < dense.seconds([], [(1500, 1500), (1500, 1500)])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "tokens", "batch"), [(1, 7308, 0), (21, 348, 0), (203, 36, 0), (21, 348, 64), (256, 1, 256)]
+)
+def test_experts_of_several_ranks_depend_on_tokens_and_prompts(routed, prompts, tokens, batch):
+    sizes = {"prompts": prompts, "tokens": tokens, "batch": batch, "context": 500 * (batch > 0)}
+    exact = float(mixed_step("deepseek-v3", "hgx-h200", **sizes, layout=routed.layout).total)
+    assert routed.uniform_seconds(**sizes) == pytest.approx(exact, rel=0.005)
+    assert routed.seconds([500] * batch, [(tokens, 0)] * prompts) == pytest.approx(exact, rel=0.005)
+
+
+def test_experts_count_the_tokens_of_unequal_prompts(routed):
+    """Prompts of 7,000 and thrice 100 tokens fluctuate as 7,300² / (7,000² + 3 x 100²) = 1.0869 equal ones."""
+    prompts = [(7000, 0)] + [(100, 0)] * 3
+    # Four equal prompts with the same pairs: half of the sum of squares, over the tokens, less half of the mean tokens.
+    prefix = 49_030_000 / 2 / 7300 - 1825 / 2
+    effective = 7300**2 / 49_030_000
+    assert effective == pytest.approx(1.0869, abs=1e-4)
+    one, four = (
+        float(mixed_step("deepseek-v3", "hgx-h200", prompts=p, tokens=7300 / p, layout=routed.layout).terms["experts"])
+        for p in (effective, 4)
+    )
+    assert one > 1.2 * four
+    assert routed.seconds([], prompts) - routed.uniform_seconds(0, 0, 4, 1825, prefix) == pytest.approx(one - four, rel=0.01)
+
+
+def test_only_expert_parallel_tables_have_experts_apart(dense, routed):
+    whole = compile_predictor("qwen3-30b-a3b", "hgx-h100", max_batch=16, max_tokens=256, max_context=1024)
+    assert not dense.experts
+    assert not whole.experts
+    assert np.shape(routed.experts) == (len(routed.expert_rows), len(routed.expert_requests))
+    assert routed.expert_requests[-1] == pytest.approx(2 * routed.max_batch)
+
+
+def test_a_prompt_of_almost_no_tokens_has_a_time(routed):
+    assert routed.uniform_seconds(prompts=1, tokens=1e-200) > 0
+
+
+def test_a_table_with_a_large_error_has_a_note(dense, monkeypatch):
+    assert not dense.note
+    assert "note" not in dense.headline()[1]
+    wrong = replace(dense, error=0.034)
+    assert "3.4%" in wrong.note
+    assert wrong.headline()[1]["note"] == wrong.note == wrong.to_dict()["note"]
+    monkeypatch.setattr(step_predictor, "PROMISED", 0.0)
+    words = ["predictor", "llama-3.1-8b", "hgx-h100", "--max-batch", "16", "--max-tokens", "512", "--max-context", "4096"]
+    ran = CliRunner().invoke(app_for(words), words, input='{"batch": 4, "context": 1000}\n')
+    assert "Note: this table departs" in ran.stderr
+    assert "seconds" in json.loads(ran.stdout)
 
 
 def test_it_answers_thousands_of_times_a_second(dense):

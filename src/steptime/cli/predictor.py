@@ -46,6 +46,8 @@ def predictor(
         model, system, layout=layout, engine=engine, max_batch=max_batch, max_tokens=max_tokens, max_context=max_context,
         **arguments,
     )  # fmt: skip
+    if table.note:
+        say(f"Note: {table.note}")
     if listen is not None:
         import asyncio
 

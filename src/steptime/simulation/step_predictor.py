@@ -4,20 +4,28 @@ Simulators of engines ask for the time of each batch that a scheduler makes, tho
 $b$ sequences of mean context $c$ and prefills $p$ prompts of $n$ tokens each after $x$ cached tokens. On one data-parallel rank
 without pipeline stages, operators run one after another. The time of the pass is a sum:
 
-$$ t = D(b, c) + R(p n) + H(p) + A(p, n, x) + J(b, p n) $$
+$$ t = D(b, c) + R(p n) + H(p) + A(p, n, x) + J(b, p n) + E(w, r) $$
 
 $D$ is a decode step, $R$ one prompt without its attention, $H$ the logits of further prompts, and $A$ the attention of
 prompts. $J$ corrects for the weights, launches and host work that decode and prefill share. Each part is a table of exact
 steps of `physics.step`, and the predictor interpolates linearly between its points. $D$ and $A$ are linear in contexts for
 full attention. The points are close enough for errors below 1 % (`CLOSE`, `BEND`). `compile_predictor` measures them on
 drawn passes.
+
+$E$ is the time of routed experts with expert parallelism. The busiest rank depends on the rows $w$ and on the requests that
+they come from, because the tokens of one request prefer the same experts (`expert_imbalance.busiest_rows`). Requests of
+$w_i$ rows fluctuate as much as this number of equal ones (Kish, Survey Sampling, 1965; `op_work.effective_requests`):
+
+$$ w = b + p n, \qquad r = \frac{(\sum_i w_i)^2}{\sum_i w_i^2} = \frac{(b + p n)^2}{b + p n^2} $$
+
+$D$, $R$, $H$ and $J$ are then without experts. Elsewhere experts depend on rows only, so that these parts include them.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
@@ -42,10 +50,15 @@ EXACT: Final = 16
 # Relative error of an axis that adds a point, and the most rounds of such points.
 BEND, ROUNDS = 2e-3, 5
 # Passes on which the error is measured, and the seed that draws them.
-SAMPLES, SEED = 400, 7
+SAMPLES, SEED = 1200, 7
+# Largest relative error that a table has without a note.
+PROMISED: Final = 0.01
 # Largest tables.
 MOST_BATCH, MOST_TOKENS, MOST_CONTEXT = 65_536, 1 << 20, 1 << 22
 ATTENTION: Final = "attention"
+EXPERTS: Final = "experts"
+# Relative spread over requests from which experts are a table by rows and requests.
+SPREAD: Final = 1e-6
 LEFT_OUT = unit("", "", left_out=True)
 
 
@@ -97,7 +110,9 @@ def refined(points: list[float], seconds: Callable[[Array], Array]) -> list[floa
 
 def place(points: Sequence[float], value: float) -> tuple[int, float]:
     """Return the point below a value, and the share of the way to the next one; beyond the ends the last slope continues."""
-    below = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
+    # Comparisons take half the time of `min` and `max`.
+    below, last = bisect_right(points, value) - 1, len(points) - 2
+    below = 0 if below < 0 else last if below > last else below
     return below, (value - points[below]) / (points[below + 1] - points[below])
 
 
@@ -107,9 +122,13 @@ class StepPredictor(Result):
 
     All tables are in seconds. `decode` is by batch and context, `rows` by prompt tokens of the pass, and `heads` by prompts.
     `attention` is by prompts, tokens of a prompt and cached tokens. `shared` is by batch and prompt tokens of the pass.
+    `experts` is by rows and requests of the pass, and empty where experts depend on rows only.
     """
 
     SCHEMA: ClassVar[str] = "steptime.predictor/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "note": unit("", "warning of a table with errors above 1 %; empty for any other", kind="text")
+    }
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
@@ -131,6 +150,19 @@ class StepPredictor(Result):
     shared: list[list[float]] = field(metadata=LEFT_OUT)
     shared_batches: list[float] = field(metadata=LEFT_OUT)
     shared_tokens: list[float] = field(metadata=LEFT_OUT)
+    experts: list[list[float]] = field(metadata=LEFT_OUT)
+    expert_rows: list[float] = field(metadata=LEFT_OUT)
+    expert_requests: list[float] = field(metadata=LEFT_OUT)
+
+    @property
+    def note(self) -> str:
+        """The warning of a table with errors above 1 %; "" for a table within."""
+        if self.error <= PROMISED:
+            return ""
+        return (
+            f"this table departs from exact steps by up to {self.error:.1%}, above the {PROMISED:.0%} of other tables; "
+            "ask `steptime step` for the exact time of a pass"
+        )
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the subject and the range of the table.
@@ -140,7 +172,8 @@ class StepPredictor(Result):
         """
         title = f"Step predictor of {self.model} on {self.system}, {show_layout(self.layout)}, engine {self.engine}"
         reach = f"up to {self.max_batch:,} sequences, {self.max_tokens:,} prompt tokens and {self.max_context:,} of context"
-        return title, {"table": reach, "largest error": f"{self.error:.2%} on {SAMPLES} drawn passes"}
+        figures = {"table": reach, "largest error": f"{self.error:.2%} on {SAMPLES:,} drawn passes"}
+        return title, figures | ({"note": self.note} if self.note else {})
 
     def uniform_seconds(
         self, batch: float = 0, context: float = 0, prompts: float = 0, tokens: float = 0, prefix: float = 0
@@ -160,6 +193,10 @@ class StepPredictor(Result):
         Raises:
             RangeError: A size is negative, not finite, or outside the table.
         """
+        return self._seconds(batch, context, prompts, tokens, prefix, prompts * tokens * tokens)
+
+    def _seconds(self, batch: float, context: float, prompts: float, tokens: float, prefix: float, squares: float) -> float:
+        """Return the time of a pass; `squares` is the sum of the squared new tokens of its prompts."""
         total = prompts * tokens
         if not (0 <= batch <= self.max_batch and 0 <= total <= self.max_tokens and 0 <= prompts <= self.max_batch):
             raise self._outside(batch, total)
@@ -180,7 +217,18 @@ class StepPredictor(Result):
                 j, v = place(self.shared_tokens, total)
                 low, high = self.shared[i], self.shared[i + 1]
                 seconds += (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+        if self.experts and batch + squares > 0:
+            seconds += self._experts(batch + total, batch + squares)
         return seconds
+
+    def _experts(self, rows: float, squares: float) -> float:
+        """Return the time of experts; `squares` is the sum of the squared rows of all requests."""
+        # A mean number of requests below 1 counts as one, as in `expert_imbalance.busiest_rows`.
+        requests = max(rows * rows / squares, 1.0)
+        i, u = place(self.expert_rows, rows)
+        j, v = place(self.expert_requests, requests)
+        low, high = self.experts[i], self.experts[i + 1]
+        return (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
 
     def _attention(self, prompts: float, tokens: float, prefix: float) -> float:
         """Return the attention of prompts, with the logits of all but the first."""
@@ -202,7 +250,7 @@ class StepPredictor(Result):
         """Return the time of a pass with any sequences and prompts.
 
         Sequences count with their mean context, which is exact for full attention. Prompts count as equal ones with the same
-        number of new tokens and of pairs of query and key.
+        number of new tokens and of pairs of query and key; experts count the new tokens of each.
 
         Args:
             contexts: Tokens in the KV cache of each decoding sequence.
@@ -213,17 +261,18 @@ class StepPredictor(Result):
         """
         batch = len(contexts)
         context = sum(contexts) / batch if batch else 0.0
-        prompts, total, pairs = 0, 0.0, 0.0
+        prompts, total, pairs, squares = 0, 0.0, 0.0, 0.0
         for tokens, prefix in prefills:
             prompts += 1
             total += tokens
             pairs += tokens * (prefix + 0.5 * tokens)
+            squares += tokens * tokens
         if not total:
             return self.uniform_seconds(batch, context)
         # The prefix that gives equal prompts the same pairs; shorter equal prompts where that is negative.
         tokens = total / prompts
         prefix = pairs / total - 0.5 * tokens
-        return self.uniform_seconds(batch, context, prompts, tokens, max(prefix, 0.0))
+        return self._seconds(batch, context, prompts, tokens, max(prefix, 0.0), squares)
 
 
 def compile_predictor(
@@ -295,7 +344,7 @@ def compile_predictor(
 
 
 def drawn_passes(predictor: StepPredictor, count: int, seed: int) -> dict[str, Any]:
-    """Draw passes inside the table of a predictor: a third each of decode, prefill, and both.
+    """Draw passes from all of a predictor's table: a third each of decode, prefill, and both.
 
     Args:
         predictor: The predictor.
@@ -308,11 +357,11 @@ def drawn_passes(predictor: StepPredictor, count: int, seed: int) -> dict[str, A
     random = np.random.default_rng(seed)
 
     def log_uniform(largest: Any) -> Any:
-        return np.floor(np.exp(random.uniform(0, 1, count) * np.log(np.maximum(largest, 1) + 0.999)))
+        return np.floor(np.exp(random.uniform(0, 1, count) * np.log(np.maximum(np.floor(largest), 1) + 0.999)))
 
     kind = np.arange(count) % 3
     batch = np.where(kind == 1, 0, log_uniform(predictor.max_batch))
-    prompts = np.where(kind == 0, 0, log_uniform(min(16, predictor.max_batch)))
+    prompts = np.where(kind == 0, 0, log_uniform(min(predictor.max_batch, predictor.max_tokens)))
     tokens = np.where(kind == 0, 0, log_uniform(predictor.max_tokens / np.maximum(prompts, 1)))
     room = predictor.max_context - tokens
     prefix = np.where((kind == 0) | (random.uniform(size=count) < 0.5), 0, log_uniform(room))
@@ -340,28 +389,57 @@ def _tables(
         arrays: dict[str, Any] = {name: np.asarray(value, dtype=float) for name, value in sizes.items()}
         return mixed_step(model, system, **arrays, layout=layout, engine=engine)
 
-    def attention(**sizes: Any) -> Array:
+    def seconds(term: str, **sizes: Any) -> Array:
         result = step(**sizes)
-        return np.asarray(result.terms.get(ATTENTION, np.zeros_like(result.total)))
+        return np.asarray(result.terms.get(term, np.zeros_like(result.total)))
 
-    tokens = refined(tokens, lambda points: step(prompts=1, tokens=points).total)
-    shared_tokens = refined(shared_tokens, lambda points: step(batch=1, context=1, prompts=1, tokens=points).total)
+    expert_rows, expert_requests, experts = _experts(lambda **sizes: seconds(EXPERTS, **sizes), layout, max_batch, max_tokens)
+    routed_term = (EXPERTS,) if experts else ()
+
+    def without(*terms: str, **sizes: Any) -> Array:
+        result = step(**sizes)
+        return np.asarray(result.total - sum(np.asarray(result.terms.get(term, 0.0)) for term in terms))
+
+    tokens = refined(tokens, lambda points: without(*routed_term, prompts=1, tokens=points))
+    shared_tokens = refined(shared_tokens, lambda points: without(*routed_term, batch=1, context=1, prompts=1, tokens=points))
     column = np.array(batches)[:, None]
-    decode = step(batch=column, context=np.array(contexts)[None, :]).total
-    prefill = step(prompts=1, tokens=np.array(tokens))
-    rows = prefill.total - np.asarray(prefill.terms.get(ATTENTION, 0.0))
-    short = step(prompts=np.array(prompts), tokens=1)
-    heads = short.total - np.asarray(short.terms.get(ATTENTION, 0.0)) - np.interp(prompts, tokens, rows)
+    decode = without(*routed_term, batch=column, context=np.array(contexts)[None, :])
+    rows = without(ATTENTION, *routed_term, prompts=1, tokens=np.array(tokens))
+    heads = without(ATTENTION, *routed_term, prompts=np.array(prompts), tokens=1) - np.interp(prompts, tokens, rows)
     grid = np.array(prompts)[:, None, None], np.array(tokens)[None, :, None], np.array(prefixes)[None, None, :]
-    attended = attention(prompts=grid[0], tokens=grid[1], prefix=grid[2])
+    attended = seconds(ATTENTION, prompts=grid[0], tokens=grid[1], prefix=grid[2])
 
     # What both parts of a mixed pass share does not depend on contexts.
     fixed = min(max_context, 128)
     group, sizes = np.array(shared_batches)[:, None], np.array(shared_tokens)[None, :]
-    mixed = step(batch=group, context=fixed, prompts=1, tokens=sizes).total
-    shared = mixed - step(batch=group, context=fixed).total - step(prompts=1, tokens=sizes).total
+    mixed = without(*routed_term, batch=group, context=fixed, prompts=1, tokens=sizes)
+    shared = mixed - without(*routed_term, batch=group, context=fixed) - without(*routed_term, prompts=1, tokens=sizes)
     return {
         "batches": batches, "contexts": contexts, "prompts": prompts, "tokens": tokens, "prefixes": prefixes,
         "decode": decode.tolist(), "rows": rows.tolist(), "heads": heads.tolist(), "attention": attended.tolist(),
         "shared": shared.tolist(), "shared_batches": shared_batches, "shared_tokens": shared_tokens,
+        "experts": experts, "expert_rows": expert_rows, "expert_requests": expert_requests,
     }  # fmt: skip
+
+
+def _experts(
+    seconds: Callable[..., Array], layout: Layout, max_batch: int, max_tokens: int
+) -> tuple[list[float], list[float], list[list[float]]]:
+    """Return rows, requests and the table of experts; three empty lists where requests do not change their time."""
+    if np.all(np.asarray(layout.ep) == 1):
+        return [], [], []
+
+    # Of equal prompts, the effective number of requests is the number of prompts.
+    def table(rows: Array, requests: Array) -> Array:
+        return seconds(prompts=requests[None, :], tokens=rows[:, None] / requests[None, :])
+
+    # By Cauchy's inequality the effective number of b sequences and p prompts is at most b + p. The time falls steeply between
+    # one and two requests, so that points between whole numbers are needed.
+    requests = np.geomspace(1.0, 2.0 * max_batch, math.ceil(math.log(2 * max_batch, CLOSE)) + 1)
+    ends = requests[[0, -1]]
+    rows = refined(axis(max_batch + max_tokens), lambda points: table(points, ends[:1])[:, 0])
+    rows = refined(rows, lambda points: table(points, ends[1:])[:, 0])
+    times = table(np.array(rows), requests)
+    if np.all(np.ptp(times, axis=1) <= SPREAD * np.max(times, axis=1)):
+        return [], [], []
+    return rows, requests.tolist(), times.tolist()
