@@ -201,6 +201,9 @@ def test_command_interrupted_at_any_time_exits_with_130_and_no_traceback(words):
 def ends(folder: Path, times: str) -> dict[str, list[tuple[int, str]]]:
     """Interrupt every command after each of some seconds of work; return exit codes and what stands on standard error."""
     written(folder / "runs.csv", measured([1.3] * 8, ttft=[1.3] * 8))
+    (folder / "fleet.toml").write_text(
+        '[[models]]\nname = "llama-3.1-8b"\nrate = 10\n\n[[systems]]\nname = "hgx-h100"\nchips = 8\n', encoding="utf-8"
+    )
     script = Path(__file__).parents[1] / "interrupt_commands.py"
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "STEPTIME_CATALOG": str(folder)}
     done = subprocess.run(
