@@ -57,14 +57,13 @@ def of_runs(paths: list[str]) -> tuple[float, int]:
         if run_kind(row) == POOLS and float(row.get("dp") or 1) > 1 and resolve_system(row["system"]).chip.vendor == "AMD"
     ]
     measured = np.array([float(row.get("tpot_s") or "nan") for row in rows])
+    (name,) = {row["engine"] for row in rows}
     errors = []
     for factor in FACTORS:
-        engines = {row["engine"] for row in rows}
-        engine = with_constants(resolve_engine(engines.pop()), {"exchange_time": factor})
+        engine = with_constants(resolve_engine(name), {"exchange_time": factor})
         told = predict(rows, engine=engine, by_simulation=False)
         off = np.log(told.tpot / measured)[(told.reason == "") & np.isfinite(measured)]
         errors.append(np.median(off))
-        assert not engines, "the runs have several engines"
     seconds = load_exchanges()
     generation = resolve_system(rows[0]["system"]).chip.generation
     return float(np.interp(0.0, errors, FACTORS)) * seconds.get(generation, seconds[ANY]), len(off)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 TYPES: dict[str, Any] = {COUNT: int | None, NUMBER: float | None, SWITCH: bool, TEXTS: list[str] | None}
 # Panels of `--help`.
 SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
-WORKLOAD = "Requests"
 # Options whose text must not be empty, with what the error message asks for.
 NEEDED = {
     "weights": "a number format, such as fp8", "experts": "a number format, such as fp8", "kv": "a number format, such as fp8",

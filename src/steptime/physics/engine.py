@@ -98,8 +98,6 @@ class Engine(Result):
 IDEAL = Engine(name="ideal", title="no losses: every efficiency is 1, every overhead is 0")
 # The most common engine, and the vendor of the chips on which it was measured.
 DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"
-# Rows on the busiest chip divided by the mean.
-MOST_IMBALANCE = 1e6
 EntryKind = TypeVar("EntryKind")
 # Largest factor, or variance of a logarithm, in an engine file.
 MOST_FIGURE = 1e6
@@ -152,10 +150,21 @@ def reads_gguf(engine: Engine) -> bool:
     return any(rule.stored == GGUF for rule in engine.arithmetic)
 
 
-def model_for(model: ModelLike, engine: Engine | str | None) -> Model:
-    """Return a model as it is, or load it in the default formats of an engine.
+def default_formats(model: Model, engine: Engine | str | None) -> Model:
+    """Return a model in the default formats of an engine: those of a GGUF file (`gguf_formats`) where it runs such files.
 
-    Engines of GGUF files run the formats of such a file (`gguf_formats`). A loaded model has the formats of its user.
+    Args:
+        model: A model in the formats of its config.
+        engine: An engine, its name or its file; None for the default of a system.
+
+    Returns:
+        The model.
+    """
+    return with_gguf_formats(model) if engine is not None and reads_gguf(load_engine(engine)) else model
+
+
+def model_for(model: ModelLike, engine: Engine | str | None) -> Model:
+    """Return a model as it is, or load it in the default formats of an engine. A loaded model has the formats of its user.
 
     Args:
         model: A model, or what `load_model` accepts.
@@ -164,10 +173,7 @@ def model_for(model: ModelLike, engine: Engine | str | None) -> Model:
     Returns:
         The model.
     """
-    loaded = resolve_model(model)
-    if isinstance(model, Model) or engine is None:
-        return loaded
-    return with_gguf_formats(loaded) if reads_gguf(load_engine(engine)) else loaded
+    return model if isinstance(model, Model) else default_formats(resolve_model(model), engine)
 
 
 def anchored(

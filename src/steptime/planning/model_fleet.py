@@ -29,12 +29,11 @@ import numpy as np
 
 from steptime.catalog.data_files import read_file
 from steptime.catalog.hardware_loading import load_system, with_rent
-from steptime.errors import DataFileError, InputError, RangeError, did_you_mean, short_repr
+from steptime.errors import DataFileError, InputError, RangeError, did_you_mean, install_hint, short_repr
 from steptime.hardware.rental_prices import has_rent
-from steptime.models.model import with_gguf_formats
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array, positive
-from steptime.physics.engine import load_engine, reads_gguf
+from steptime.physics.engine import default_formats
 from steptime.planning.planner import plan
 from steptime.result_base import Tabular, unit
 from steptime.units import HOUR, counted, parse
@@ -293,8 +292,7 @@ def fleet_options(
         for s, (system, machine) in enumerate(zip(systems, machines, strict=True)):
             if model.systems and system.name not in model.systems:
                 continue
-            in_gguf = not model.weights and bool(system.engine) and reads_gguf(load_engine(system.engine))
-            loaded = with_gguf_formats(config_model) if in_gguf else config_model
+            loaded = config_model if model.weights else default_formats(config_model, system.engine or None)
             best, larger, reason = 0.0, 0, "no size fits"
             for chips in _sizes(min(system.chips, machine.chips)):
                 deployment = plan(
@@ -419,8 +417,7 @@ def _minimum(
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError:
-        hint = "pip install 'steptime[simulate]' (in a checkout: pip install '.[simulate]')"
-        raise InputError(f"a fleet needs scipy: {hint}") from None
+        raise InputError(f"a fleet needs scipy: {install_hint('simulate')}") from None
     constraints = [LinearConstraint(served, lb=shares), LinearConstraint(used, ub=np.asarray(chips, dtype=float))]
     if math.isfinite(budget):
         constraints.append(LinearConstraint(rent[None, :], ub=budget))

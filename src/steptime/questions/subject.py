@@ -17,11 +17,11 @@ from steptime.hardware.rental_prices import KINDS, kind_asked, with_rent
 from steptime.hardware.system import System
 from steptime.hardware.what_if import scale, settable, vary
 from steptime.models.draft_models import with_draft_model
-from steptime.models.model import Model, active_parameters, kv_bytes_per_token, total_parameters, with_gguf_formats
+from steptime.models.model import Model, active_parameters, kv_bytes_per_token, total_parameters
 from steptime.models.model_loading import load_model, resolve_model
 from steptime.models.model_variants import KEYS, variant
 from steptime.number_checks import MOST_TOKENS, at_least_zero, positive, share
-from steptime.physics.engine import Engine, engine_for, reads_gguf, with_imbalance, with_sampling
+from steptime.physics.engine import Engine, default_formats, engine_for, with_imbalance, with_sampling
 from steptime.physics.engine_releases import GREEDY, SAMPLINGS
 from steptime.physics.layout import Layout
 from steptime.questions.declaration import (
@@ -311,8 +311,8 @@ def read_subject(values: Mapping[str, Any], sampling: str = GREEDY) -> tuple[Mod
         if values.get(name) is not None and not model.routed:
             raise RangeError(f"{name}: needs a model with experts; {model.name} has none")
     engine = with_sampling(engine_for(system, values.get("engine"), catalog), values.get("sampling") or sampling)
-    if isinstance(values["model"], str) and not formats["weights"] and reads_gguf(engine):
-        model = with_gguf_formats(model)
+    if isinstance(values["model"], str) and not formats["weights"]:
+        model = default_formats(model, engine)
     imbalance = values.get("imbalance")
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
 

@@ -40,8 +40,6 @@ MFU: Final = 0.43
 FORMAT: Final = "bf16"
 SYSTEM: Final = "hgx-h100"
 TRAINING_DAYS: Final = 60.0
-# Figures with a 90 % range.
-RANGED: Final = ("params", "tokens", "total_flop", "training_share", "over_chinchilla", "over_own")
 # Factor between laws from which there is a warning.
 FAR: Final = 3.0
 

@@ -33,10 +33,10 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import LayoutError, RangeError
-from steptime.models.model import Model, with_gguf_formats
+from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, load_model
 from steptime.number_checks import Array, between
-from steptime.physics.engine import Engine, engine_for, model_for, reads_gguf
+from steptime.physics.engine import Engine, default_formats, engine_for, model_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.step import mixed_step
@@ -322,7 +322,7 @@ def compile_predictor(
     runs_on = engine_for(machine, engine)
     if isinstance(model, str) and (weights or experts or kv):
         loaded = load_model(model, weights=weights, experts=experts, kv=kv)
-        loaded = loaded if weights or not reads_gguf(runs_on) else with_gguf_formats(loaded)
+        loaded = loaded if weights else default_formats(loaded, runs_on)
     else:
         loaded = model_for(model, runs_on)
     degrees = default_layout(loaded, machine) if layout is None else layout

@@ -179,13 +179,11 @@ class Phi(Family):
         """
         moe, bias = self.kind(c) == "phimoe", c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(c, f"layers.{index}.self_attn", bias=bias and moe, window=blocks.window(c, index))
-        hidden = c.integer("intermediate_size")
         if moe:
-            count = c.integer("num_local_experts")
+            hidden, count = c.integer("intermediate_size"), c.integer("num_local_experts")
             feed_forward = blocks.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=count)
         else:
-            feed_forward = blocks.gated(c, f"layers.{index}.mlp", hidden)
-
+            feed_forward = blocks.gated(c, f"layers.{index}.mlp")
         return blocks.decoder(c, attention, feed_forward, norm_bias=moe)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
