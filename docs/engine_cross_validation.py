@@ -218,16 +218,18 @@ class Constants:
 
     def _factor_deviations(self) -> list[float]:
         kernels = load_kernels()
-        return [FACTOR_DEVIATION if (kind.chips, kind.stored) in kernels else UNTIMED_DEVIATION for kind in self.kinds]
+        return [FACTOR_DEVIATION if ("", kind.chips, kind.stored) in kernels else UNTIMED_DEVIATION for kind in self.kinds]
 
     def build_engine(self, logs: Array, runs: Runs) -> Engine:
-        """Return the engine of runs, with the factor of their kind of experts as `expert_time`."""
-        kind, factor = kind_of(runs), np.ones(logs.shape[:-1])
+        """Return the engine of runs, with the factor of their kind of experts."""
+        kind, factors = kind_of(runs), []
         for place, known in enumerate(self.kinds, len(FITTED)):
             if kind == (known.engine, known.chips, known.stored):
                 factor = np.exp(logs[..., place])
+                value = factor[:, None] if logs.ndim == 2 else float(factor)
+                factors = [ExpertFactor(chips=known.chips, stored=known.stored, factor=value, runs=known.runs)]
         engine = engine_fit.engine_from(logs[..., : len(FITTED)], base_engine(runs.engine), FITTED)
-        return with_constants(engine, {"expert_time": factor[:, None] if logs.ndim == 2 else float(factor)})
+        return replace(engine, expert_factors=tuple(factors))
 
     def engine(self, logs: Array, name: str) -> Engine:
         """Return a shipped engine. The typical engine has the mean factors of all engines where it has no runs."""

@@ -46,6 +46,39 @@ EIGHT_BIT_ACTIVATIONS: Final = ("blackwell", "w4a8_mxfp4_mxfp8")
 LEFT_OUT: Final = ("vllm_mxfp4_moe", "vllm_marlin_int4_moe", "vllm_modeloptfp8moe_flashinfer_cutlass", "nongated", "xpu")
 # Kernels for many rows with scales for blocks: DeepGEMM, and TensorRT-LLM's CUTLASS kernels on Hopper, which come from it.
 MANY_ROWS: Final = {"blackwell": "deepgemm", "hopper": "moe_torch_flow_cutlass"}
+# Kernels that an engine runs where no ranks exchange tokens, by engine, generation and stored format: names of `kernel_source`.
+# vLLM and TensorRT-LLM: those that their own selection took when they were timed (vLLM 0.19 to 0.24, TensorRT-LLM 1.3; vLLM's
+# Triton experts and gpt-oss kernels on Hopper, TensorRT-LLM's CUTLASS there). SGLang: Triton on Hopper, for gpt-oss OpenAI's
+# Triton kernels, which only vLLM's tables have (python/sglang/srt/server_args.py: `moe_runner_backend = "triton_kernel"`);
+# FlashInfer's TensorRT-LLM kernels on Blackwell (server_args.py, and `--moe-runner-backend flashinfer_trtllm` of
+# github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node). TensorRT-LLM on Blackwell has three backends that its
+# `moe_config` chooses by layout and load: the kernels of all engines stand for them.
+OPENAI_TRITON: Final = ("oaitriton",)
+RUN_BY: Final = {
+    ("sglang", "blackwell", "bf16"): ("sglang_flashinfer_trtllm",),
+    ("sglang", "blackwell", "fp8_block"): ("sglang_flashinfer_trtllm",),
+    ("sglang", "blackwell", "mxfp4"): ("sglang_",),
+    ("sglang", "blackwell", "nvfp4"): ("sglang_flashinfer_trtllm",),
+    ("sglang", "hopper", "bf16"): ("sglang_fused_moe_triton",),
+    ("sglang", "hopper", "fp8_block"): ("sglang_fused_moe_triton",),
+    ("sglang", "hopper", "int4"): ("sglang_marlin_moe",),
+    ("sglang", "hopper", "mxfp4"): OPENAI_TRITON,
+    ("trtllm", "hopper", "bf16"): ("moe_torch_flow_cutlass",),
+    ("trtllm", "hopper", "fp8"): ("moe_torch_flow_cutlass",),
+    ("trtllm", "hopper", "fp8_block"): ("moe_torch_flow_cutlass",),
+    ("trtllm", "hopper", "mxfp4"): ("moe_torch_flow",),
+    ("vllm", "blackwell", "bf16"): ("trtllmbf16experts",),
+    ("vllm", "blackwell", "fp8"): ("trtllmfp8expertsmonolithic",),
+    ("vllm", "blackwell", "fp8_block"): ("trtllmfp8expertsmonolithic",),
+    ("vllm", "blackwell", "int4"): ("vllm_",),
+    ("vllm", "blackwell", "mxfp4"): ("vllm_mxfp4moe",),
+    ("vllm", "blackwell", "nvfp4"): ("trtllmnvfp4expertsmonolithic", "vllm_flashinfer_trtllm_moe_fp4"),
+    ("vllm", "hopper", "bf16"): ("vllm_fused_moe", "triton_tritonexperts"),
+    ("vllm", "hopper", "fp8"): ("vllm_",),
+    ("vllm", "hopper", "fp8_block"): ("vllm_fused_moe", "triton_tritonexperts"),
+    ("vllm", "hopper", "int4"): ("vllm_",),
+    ("vllm", "hopper", "mxfp4"): OPENAI_TRITON,
+}
 # Usual constants, as logarithms, and the deviation of each.
 USUAL: Final = np.log([40e-6, 0.85, 0.4, 100.0, 16.0, 0.5])
 DEVIATIONS: Final = np.array([0.7, 0.15, 0.6, 0.8, 0.7, 0.8])
@@ -173,15 +206,20 @@ def errors(kernel: ExpertKernel, table: pd.DataFrame) -> Array:
     return result
 
 
-def families(table: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return the timings by generation of chips and stored format, and those of all chips."""
-    parts = {(str(chips), str(stored)): part for (chips, stored), part in table.groupby(["chips", "stored"])}
+def families(table: pd.DataFrame) -> dict[tuple[str, str, str], pd.DataFrame]:
+    """Return timings by engine, generation and stored format; "" has those of all engines, `ANY` those of all chips."""
+    parts = {("", str(chips), str(stored)): part for (chips, stored), part in table.groupby(["chips", "stored"])}
     blocks = table[table.stored == BLOCKS]
     parts |= {
-        (chips, EXCHANGED): blocks[(blocks.chips == chips) & (blocks.kernel_source == source)]
+        ("", chips, EXCHANGED): blocks[(blocks.chips == chips) & (blocks.kernel_source == source)]
         for chips, source in MANY_ROWS.items()
     }
-    parts |= {(ANY, str(stored)): part for stored, part in table.groupby("stored")}
+    parts |= {("", ANY, str(stored)): part for stored, part in table.groupby("stored")}
+    for (engine, chips, stored), names in RUN_BY.items():
+        mine = np.logical_or.reduce([table.kernel_source.str.contains(name, regex=False) for name in names])
+        part = table[mine & (table.chips == chips) & (table.stored == stored)]
+        # OpenAI's Triton kernels run only without expert parallelism (server_args.py); with it their timings double.
+        parts[engine, chips, stored] = part[part.moe_ep_size == 1] if names is OPENAI_TRITON else part
     return {key: part for key, part in parts.items() if len(part) >= LEAST}
 
 
@@ -189,12 +227,12 @@ def entry(kernel: ExpertKernel, off: Array) -> list[str]:
     """Return the lines of one kernel."""
     median = float(np.median(np.abs(np.expm1(off))))
     values = {name: getattr(kernel, name) for name in CONSTANTS} | {"error": median}
-    texts = {name: getattr(kernel, name) for name in ("chips", "stored", "computed")}
+    texts = {name: getattr(kernel, name) for name in ("engine", "chips", "stored", "computed") if getattr(kernel, name)}
     lines = ["[[kernel]]", *(f'{name} = "{text}"' for name, text in texts.items())]
     return [*lines, *(f"{name} = {value:.4g}" for name, value in values.items()), f"timings = {len(off)}", ""]
 
 
-def left_out(parts: dict[tuple[str, str], pd.DataFrame], by: str) -> list[float]:
+def left_out(parts: dict[tuple[str, str, str], pd.DataFrame], by: str) -> list[float]:
     """Return the median errors of kernels for chips or widths that their fit has not seen."""
     medians = []
     for part in parts.values():
@@ -237,14 +275,14 @@ def main() -> None:
     parts = families(table)
     lines = ["# Kernels of routed experts: constants fitted to kernel timings by docs/fit_kernels.py.", "", *source_lines()]
     medians = []
-    for (chips, stored), part in sorted(parts.items()):
-        kernel = kernel_from(fit(part), chips=chips, stored=stored, computed=part.computed.mode()[0])
+    for (engine, chips, stored), part in sorted(parts.items()):
+        kernel = kernel_from(fit(part), engine=engine, chips=chips, stored=stored, computed=part.computed.mode()[0])
         off = errors(kernel, part)
         medians += [float(np.median(np.abs(np.expm1(off))))] * (chips != ANY)
         lines += entry(kernel, off)
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
-    single = {key: part for key, part in parts.items() if key[0] != ANY}
+    single = {key: part for key, part in parts.items() if key[1] != ANY}
     print(f"{len(single)} kernels, {sum(map(len, single.values())):,} timings")
     print(f"median error: {np.median(medians):.1%}")
     if "--left-out" in sys.argv:

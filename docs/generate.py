@@ -411,14 +411,15 @@ def kernel_rows() -> list[str]:
     """Return rows of the table of expert kernels, with the factors of engines."""
     shipped = [load_engine(name) for name in files("engines")]
     rows = []
-    for (chips, stored), kernel in sorted(load_kernels().items()):
+    for (name, chips, stored), kernel in sorted(load_kernels().items(), key=lambda entry: (*entry[0][1:], entry[0][0])):
         factors = [
             next((f"{one.factor:g}" for one in engine.expert_factors if (one.chips, one.stored) == (chips, stored)), "")
+            if name in ("", engine.name) else ""
             for engine in shipped
-        ]
+        ]  # fmt: skip
         shares = f"{kernel.memory_share:.0%} | {kernel.compute_share:.0%} | {kernel.fill_columns:.0f} | {kernel.tile_rows:.0f}"
         numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {kernel.error:.0%} of {kernel.timings:,}"
-        rows.append(f"| {chips} | {stored} | {kernel.computed} | {numbers} | {' | '.join(factors)} |")
+        rows.append(f"| {chips} | {stored} | {name or 'all'} | {kernel.computed} | {numbers} | {' | '.join(factors)} |")
     return rows
 
 
@@ -429,13 +430,15 @@ def kernels_note() -> list[str]:
         "",
         "Kernels of routed experts have constants by generation of chips and format of the weights",
         "(`physics/expert_kernels.py`), fitted to timings of one call by",
-        "[AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) (`docs/fit_kernels.py`). Timings of all engines count:",
-        "differences between their kernels did not predict those of whole runs. An engine file has factors on these times from",
-        "whole runs (`[[experts]]`: chips, stored, factor). Chips without timings have the kernels of all chips (`any`).",
+        "[AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) (`docs/fit_kernels.py`). Where it is known which",
+        "kernels an engine runs, it has them alone; elsewhere the timings of all engines count. An engine file has factors",
+        "on these times from whole runs (`[[experts]]`: chips, stored, factor). Where ranks exchange experts with scales for",
+        "blocks, other kernels run and the factor is 1. Chips without timings have the kernels of all chips (`any`).",
         "Experts without runs have a factor of 1 with a prior deviation of 0.15, which widens ranges.",
         "",
-        f"| chips | stored | computed | call | memory | compute | fill, columns | tile, rows | error of timings | {names} |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|" + "---:|" * (names.count("|") + 1),
+        "| chips | stored | engine | computed | call | memory | compute | fill, columns | tile, rows | error of timings | "
+        f"{names} |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|" + "---:|" * (names.count("|") + 1),
         *kernel_rows(),
     ]
 

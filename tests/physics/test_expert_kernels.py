@@ -13,6 +13,7 @@ from steptime.hardware.number_formats import number_format
 from steptime.physics.engine import load_engine, with_constants
 from steptime.physics.expert_kernels import (
     ANY,
+    CONSTANTS,
     STORED,
     ExpertFactor,
     ExpertKernel,
@@ -56,7 +57,7 @@ def test_more_work_never_takes_less():
 def test_constants_are_physical():
     """No kernel is faster than its chip, and a call takes 5 to 120 us."""
     kernels = load_kernels()
-    assert {stored for chips, stored in kernels if chips == ANY} == set(STORED)
+    assert {stored for _, chips, stored in kernels if chips == ANY} == set(STORED)
     for kernel in kernels.values():
         assert 5e-6 < kernel.seconds < 120e-6
         assert 0.2 < kernel.memory_share <= 0.95
@@ -76,20 +77,20 @@ def test_kinds_of_stored_experts(name, kind):
 
 
 def test_chips_without_timings_have_the_kernels_of_all():
-    assert select_kernel("", "fp8", has_fp4=False) is load_kernels()[ANY, "fp8"]
-    assert select_kernel("hopper", "nvfp4", has_fp4=False) is load_kernels()["hopper", "int4"]
-    assert select_kernel("blackwell", "nvfp4", has_fp4=True) is load_kernels()["blackwell", "nvfp4"]
+    assert select_kernel("", "fp8", has_fp4=False) is load_kernels()["", ANY, "fp8"]
+    assert select_kernel("hopper", "nvfp4", has_fp4=False) is load_kernels()["", "hopper", "int4"]
+    assert select_kernel("blackwell", "nvfp4", has_fp4=True) is load_kernels()["", "blackwell", "nvfp4"]
 
 
 def test_exchanged_experts_run_in_kernels_for_many_rows():
     """By layout, also in one array of layouts; on chips without such timings and for other formats nothing changes."""
     table = load_kernels()
-    plain, exchanged = table["blackwell", "fp8_block"], table["blackwell", "fp8_block, exchanged"]
+    plain, exchanged = table["", "blackwell", "fp8_block"], table["", "blackwell", "fp8_block, exchanged"]
     assert exchanged.compute_share > 2 * plain.compute_share
     both = select_kernel("blackwell", "fp8_block", has_fp4=True, exchanges=np.array([False, True]))
     assert both.compute_share.tolist() == [plain.compute_share, exchanged.compute_share]
-    assert select_kernel("ada", "fp8_block", has_fp4=False, exchanges=True) is table["ada", "fp8_block"]
-    assert select_kernel("blackwell", "nvfp4", has_fp4=True, exchanges=True) is table["blackwell", "nvfp4"]
+    assert select_kernel("ada", "fp8_block", has_fp4=False, exchanges=True) is table["", "ada", "fp8_block"]
+    assert select_kernel("blackwell", "nvfp4", has_fp4=True, exchanges=True) is table["", "blackwell", "nvfp4"]
 
 
 def test_factors_scale_the_whole_time_of_experts():
@@ -99,7 +100,7 @@ def test_factors_scale_the_whole_time_of_experts():
     for factor in (1.0, 1.5):
         engine = replace(vllm, expert_factors=(ExpertFactor(chips="hopper", stored="fp8_block", factor=factor),))
         parts.append(decode_step("deepseek-v3", "hgx-h200", batch=16, context=1000, layout=st.Layout(tp=8), engine=engine))
-    calls = 58 * load_kernels()["hopper", "fp8_block"].seconds
+    calls = 58 * load_kernels()["vllm", "hopper", "fp8_block"].seconds
     routed = [float(step.terms["experts"]) for step in parts]
     assert routed[1] == pytest.approx(1.5 * routed[0], rel=0.01)  # the router has no factor
     assert float(parts[1].terms["overhead"] - parts[0].terms["overhead"]) == pytest.approx(0.5 * calls)
@@ -144,3 +145,21 @@ def test_the_range_is_wider_without_runs_of_the_experts():
 def test_bad_tables_are_refused(entries, words):
     with pytest.raises(ValueError, match=words):
         read_factors(entries)
+
+
+def test_engines_run_kernels_of_their_own():
+    """gpt-oss on Hopper: vLLM and SGLang call OpenAI's Triton kernels, which start in half the time of TensorRT-LLM's."""
+    names = ("vllm", "sglang", "trtllm", "mine")
+    kernels = {name: select_kernel("hopper", "mxfp4", has_fp4=False, engine=name) for name in names}
+    constants = {name: [getattr(kernel, constant) for constant in CONSTANTS] for name, kernel in kernels.items()}
+    assert constants["vllm"] == constants["sglang"]
+    assert kernels["trtllm"].seconds > 2 * kernels["vllm"].seconds
+    assert kernels["mine"] is load_kernels()["", "hopper", "mxfp4"]
+    vllm = load_engine("vllm")
+    one, other = (
+        decode_step("gpt-oss-120b", "hgx-h100", batch=16, context=1000, engine=engine)
+        for engine in (vllm, replace(vllm, name="mine"))
+    )
+    calls = 36 * (kernels["mine"].seconds - kernels["vllm"].seconds) * vllm.experts.expert_call
+    factor = expert_factor(vllm.expert_factors, "hopper", "mxfp4")
+    assert float(other.terms["overhead"] - one.terms["overhead"]) == pytest.approx(factor * calls)

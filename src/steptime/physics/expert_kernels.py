@@ -7,9 +7,9 @@ kernel computes whole tiles of $\tau$ rows for each expert:
 $$ m = \frac{x n h i b}{e_m W} \left(1 + \frac{i_0}{i}\right) + \frac{2 a r (5 h + 2 n i)}{W}, \qquad
    c = \frac{2 n h i \sqrt{r^2 + (\tau x)^2}}{e_c P}, \qquad t = t_0 + (m^p + c^p)^{1/p} $$
 
-The constants are fitted to kernel timings (`docs/fit_kernels.py`), by generation of chips and format of the weights. Kernels of
-different engines are taken together, because differences between their timings do not predict those of whole serving runs. A
-factor on $t$, from whole serving runs, belongs to an engine (`ExpertFactor`).
+The constants are fitted to kernel timings (`docs/fit_kernels.py`), by generation of chips and format of the weights, and by
+engine where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken together. A factor on $t$,
+from whole serving runs, belongs to an engine (`ExpertFactor`).
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ FOUR_BITS, EIGHT_BITS = 5 / 8, 5 / 4
 class ExpertKernel:
     """Constants of the kernels of routed experts; the defaults are those of an ideal chip.
 
-    chips, stored: Generation of chips, and kind of stored experts. computed: Arithmetic; "" for the chip's best.
+    engine: Name of the engine that runs them; "" for those of all engines. chips, stored: Generation of chips, and kind of
+    stored experts. computed: Arithmetic; "" for the chip's best.
     seconds: Time of a call without work. memory_share, compute_share: Shares of the data sheet's rates.
     fill_columns: Columns that cost as much as the start of each expert's reads.
     tile_rows: Rows of a tile. activation_share: Share of activations that passes through memory.
     error, timings: Median error, and number of timings.
     """
 
+    engine: str = ""
     chips: str = ANY
     stored: str = ""
     computed: str = ""
@@ -179,7 +181,7 @@ def stored_kind(form: Format) -> str:
     return "bf16"
 
 
-def select_kernel(chips: str, stored: str, *, has_fp4: bool, exchanges: Number = False) -> ExpertKernel:
+def select_kernel(chips: str, stored: str, *, has_fp4: bool, engine: str = "", exchanges: Number = False) -> ExpertKernel:
     """Return the kernels for stored experts on a generation of chips.
 
     Chips without 4-bit arithmetic unpack nvfp4 weights with the kernels of other 4-bit integers (Marlin). Chips whose kernels
@@ -190,6 +192,7 @@ def select_kernel(chips: str, stored: str, *, has_fp4: bool, exchanges: Number =
         chips: Generation of the chips.
         stored: Kind of the stored experts (`stored_kind`).
         has_fp4: Whether the chips have 4-bit arithmetic.
+        engine: Name of the engine; other names have the kernels of all engines.
         exchanges: Whether data-parallel ranks exchange tokens; may be an array.
 
     Returns:
@@ -201,13 +204,30 @@ def select_kernel(chips: str, stored: str, *, has_fp4: bool, exchanges: Number =
     kernels = load_kernels()
     if stored == "nvfp4" and not has_fp4:
         stored = "int4"
-    kernel, exchanged = kernels.get((chips, stored)) or kernels[ANY, stored], kernels.get((chips, EXCHANGED))
+    keys = (engine, chips, stored), ("", chips, stored), ("", ANY, stored)
+    kernel, exchanged = next(kernels[key] for key in keys if key in kernels), kernels.get(("", chips, EXCHANGED))
     if stored != BLOCKS or exchanged is None or not np.any(exchanges):
         return kernel
     if np.all(exchanges):
         return exchanged
     values = {name: np.where(exchanges, getattr(exchanged, name), getattr(kernel, name)) for name in CONSTANTS}
     return replace(kernel, **values)
+
+
+def has_exchange_kernel(chips: str, stored: str) -> bool:
+    """Check whether experts have other kernels where data-parallel ranks exchange tokens.
+
+    Args:
+        chips: Generation of the chips.
+        stored: Kind of the stored experts.
+
+    Returns:
+        True if such kernels were timed.
+
+    >>> has_exchange_kernel("blackwell", "fp8_block"), has_exchange_kernel("blackwell", "nvfp4")
+    (True, False)
+    """
+    return stored == BLOCKS and ("", chips, EXCHANGED) in load_kernels()
 
 
 def expert_factor(factors: tuple[ExpertFactor, ...], chips: str, stored: str, unmeasured: Number = 1.0) -> Number:
@@ -229,10 +249,11 @@ def expert_factor(factors: tuple[ExpertFactor, ...], chips: str, stored: str, un
 
 
 @lru_cache(maxsize=1)
-def load_kernels() -> Mapping[tuple[str, str], ExpertKernel]:
-    """Return the fitted kernels by generation of chips and kind of stored experts."""
+def load_kernels() -> Mapping[tuple[str, str, str], ExpertKernel]:
+    """Return the fitted kernels by engine ("" for all), generation of chips and kind of stored experts."""
     entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "experts.toml")["kernel"]
-    return {(entry["chips"], entry["stored"]): ExpertKernel(**entry) for entry in entries}
+    kernels = [ExpertKernel(**entry) for entry in entries]
+    return {(kernel.engine, kernel.chips, kernel.stored): kernel for kernel in kernels}
 
 
 def read_factors(entries: object) -> tuple[ExpertFactor, ...]:

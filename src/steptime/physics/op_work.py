@@ -43,6 +43,7 @@ from steptime.physics.expert_kernels import (
     ExpertKernel,
     activation_bytes,
     expert_factor,
+    has_exchange_kernel,
     memory_share,
     select_kernel,
     stored_kind,
@@ -392,11 +393,14 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
         return IDEAL_KERNEL, 1.0
     if not has_nonzero(context.engine.kernels.timed_kernels):
         return _dense_shares(op, context), experts.expert_time
-    factor = experts.expert_time * expert_factor(
-        context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time
-    )
-    exchanges = exchanges_experts(context.layout)
-    return select_kernel(chip.generation, stored, has_fp4=FOUR in chip.peak, exchanges=exchanges), factor
+    factor = expert_factor(context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time)
+    exchanges = has_exchange_kernel(chip.generation, stored) & exchanges_experts(context.layout)
+    if np.any(exchanges):
+        # The runs behind a factor were without exchange: other kernels.
+        factor = np.where(exchanges, experts.unmeasured_expert_time, factor)
+    engine, has_fp4 = context.engine.name, FOUR in chip.peak
+    kernel = select_kernel(chip.generation, stored, has_fp4=has_fp4, engine=engine, exchanges=exchanges)
+    return kernel, experts.expert_time * factor
 
 
 def _dense_shares(op: Op, context: Pass) -> ExpertKernel:
