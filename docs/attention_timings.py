@@ -43,6 +43,17 @@ LATENT, VALUE, EXPANDED = 576, 512, 320
 LEFT_OUT: Final = "triton"
 # SGLang on Hopper casts latents of 8 bits in decode (six times slower), and multiplies latents in prefill.
 UNUSUAL: Final = ("sglang", "hopper")
+# Kernels of keys and values that an engine runs, by engine and generation: names of `kernel_source`. The engines' own selection
+# takes them: FlashAttention-3 on Hopper (vLLM, SGLang), on Blackwell TensorRT-LLM's kernels through FlashInfer (vLLM:
+# vllm/utils/flashinfer.py, `use_trtllm_attention`; SGLang: server_args.py, `trtllm_mha`), and TensorRT-LLM's own.
+RUN_BY: Final = {
+    ("sglang", "blackwell"): ("trtllm_mha",),
+    ("sglang", "hopper"): ("fa3",),
+    ("trtllm", "blackwell"): ("torch_flow",),
+    ("trtllm", "hopper"): ("torch_flow",),
+    ("vllm", "blackwell"): ("vllm_flashinfer_trtllmdecode", "vllm_flashinfer_trtllmprefill"),
+    ("vllm", "hopper"): ("vllm_flash_attn_fa3",),
+}
 # Most query heads of a KV head: models have up to 16 (Qwen3-235B); kernels for more are 10 to 100 times slower.
 MOST_SHARING: Final = 16
 # Usual value of each constant, the deviation of its logarithm, and the largest value.
@@ -178,16 +189,19 @@ def errors(kernel: AttentionKernel, table: pd.DataFrame) -> Array:
     return result
 
 
-def families(table: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return the timings by generation of chips and format, and those of all chips."""
-    parts = {(str(chips), str(form)): part for (chips, form), part in table.groupby(["chips", "form"])}
-    parts |= {(ANY, str(form)): part for form, part in table.groupby("form")}
+def families(table: pd.DataFrame, operation: str) -> dict[tuple[str, str, str], pd.DataFrame]:
+    """Return timings by engine, generation of chips and format; "" has those of all engines, `ANY` those of all chips."""
+    parts = {("", str(chips), str(form)): part for (chips, form), part in table.groupby(["chips", "form"])}
+    parts |= {("", ANY, str(form)): part for form, part in table.groupby("form")}
+    for (engine, chips), names in RUN_BY.items() if operation not in LATENTS else ():
+        mine = table[table.kernel_source.isin(names) & (table.chips == chips)]
+        parts |= {(engine, chips, str(form)): part for form, part in mine.groupby("form")}
     return {key: part for key, part in sorted(parts.items()) if len(part) >= LEAST}
 
 
 def entry(kernel: AttentionKernel, off: Array) -> list[str]:
     """Return the lines of one kernel."""
-    texts = {name: getattr(kernel, name) for name in ("operation", "chips", "form")}
+    texts = {name: getattr(kernel, name) for name in ("operation", "engine", "chips", "form") if getattr(kernel, name)}
     values = {name: getattr(kernel, name) for name in CONSTANTS[kernel.operation]}
     values["error"] = float(np.median(np.abs(np.expm1(off))))
     lines = ["[[kernel]]", *(f'{name} = "{text}"' for name, text in texts.items())]
@@ -210,8 +224,8 @@ def main(folder: str) -> None:
     every: list[list[float]] = []
     for operation in TABLES:
         medians = []
-        for (chips, form), part in families(read_timings(folder, operation)).items():
-            kernel = kernel_from(fit(part, operation), operation, chips=chips, form=form)
+        for (engine, chips, form), part in families(read_timings(folder, operation), operation).items():
+            kernel = kernel_from(fit(part, operation), operation, engine=engine, chips=chips, form=form)
             off = errors(kernel, part)
             lines += entry(kernel, off)
             if chips != ANY:

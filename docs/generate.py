@@ -446,21 +446,22 @@ def kernels_note() -> list[str]:
 def attention_note() -> list[str]:
     """Return the section on attention kernels."""
     rows = []
-    for (operation, chips, form), kernel in sorted(attention_kernels.load_kernels().items()):
+    for (operation, engine, chips, form), kernel in sorted(attention_kernels.load_kernels().items()):
         shares = f"{kernel.memory_share:.0%} | {kernel.compute_share:.0%} | {kernel.tile_entries:.0f}"
         fills = f"{kernel.pair_values:.0f} | {kernel.fill_rows:.4g} | {kernel.activation_passes:.1f}"
         numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {fills} | {kernel.error:.0%} of {kernel.timings:,}"
-        rows.append(f"| {operation} | {chips} | {form} | {numbers} |")
+        rows.append(f"| {operation} | {engine or 'all'} | {chips} | {form} | {numbers} |")
     return [
         "",
         "Attention kernels have constants by operation, generation of chips and format (`physics/attention_kernels.py`),",
         "fitted to timings by the same source (`docs/fit_kernels.py attention`). The format is that of the cache in decode,",
-        "and that of the arithmetic in prefill. `attention_time` is the factor of an engine on these times, from whole runs.",
+        "and that of the arithmetic in prefill. An engine has the timings of its kernels alone where they are known.",
+        "`attention_time` is the factor of an engine on these times, from whole runs.",
         "Recurrent mixers, which were not timed, have the shares of dense products.",
         "",
-        "| operation | chips | format | call | memory | compute | tile, entries | exponentials, values | fill, rows | passes "
-        "| error of timings |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| operation | engine | chips | format | call | memory | compute | tile, entries | exponentials, values | fill, rows "
+        "| passes | error of timings |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         *rows,
     ]
 

@@ -10,6 +10,9 @@ import pytest
 
 import steptime as st
 from steptime.hardware.number_formats import number_format
+from steptime.physics.attention_kernels import WIDE
+from steptime.physics.attention_kernels import select_kernel as select_attention
+from steptime.physics.compute_dtype import DECODE
 from steptime.physics.engine import load_engine, with_constants
 from steptime.physics.expert_kernels import (
     ANY,
@@ -160,6 +163,7 @@ def test_engines_run_kernels_of_their_own():
         decode_step("gpt-oss-120b", "hgx-h100", batch=16, context=1000, engine=engine)
         for engine in (vllm, replace(vllm, name="mine"))
     )
-    calls = 36 * (kernels["mine"].seconds - kernels["vllm"].seconds) * vllm.experts.expert_call
-    factor = expert_factor(vllm.expert_factors, "hopper", "mxfp4")
-    assert float(other.terms["overhead"] - one.terms["overhead"]) == pytest.approx(factor * calls)
+    factor = expert_factor(vllm.expert_factors, "hopper", "mxfp4") * vllm.experts.expert_call
+    mine, theirs = (select_attention(DECODE, "hopper", WIDE, engine=name).seconds for name in ("mine", "vllm"))
+    calls = factor * (kernels["mine"].seconds - kernels["vllm"].seconds) + vllm.kernels.attention_time * (mine - theirs)
+    assert float(other.terms["overhead"] - one.terms["overhead"]) == pytest.approx(36 * calls)

@@ -59,7 +59,8 @@ VALUE_BYTES: Final = 2
 class AttentionKernel:
     """Constants of attention kernels; the defaults are those of an ideal chip.
 
-    operation, chips, form: Operation, generation of chips, and format of cache (decode) or arithmetic (prefill).
+    operation, engine, chips, form: Operation, name of the engine that runs them ("" for those of all engines), generation of
+    chips, and format of cache (decode) or arithmetic (prefill).
     seconds: Time of a call without work. memory_share, compute_share: Shares of the data sheet's rates.
     tile_entries: Entries that a row of queries (prefill) or a sequence (decode) meets besides those that it needs.
     pair_values: Values of a head that take as long as the exponential of a pair.
@@ -69,6 +70,7 @@ class AttentionKernel:
     """
 
     operation: str = ""
+    engine: str = ""
     chips: str = ANY
     form: str = ""
     seconds: Number = 0.0
@@ -157,13 +159,14 @@ def padding(heads: Number, queries: Number) -> Number:
 
 
 @lru_cache(maxsize=1)
-def load_kernels() -> Mapping[tuple[str, str, str], AttentionKernel]:
-    """Return the fitted kernels by operation, generation of chips and format."""
+def load_kernels() -> Mapping[tuple[str, str, str, str], AttentionKernel]:
+    """Return the fitted kernels by operation, engine ("" for all), generation of chips and format."""
     entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "attention.toml")["kernel"]
-    return {(entry["operation"], entry["chips"], entry["form"]): AttentionKernel(**entry) for entry in entries}
+    kernels = [AttentionKernel(**entry) for entry in entries]
+    return {(kernel.operation, kernel.engine, kernel.chips, kernel.form): kernel for kernel in kernels}
 
 
-def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0) -> AttentionKernel:
+def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0, engine: str = "") -> AttentionKernel:
     """Return the kernels of an operation on a generation of chips, with the factor of an engine on their time.
 
     Args:
@@ -171,21 +174,23 @@ def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0) -
         chips: Generation of the chips; those whose kernels were not timed have the kernels of all timed chips.
         form: One of `WIDE` and `NARROW`.
         factor: Factor on all times, which may be an array.
+        engine: Name of the engine; other names have the kernels of all engines.
 
     Returns:
         The kernels.
     """
     if type(factor) is float:
-        return _select_slowed(operation, chips, form, factor)
-    return _select(operation, chips, form).slowed(factor)
+        return _select_slowed(operation, chips, form, factor, engine)
+    return _select(operation, chips, form, engine).slowed(factor)
 
 
-def _select(operation: str, chips: str, form: str) -> AttentionKernel:
+def _select(operation: str, chips: str, form: str, engine: str) -> AttentionKernel:
     kernels = load_kernels()
-    return kernels.get((operation, chips, form)) or kernels[operation, ANY, form]
+    keys = (operation, engine, chips, form), (operation, "", chips, form), (operation, "", ANY, form)
+    return next(kernels[key] for key in keys if key in kernels)
 
 
 @lru_cache(maxsize=1024)
-def _select_slowed(operation: str, chips: str, form: str, factor: float) -> AttentionKernel:
-    kernel = _select(operation, chips, form)
+def _select_slowed(operation: str, chips: str, form: str, factor: float, engine: str) -> AttentionKernel:
+    kernel = _select(operation, chips, form, engine)
     return kernel if factor == 1 else kernel.slowed(factor)

@@ -544,7 +544,8 @@ def attention_kernel(a: Attention, operation: str, system: System, engine: Engin
         shares = AttentionKernel(memory_share=dense.memory_efficiency, compute_share=dense.compute_efficiency)
         return shares.slowed(factor), rate
     stored = a.arithmetic if operation in (DECODE, LATENT_DECODE) else computed
-    return select_attention(operation, chip.generation, NARROW_FORM if stored[0] in ROW_BYTES else WIDE, factor), rate
+    form = NARROW_FORM if stored[0] in ROW_BYTES else WIDE
+    return select_attention(operation, chip.generation, form, factor, engine.name), rate
 
 
 def busy_parts(sequences: Number, parts: Number) -> Number:
