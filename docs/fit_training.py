@@ -36,13 +36,15 @@ CANNOT_BE = ("bridge-26.02.01-DGX-GB300-LLAMA3_70B-64-NVFP4-147",)  # does not f
 ARCHITECTURES = {
     "a100": "ampere", "h100": "hopper", "h200": "hopper", "h800": "hopper", "h20": "hopper", "gh200": "hopper",
     "b200": "blackwell",
-    "gb200": "blackwell", "gb300": "blackwell", "b300": "blackwell", "mi300x": "cdna3", "mi325x": "cdna3", "mi355x": "cdna4",
+    "gb200": "blackwell", "gb300": "blackwell", "b300": "blackwell", "mi300x": "cdna3", "mi325x": "cdna3", "mi350x": "cdna4",
+    "mi355x": "cdna4",
     "tpu-v4": "tpu", "tpu-v5e": "tpu", "tpu-v5p": "tpu", "tpu-v6e": "tpu", "tpu7x": "tpu", "l40s": "ada", "rtx-4090": "ada",
     "l4": "ada", "rtx-5090": "blackwell-rtx", "rtx-pro-6000": "blackwell-rtx", "rubin": "rubin",
 }  # fmt: skip
 TRAITS = {
     "megatron": {"title": "Megatron-Bridge, NVIDIA's recipes of 2025 and 2026", "gradient_bytes": 2.0, "logit_bytes": 6.0,
-                 "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
+                 "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"],
+                 "fused_experts": ["deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"]},
     "megatron-lm": {"title": "Megatron-LM as papers and others ran it", "gradient_bytes": 4.0, "logit_bytes": 6.0,
                     "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
     # its reserve is that with which peaks of BLOOM, as the driver showed them, are off least at the median

@@ -54,7 +54,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.launch.training_commands import training_lines
+    from steptime.launch.training_commands import first_capable_stack, training_lines
     from steptime.training.training_alternatives import strong_and_weak_scaling
     from steptime.training.training_planner import step_timeline, step_trace
 
@@ -100,7 +100,8 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
     console = make_console()
     shown_timeline = timeline if output.full else None
-    console.print(training_view(training, system, shown_timeline, console.width, full=output.full))
+    launcher = output.launch or first_capable_stack(model, training.job, training.step.layout, system)
+    console.print(training_view(training, system, shown_timeline, console.width, full=output.full, launcher=launcher))
     if not (output.full or output.explain or scaled):
         tables = "--full (memory, time, schedule)"
         console.print(more_line(tables, "--explain", "--scaling", "--launch STACK", "--plot FILE", "--json"))

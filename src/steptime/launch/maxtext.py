@@ -12,6 +12,7 @@ from typing import Final
 
 from steptime.launch.shell_script import Command, select_texts
 from steptime.launch.training_run import STEPS, Run, hosts_started
+from steptime.training.training_job import NO_OFFLOAD
 
 TITLE: Final = "MaxText"
 # Names of models in MaxText's configs/models by their name in the catalogue. Other Llama models are described by numbers.
@@ -87,6 +88,8 @@ def unable(run: Run) -> list[str]:
         (job.optimizer not in OPTIMIZERS, f"it has no optimizer {job.optimizer}{narrow}; use {', '.join(OPTIMIZERS)}"),
         (not _policy(run), f"it has no policy that recomputes {run.layout.recompute!r}{scope_text}; use {policies}"),
     )
+    if job.offload != NO_OFFLOAD:
+        problems.append("steptime cannot configure its offload to host memory; use the stack megatron")
     return [*problems, *_axes_cannot(run), *_pipeline_cannot(run)]
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from steptime.launch.shell_script import Command, select_texts
 from steptime.launch.training_run import STEPS, SYNTHETIC, Latent, Run, Shape, hosts_started, layers_by_chunk, torchrun
+from steptime.training.training_job import ACTIVATIONS, OPTIMIZER
 
 TITLE: Final = "Megatron-LM"
 SCHEDULES: Final = ("1f1b", "interleaved")
@@ -44,6 +45,10 @@ OPTIMIZERS: Final = {
 }  # fmt: skip
 # Sharding strategies of Megatron-FSDP.
 STRATEGIES: Final = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+# Modules whose saved activations go to host memory, with the recomputed modules that drop them instead. Source:
+# https://docs.nvidia.com/megatron-core/developer-guide/latest/user-guide/features/fine_grained_activation_offloading.html
+OFFLOADED: Final = {"attn_norm": "norms", "core_attn": "attention", "attn_proj": "", "mlp_norm": "norms"}
+OFFLOADED_EXPERTS: Final = {"expert_fc1": "moe_input", "moe_act": "moe_act"}
 # Bytes of a gradient that is reduced in bf16.
 NARROW: Final = 2.0
 # Bytes of a logit with a fused cross-entropy.
@@ -95,6 +100,11 @@ def cannot(run: Run) -> list[str]:
             "its muon shards states over all data-parallel ranks; leave the sharding group out",
         ),
         (sharding != "none" and run.dp % run.group, f"dp {run.dp} is not a multiple of the sharding group {run.group}"),
+        (
+            run.job.offloads(ACTIVATIONS) and run.words == ("full",),
+            "activations that are all recomputed cannot be offloaded; use --recompute none",
+        ),
+        (run.job.offloads(OPTIMIZER) and sharding != "zero1", "it offloads states of its distributed optimizer; use zero1"),
         (run.pp == 1 and run.virtual > 1, "virtual stages need a pipeline; use vpp 1"),
         (run.pp > 1 and run.schedule not in SCHEDULES, f"it has no schedule {run.schedule}; use {' or '.join(SCHEDULES)}"),
     )
@@ -136,7 +146,7 @@ def commands(run: Run) -> list[Command]:
     words = [
         *torchrun(run), "pretrain_gpt.py", *_shape_flags(run), *_parallel_flags(run),
         f"--micro-batch-size {run.micro_batch}", f"--global-batch-size {run.batch}", *PRECISION[run.job.dtype],
-        *_sharding_flags(run), *OPTIMIZERS[run.job.optimizer], *_recompute_flags(run), *_data(run),
+        *_sharding_flags(run), *OPTIMIZERS[run.job.optimizer], *_recompute_flags(run), *_offload_flags(run), *_data(run),
     ]  # fmt: skip
     both_copies = run.job.dtype == "mxfp8" and run.layout.sharding == "zero1"
     notes = select_texts(
@@ -302,6 +312,30 @@ def _recompute_flags(run: Run) -> list[str]:
         return ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
     modules = recomputed_modules(run)
     return ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"] if modules else []
+
+
+def offloaded_modules(run: Run) -> list[str]:
+    """Return Megatron Core's names of the modules whose activations are offloaded.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Names; modules that are recomputed are left out.
+    """
+    modules = OFFLOADED | (OFFLOADED_EXPERTS if run.shape.experts else {})
+    return [name for name, recomputed in modules.items() if recomputed not in run.words]
+
+
+def _offload_flags(run: Run) -> list[str]:
+    job = run.job
+    states = job.offloads(OPTIMIZER)
+    return select_texts(
+        (states, "--optimizer-cpu-offload", "--optimizer-offload-fraction 1.0", "--overlap-cpu-optimizer-d2h-h2d"),
+        (states and job.optimizer == "adamw", "--use-precision-aware-optimizer"),
+        (job.offloads(ACTIVATIONS), "--fine-grained-activation-offloading"),
+        (job.offloads(ACTIVATIONS), f"--offload-modules {' '.join(offloaded_modules(run))}"),
+    )
 
 
 def _data(run: Run) -> list[str]:

@@ -8,11 +8,13 @@ megatron/bridge/peft/lora.py of the package.
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from steptime.launch import megatron
 from steptime.launch.shell_script import Command, select_texts
 from steptime.launch.training_run import STEPS, SYNTHETIC, Run, hosts_started, layers_by_chunk, torchrun
+from steptime.training.training_job import ACTIVATIONS, OPTIMIZER
 
 TITLE: Final = "Megatron-Bridge"
 # Name of the written file.
@@ -139,6 +141,7 @@ def _settings(run: Run) -> list[str]:
         *_sharding(run),
         *OPTIMIZERS[run.job.optimizer],
         *_recomputation(run),
+        *_offload(run),
         *select_texts(
             (lora, f"peft = LoRA(dim={rank}, alpha={rank})", 'checkpoint.pretrained_checkpoint = os.environ["CHECKPOINT"]'),
         ),
@@ -173,6 +176,16 @@ def _sharding(run: Run) -> list[str]:
         (run.group < run.dp, f"ddp.num_distributed_optimizer_instances = {run.dp // run.group}"),
         # The recipe reduces gradients in fp32 by default.
         (run.job.gradient_bytes <= megatron.NARROW, "ddp.grad_reduce_in_fp32 = False"),
+    )
+
+
+def _offload(run: Run) -> list[str]:
+    states, activations = run.job.offloads(OPTIMIZER), run.job.offloads(ACTIVATIONS)
+    return select_texts(
+        (states, "optimizer.optimizer_cpu_offload = True", "optimizer.optimizer_offload_fraction = 1.0"),
+        (states, "optimizer.overlap_cpu_optimizer_d2h_h2d = True"),
+        (activations, "model.fine_grained_activation_offloading = True"),
+        (activations, f"model.offload_modules = {json.dumps(megatron.offloaded_modules(run))}"),
     )
 
 

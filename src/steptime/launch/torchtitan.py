@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from steptime.launch.shell_script import Command, select_texts
 from steptime.launch.training_run import STEPS, Run, hosts_started, layers_by_chunk, torchrun
+from steptime.training.training_job import NO_OFFLOAD
 
 TITLE: Final = "torchtitan"
 # Name of the written module.
@@ -101,6 +102,8 @@ def unable(run: Run) -> list[str]:
         ),
         (run.drafts and not trains_drafts, "it trains multi-token-prediction layers only of DeepSeek-V3"),
     )
+    if job.offload != NO_OFFLOAD:
+        problems.append("steptime cannot configure its offload to host memory; use the stack megatron")
     return [*problems, *_axes_cannot(run), *_pipeline_cannot(run)]
 
 

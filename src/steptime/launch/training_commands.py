@@ -72,6 +72,22 @@ def training_lines(model: Model, job: TrainingJob, layout: TrainingLayout, syste
     return [line for command in commands for line in (*comments(command.notes), *spoken(command))]
 
 
+def first_capable_stack(model: Model, job: TrainingJob, layout: TrainingLayout, system: System) -> str:
+    """Return the first stack that can run a layout.
+
+    Args:
+        model: The model.
+        job: Sequence length, batch, formats and optimizer.
+        layout: One training layout.
+        system: The machine.
+
+    Returns:
+        Name of the stack; "" if none can.
+    """
+    run = training_run(model, job, layout, system)
+    return next((name for name, writer in WRITERS.items() if not writer.unable(run)), "")
+
+
 def _commands_or_refusal(
     model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str
 ) -> tuple[list[Command], str]:

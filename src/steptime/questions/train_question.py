@@ -29,7 +29,7 @@ from steptime.questions.declaration import (
 )
 from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, catalog_folder, read_machine
 from steptime.training.training_evidence import MEASURED
-from steptime.training.training_job import show_training_layout
+from steptime.training.training_job import NO_OFFLOAD, show_training_layout
 from steptime.training.training_planner import Training, train
 from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND, Phase, Reliability, TrainingRunCost
 from steptime.training.training_stack import TrainingEngine, training_engine
@@ -67,6 +67,9 @@ class TrainInputs(ModelOnSystem):
         1.0, "token rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced", minimum=1.0,
         maximum=64.0, group=JOB_GROUP,
     )  # fmt: skip
+    offload: str = text(
+        NO_OFFLOAD, "what is in host memory: none, optimizer (states), activations or optimizer+activations", group=JOB_GROUP
+    )
     evidence: str = text(
         MEASURED, "kinds of layouts that a search may take: measured (in the fitted runs) or any", group=LAYOUT_GROUP
     )
@@ -294,7 +297,8 @@ def _train(inputs: TrainInputs, model: Model, system: System, stack: TrainingEng
     return train(
         model, system, chips=chips, engine=stack, layout=inputs.axes(), changes=changes, phases=inputs.phases(),
         reliability=inputs.reliability(), seq=inputs.seq, batch=inputs.batch, dtype=inputs.dtype, task=inputs.task,
-        optimizer=inputs.optimizer, mtp=inputs.mtp, expert_imbalance=inputs.expert_imbalance, evidence=inputs.evidence,
+        optimizer=inputs.optimizer, mtp=inputs.mtp, expert_imbalance=inputs.expert_imbalance, offload=inputs.offload,
+        evidence=inputs.evidence,
     )  # fmt: skip
 
 

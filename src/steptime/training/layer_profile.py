@@ -38,6 +38,10 @@ from steptime.training.training_job import TrainingLayout, read_layers
 ACTIVATION_BYTES = 2.0
 # Bytes of the log-sum-exp that flash attention saves per head and row.
 SUM_BYTES = 4.0
+# Products of a gated expert: gate, up and down.
+GATED_PRODUCTS = 3
+# Passes of a quantized value: a read and a write.
+QUANTISE_PASSES = 2
 # Grouped GEMMs of routed experts: gate and up together, and down.
 EXPERT_GEMMS = 2
 MODULES = ("attention", "norms", "activation", "mlp", "moe_act", "mla_up_proj", "shared_experts", "moe_input", "moe")
@@ -100,6 +104,8 @@ class LayerProfile:
     routed: Op | None
     # Values per row that are permuted to experts and back, read and written.
     routed_values: float
+    # Element values and quantized values per row of gated experts, inside the products where one kernel has them.
+    fused_values: float
     # Values per row of keys and values that context parallelism exchanges.
     exchanged: float
     # Parameters of norms and other small operators.
@@ -195,7 +201,7 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
     routed = layer.routed
     active = routed.active if routed else 0.0
     expert_columns = routed.columns if routed else 0.0
-    gated = 3 if routed and routed.flops_per_row >= 5 * width * max(expert_columns, 1) else 2
+    gated = GATED_PRODUCTS if routed and routed.flops_per_row >= 5 * width * max(expert_columns, 1) else 2
 
     def total(size: Callable[[Op], float], operators: list[Op]) -> float:
         return float(sum(size(op) for op in operators))
@@ -261,6 +267,8 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         blocks=bool(layer.attention) + bool(within("feed-forward") or within("shared experts")),
         routed=routed,
         routed_values=4 * width * active,
+        # An activation reads gate and up and writes their product, which is quantized: read and written.
+        fused_values=(3 + QUANTISE_PASSES) * active * expert_columns if gated == GATED_PRODUCTS else 0.0,
         exchanged=sum(_exchanged_values(a) for a in layer.attention),
         small=total(lambda op: op.total_weights, [op for op in ops if op not in matrices]),
         widths=total(lambda op: op.inputs + op.outputs, [op for op in matrices if op.rows == "tokens" and op.name != "router"]),

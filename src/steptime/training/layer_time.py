@@ -8,7 +8,9 @@ two. Source: Dao, arXiv 2307.08691, section 3.1.
 
 Tensor parallelism with sequence parallelism gathers before and scatters after each block. A layer has four collectives in
 the forward pass and six in the backward pass, because sharded inputs are gathered again. Source: Korthikanti et al., arXiv
-2205.05198, section 4.2.2.
+2205.05198, section 4.2.2. Inputs of products in 8 or 4 bits are gathered after they are quantized; sums are scattered in 16
+bits. Source: `with_quantized_all_gather` in
+https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/module/layernorm_linear.py.
 
 Context parallelism sends keys and values to all ranks that share a sequence, once in the forward pass and twice in the
 backward pass. Experts exchange tokens: dispatch and combine, in both passes.
@@ -20,6 +22,12 @@ Without sharding it is an all-reduce of $2 g P$.
 With sharded gradients and accumulated micro-batches, each micro-batch is reduced; in a pipeline, each group of p
 micro-batches of a chunk. With sharded weights (ZeRO-3, FSDP) each micro-batch gathers the weights in both passes and
 scatters its gradients. Source: Rajbhandari et al., arXiv 1910.02054, section 7.
+
+**Offload.** Optimizer states in host memory: the CPU reads and writes states, reads gradients and writes weights of 16 bits,
+while earlier gradients and weights cross the link. The step takes the longer of both. Source: ZeRO-Offload, Ren et al.,
+arXiv 2101.06840, sections 4 and 5; the CPU's Adam is the longer part in
+https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/training/cpu-offloading.md. Activations in host memory cross the
+link once in each pass, hidden by computation like data-parallel exchanges.
 
 The reduction hides behind the backward pass of the last micro-batch. The gather hides behind the first forward pass of the
 next step.
@@ -39,8 +47,8 @@ from steptime.physics import network_time
 from steptime.physics.layout import shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import REACHED
-from steptime.training.layer_profile import ACTIVATION_BYTES, MODULES, LayerProfile, Product, Stem
-from steptime.training.training_job import UNFUSED, TrainingJob, TrainingLayout
+from steptime.training.layer_profile import ACTIVATION_BYTES, MODULES, QUANTISE_PASSES, LayerProfile, Product, Stem
+from steptime.training.training_job import ACTIVATIONS, OPTIMIZER, UNFUSED, TrainingJob, TrainingLayout, host_memory
 from steptime.training.training_stack import TrainingEngine, largest_narrow_share
 
 # Power per FLOP/s from which a chip keeps its clock [W s/FLOP]: an A100 has 1.28 W per TFLOP/s in bf16, an H100 0.71, a
@@ -70,6 +78,14 @@ NARROW_FORMS = ("fp8", "int8", "mxfp8", "nvfp4")
 SELECTIVE = ("attention",)
 # Every second product and all other operators: selective checkpointing by operator of torchtitan.
 ALTERNATE = "alternate"
+
+# Modules whose output a product reads; it is saved in the format of the product, such as 8 bits.
+NARROW_MODULES = ("norms", "activation", "moe_act", "moe_input")
+# Modules with a row for each token and expert.
+ROUTED_MODULES = ("moe", "moe_input", "moe_act")
+# Bytes of a dropout mask per value: 2 s b h of the 34 s b h of arXiv 2205.05198, section 4.1, are the masks after
+# attention and after the feed-forward block.
+MASK_BYTES = 1.0
 
 # Terms of computation.
 COMPUTED = ("matrices", "experts", "attention", "element-wise")
@@ -117,6 +133,76 @@ def recomputed_modules(recompute: str) -> tuple[str, ...]:
     if recompute == "selective":
         return SELECTIVE
     return tuple(recompute.split("+"))
+
+
+def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -> tuple[Number, Number]:
+    """Return the saved and the peak bytes of a layer for one micro-batch on a chip.
+
+    Args:
+        sheet: Profile of the layer.
+        job: Sequences, formats and optimizer of a step.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Bytes that stay until the backward pass, and bytes while the layer runs.
+    """
+    chip_rows = x.micro_batch * job.seq / x.cp / x.tp
+    dtype_ratio = job.format.bytes / ACTIVATION_BYTES if job.format.bytes < ACTIVATION_BYTES else 1.0
+    module_bytes: dict[str, Number] = {
+        name: value * (dtype_ratio if name in NARROW_MODULES else 1.0) for name, value in sheet.module_bytes.items()
+    }
+    # Each rank that shares an expert has all rows of this expert; the busiest rank has more rows than the mean.
+    module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp
+    for name in ROUTED_MODULES:
+        module_bytes[name] = module_bytes[name] * job.expert_imbalance
+
+    # Without sequence parallelism, each tensor-parallel rank has all rows between blocks.
+    replicated_rows: Number = 0.0 * chip_rows
+    if not job.sequence_parallel:
+        replicated_rows = x.micro_batch * job.seq / x.cp * (1 - 1 / x.tp)
+
+    # Unfused attention saves scores and probabilities in 16 bits, and the dropout mask: 5 bytes per pair. Such layers have
+    # dropout after each block too, with masks of a byte per value.
+    scores: Number = 0.0
+    masks = 0.0
+    if job.attention == UNFUSED:
+        scores = 5.0 * x.micro_batch * job.seq * job.seq * sheet.scores / (x.tp * x.cp)
+        masks = MASK_BYTES * sheet.blocks * sheet.boundary
+    replicated_bytes = sheet.residual + module_bytes["norms"] + masks
+    # Where the backward pass does not gather the inputs of blocks again, all rows of them stay.
+    gathered_bytes: Number = 0.0
+    if job.gathered_inputs:
+        gathered_bytes = (x.tp - 1) * chip_rows * sheet.blocks * sheet.boundary * ACTIVATION_BYTES
+    peak_bytes = chip_rows * (sum(module_bytes.values()) + masks) + scores + gathered_bytes + replicated_rows * replicated_bytes
+
+    # The recomputation decides which of these bytes stay until the backward pass.
+    if x.recompute == "full":
+        return (chip_rows + replicated_rows) * sheet.boundary * ACTIVATION_BYTES, peak_bytes
+    if x.recompute == "reversible":
+        return 0.0 * chip_rows, peak_bytes
+    if x.recompute == ALTERNATE:
+        alternate_bytes = (
+            sheet.boundary * ACTIVATION_BYTES
+            + module_bytes["attention"]
+            + sheet.product_bytes / 2
+            + (module_bytes["moe"] + module_bytes["moe_input"]) / 2
+        )
+        kept_bytes = chip_rows * alternate_bytes + replicated_rows * sheet.boundary * ACTIVATION_BYTES
+        # The gather follows a norm, which is computed again.
+        return kept_bytes, peak_bytes
+    recomputed = recomputed_modules(x.recompute)
+    dropped = (
+        set(recomputed)
+        | ({"activation"} if "mlp" in recomputed else set())
+        | ({"moe_act", "moe_input"} if "moe" in recomputed else set())
+    )
+    stored_bytes = chip_rows * (sum(value for name, value in module_bytes.items() if name not in dropped) + masks)
+    # The next product reads the output of attention, which therefore stays.
+    if "attention" in recomputed:
+        stored_bytes = stored_bytes + chip_rows * module_bytes["attention"]
+    kept_replicated_bytes = replicated_bytes if "norms" not in dropped else sheet.residual + masks
+    stored_bytes = stored_bytes + replicated_rows * kept_replicated_bytes + (gathered_bytes if "norms" not in dropped else 0.0)
+    return stored_bytes + (0.0 if "attention" in recomputed else scores), peak_bytes
 
 
 def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> tuple[Number, Number]:
@@ -206,21 +292,28 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
 
     # Element-wise operators are bound by memory; narrow formats add a read and a write of each quantized value.
     element_bandwidth = bandwidth * c.memory_efficiency
-    quantised_values = (
-        sheet.quantised_values * 2 if job.format.bytes < ACTIVATION_BYTES and job.dtype not in ("bf16", "fp16") else 0.0
-    )
+    is_narrow = job.format.bytes < ACTIVATION_BYTES and job.dtype not in ("bf16", "fp16")
+    quantised_values = sheet.quantised_values * QUANTISE_PASSES if is_narrow else 0.0
+    is_fused = job.has_fused_experts and sheet.fused_values > 0
+    fused_values = sheet.fused_values if is_fused else 0.0
     elements = (
-        (sheet.element_values + quantised_values + (sheet.routed_values if sheet.routed else 0.0))
+        (sheet.element_values + quantised_values - fused_values + (sheet.routed_values if sheet.routed else 0.0))
         * chip_rows
         * ACTIVATION_BYTES
         / element_bandwidth
     )
     forward["element-wise"], backward["element-wise"] = elements, 2 * elements
     _add_exchanges(forward, backward, sheet, job, system, engine, x)
-    launch_seconds = c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
+    # A captured step launches nothing from the host.
+    launch_seconds = 0.0 if is_fused else c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
     if has_nonzero(launch_seconds):
         forward["launch"], backward["launch"] = launch_seconds + 0.0 * chip_rows, 2 * launch_seconds + 0.0 * chip_rows
     _add_recompute(forward, backward, sheet, x, chip_rows=chip_rows, rate=narrow_rate, element_bandwidth=element_bandwidth)
+    tier = host_memory(system)
+    if tier is not None and job.offloads(ACTIVATIONS):
+        link_seconds = activation_bytes(sheet, job, x)[0] / tier.bandwidth
+        for terms in (forward, backward):
+            terms["offload"] = np.maximum(link_seconds - c.data_overlap * sum(terms.values(), 0.0), 0.0)
     return Passes(forward, backward, weight_gradients)
 
 
@@ -341,6 +434,18 @@ def collective_seconds(traffic: Traffic, engine: TrainingEngine) -> Number:
     return seconds
 
 
+def gathered_value_bytes(job: TrainingJob) -> float:
+    """Return the bytes per value of an input that tensor-parallel ranks gather.
+
+    Args:
+        job: Sequences, formats and optimizer of a step.
+
+    Returns:
+        Bytes, in the format of the products if it is narrower than 16 bits.
+    """
+    return min(job.format.bytes, ACTIVATION_BYTES)
+
+
 def _add_exchanges(
     forward: Terms,
     backward: Terms,
@@ -357,11 +462,13 @@ def _add_exchanges(
         # Sharded inputs are gathered again for the gradients of the weights, hence 2 + trained in the backward
         # pass, unless the gathered inputs were saved.
         gather_share = 0.0 if job.gathered_inputs else job.trained
-        phase = collective_seconds(network_time.all_gather(system, x.tp, rows * sheet.boundary * ACTIVATION_BYTES), engine) * (
-            1 - c.tensor_overlap
+        gather, scatter = (
+            collective_seconds(network_time.all_gather(system, x.tp, rows * sheet.boundary * size), engine)
+            * (1 - c.tensor_overlap)
+            for size in (gathered_value_bytes(job), ACTIVATION_BYTES)
         )
-        forward["tensor parallel"] = 2 * sheet.blocks * phase
-        backward["tensor parallel"] = (2 + gather_share) * sheet.blocks * phase
+        forward["tensor parallel"] = sheet.blocks * (gather + scatter)
+        backward["tensor parallel"] = sheet.blocks * ((1 + gather_share) * gather + scatter)
     if np.any(np.asarray(x.cp) > 1) and sheet.exchanged:
         # Keys and values of the next step of the ring hide behind attention to those of this step; the first step has nothing
         # to receive. After each step but one, outputs of the step are added to the sums, on a second stream.
@@ -587,5 +694,11 @@ def optimizer_seconds(parameters: ChipParameters, job: TrainingJob, system: Syst
     dense = parameters.dense / (sharding_ranks(x) if is_sharded else 1.0)
     experts = parameters.experts / (expert_sharding_ranks(x) if is_sharded else 1.0)
     norm_bytes = parameters.all * job.gradient_bytes / (1.0 if x.sharding in ("none", "zero1") else sharding_ranks(x))
+    tier = host_memory(system)
+    if tier is not None and job.offloads(OPTIMIZER):
+        # Gradients and weights cross the link, in opposite directions, while the CPU works on others.
+        link_bytes = max(job.gradient_bytes, ACTIVATION_BYTES)
+        host_bytes = max(bytes_per_parameter, link_bytes)
+        return host_bytes * (dense + experts) / tier.bandwidth + norm_bytes / system.chip.hbm.bandwidth
     # The element-wise passes of an optimizer are one fused kernel, which reaches the full memory bandwidth.
     return (bytes_per_parameter * (dense + experts) + norm_bytes) / system.chip.hbm.bandwidth

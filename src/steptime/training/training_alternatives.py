@@ -15,7 +15,16 @@ from steptime.models.model import Model
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.training.search_optimism import search_optimism, searched_axes
 from steptime.training.training_evidence import MEASURED
-from steptime.training.training_job import TrainingJob, TrainingLayout, show_training_layout
+from steptime.training.training_job import (
+    ACTIVATIONS,
+    NO_OFFLOAD,
+    OFFLOADS,
+    OPTIMIZER,
+    TrainingJob,
+    TrainingLayout,
+    host_memory,
+    show_training_layout,
+)
 from steptime.training.training_search import MEMORY_MARGIN, Recommendation, SearchResult, legal_degrees, search
 from steptime.training.training_stack import DEFAULT, TUNED, TYPICAL, TrainingEngine, load_stack, on_chip
 from steptime.training.training_step import step_seconds
@@ -100,6 +109,9 @@ def _nearest_change(
     for optimizer in ("adamw-bf16", "adamw-fp8"):
         if job.task != "lora" and job.optimizer == "adamw" and fits(job=replace(job, optimizer=optimizer)):
             return f"; it fits with --optimizer {optimizer}"
+    for offload in offload_choices(job, system):
+        if fits(job=replace(job, offload=offload)):
+            return f"; it fits with --offload {offload}"
     if not system.is_box:
         axes_without_dp = {k: v for k, v in fixed_axes.items() if k != "dp"}
         for factor in CHIP_MULTIPLES:
@@ -109,6 +121,22 @@ def _nearest_change(
     if job.task != "lora" and fits(job=replace(job, task="lora")):
         return "; a LoRA fine-tune of it fits (--task lora)"
     return "; take chips with more memory, or a smaller model"
+
+
+def offload_choices(job: TrainingJob, system: System) -> tuple[str, ...]:
+    """Return the offloads that a job could have and has not.
+
+    Args:
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+
+    Returns:
+        Offloads, the fastest of most jobs first.
+    """
+    if host_memory(system) is None or job.offload != NO_OFFLOAD:
+        return ()
+    has_states = job.task != "lora" and job.optimizer != "muon"
+    return tuple(offload for offload in OFFLOADS[1:] if has_states or OPTIMIZER not in offload)
 
 
 MACHINE_CHANGES: Final = (
@@ -162,6 +190,9 @@ def training_alternatives(
     candidates.append(("twice the memory", job, _doubled(system, "capacity")))
     if job.optimizer == "adamw" and job.task != "lora":
         candidates.append(("--optimizer adamw-bf16", replace(job, optimizer="adamw-bf16"), system))
+    # Host memory may replace recomputation.
+    if best[0].recompute != "none" and ACTIVATIONS in offload_choices(job, system):
+        candidates.append((f"--offload {ACTIVATIONS}", replace(job, offload=ACTIVATIONS), system))
     for description, changed_job, machine in candidates:
         changed_best = search(model, machine, changed_job, tuned, chips=chips, fixed=fixed_axes).recommended(evidence)
         if changed_best is not None:
@@ -172,7 +203,12 @@ def training_alternatives(
     recipes = load_stack(TUNED)
     if engine.name in (TYPICAL, DEFAULT["NVIDIA"]) and recipes.has_run_on(system.chip.name):
         recipe_engine = on_chip(recipes, system, experts=model.routed)
-        recipe_job = replace(job, gradient_bytes=recipes.gradient_bytes, logit_bytes=recipes.logit_bytes)
+        recipe_job = replace(
+            job,
+            gradient_bytes=recipes.gradient_bytes,
+            logit_bytes=recipes.logit_bytes,
+            fused_experts=model.name in recipes.fused_experts,
+        )
         recipe_best = _best_or_none(model, system, recipe_job, recipe_engine, chips, fixed_axes, evidence)
         if recipe_best is not None:
             # Each stack has its own optimism of searches.

@@ -16,7 +16,7 @@ import numpy as np
 
 from steptime.errors import InputError, LayoutError, UnknownName
 from steptime.hardware.number_formats import Format, number_format
-from steptime.hardware.system import System
+from steptime.hardware.system import MemoryTier, System
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number, whole_number
 from steptime.result_base import Tabular, broadcast, in_words, unit
 
@@ -49,7 +49,13 @@ OPTIMIZERS: Final = {
 DTYPES: Final = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "int8", "fp32")
 # Formats with a scale for every 32 or 16 values.
 BLOCK_SCALED: Final = ("mxfp8", "nvfp4")
+NO_OFFLOAD, OPTIMIZER, ACTIVATIONS = "none", "optimizer", "activations"
+# Parts of the states that a step can have in host memory.
+OFFLOADS: Final = (NO_OFFLOAD, OPTIMIZER, ACTIVATIONS, f"{OPTIMIZER}+{ACTIVATIONS}")
 FLASH, UNFUSED = "flash", "unfused"
+# Format of fused grouped products with their activation and quantization, captured in CUDA graphs of a whole step:
+# https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1
+FUSED_DTYPE: Final = "mxfp8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,9 @@ class TrainingJob:
 
     whole_hops: whether each tensor-parallel rank sends all activations of a micro-batch to the next stage, instead of its
     part. gathered_inputs: whether tensor-parallel ranks save the gathered inputs of blocks, instead of gathering them again.
-    expert_imbalance: rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced.
+    expert_imbalance: rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced. fused_experts: whether
+    the stack has one kernel for grouped products, activation and quantization in mxfp8, in a captured step. offload: what is
+    in host memory: "none", "optimizer", "activations", or both joined by "+".
     """
 
     seq: Number
@@ -83,6 +91,24 @@ class TrainingJob:
     whole_hops: bool = False
     gathered_inputs: bool = False
     expert_imbalance: Number = 1.0
+    fused_experts: bool = False
+    offload: str = NO_OFFLOAD
+
+    def offloads(self, part: str) -> bool:
+        """Return whether a part is in host memory.
+
+        Args:
+            part: "optimizer" or "activations".
+
+        Returns:
+            True if it is.
+        """
+        return part in self.offload.split("+")
+
+    @property
+    def has_fused_experts(self) -> bool:
+        """Whether experts run in one kernel, which exists for mxfp8."""
+        return self.fused_experts and self.dtype == FUSED_DTYPE
 
     @property
     def format(self) -> Format:
@@ -98,6 +124,18 @@ class TrainingJob:
     def trained(self) -> float:
         """Share of the weight gradients that are computed; 0 with a frozen base."""
         return 0.0 if self.task == "lora" else 1.0
+
+
+def host_memory(system: System) -> MemoryTier | None:
+    """Return the host memory of a chip.
+
+    Args:
+        system: Chips and links.
+
+    Returns:
+        Capacity and bandwidth per chip; None if the catalogue has none.
+    """
+    return next((tier for tier in system.tiers if tier.name == "host"), None)
 
 
 def supports_format(system: System, dtype: str) -> bool:
@@ -138,10 +176,16 @@ def check_job(job: TrainingJob, system: System) -> TrainingJob:
         ("task", job.task, TASKS),
         ("optimizer", job.optimizer, tuple(OPTIMIZERS)),
         ("attention", job.attention, (FLASH, UNFUSED)),
+        ("offload", job.offload, OFFLOADS),
     ):
         if value not in choices:
             raise UnknownName(parameter, value, choices, "Known: " + ", ".join(choices) + ".")
 
+    if job.offload != NO_OFFLOAD and host_memory(system) is None:
+        raise InputError(f"offload={job.offload}: {system.name} has no host memory in the catalogue; leave --offload out")
+    if job.offloads(OPTIMIZER) and (job.task == "lora" or job.optimizer == "muon"):
+        reason = "a frozen base has no optimizer states" if job.task == "lora" else "muon multiplies matrices on the chips"
+        raise InputError(f"offload={job.offload}: {reason}; try --offload activations")
     # 16-bit and 32-bit formats always run: `product_rates` falls back to another of them.
     if not supports_format(system, job.dtype) and job.dtype not in ("fp32", "bf16", "fp16"):
         supported_formats = [d for d in DTYPES if supports_format(system, d)]

@@ -30,29 +30,24 @@ from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
 from steptime.training.layer_profile import (
     ACTIVATION_BYTES,
-    LayerProfile,
     draft_layer_profiles,
     layer_profiles,
     pick_largest,
     pipeline_stages,
     stem_profile,
 )
-from steptime.training.layer_time import ALTERNATE, ChipParameters, expert_sharding_ranks, recomputed_modules, sharding_ranks
+from steptime.training.layer_time import ChipParameters, activation_bytes, expert_sharding_ranks, sharding_ranks
 from steptime.training.schedules.schedule import Schedule, schedule_named
-from steptime.training.training_job import UNFUSED, TrainingJob, TrainingLayout
+from steptime.training.training_job import ACTIVATIONS, OPTIMIZER, TrainingJob, TrainingLayout, host_memory
 from steptime.training.training_stack import TrainingEngine
 from steptime.training.training_step import chip_parameters, parameters_per_layer
 from steptime.units import show
 
 # Bytes of libraries inside the allocator.
 WORK_SPACE = 0.2e9
-# Modules whose output a product reads; it is saved in the format of the product, such as 8 bits.
-NARROW_MODULES = ("norms", "activation", "moe_act", "moe_input")
-# Modules with a row for each token and expert.
-ROUTED_MODULES = ("moe", "moe_input", "moe_act")
-# Bytes of a dropout mask per value: 2 s b h of the 34 s b h of arXiv 2205.05198, section 4.1, are the masks after
-# attention and after the feed-forward block.
-MASK_BYTES = 1.0
+# Layers whose activations are on the chip while others are in host memory: one computes, one is on its way (double buffer).
+# Source: cpu_offloading_double_buffering, https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/training/cpu-offloading.md.
+BUFFERED_LAYERS = 2
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "buffers", "reserved")
 
 
@@ -64,7 +59,9 @@ class TrainingMemory(Tabular):
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "allocated": unit("B", "bytes of tensors: the sum of the parts without `reserved`"),
         "used": unit("B", "bytes in use: the sum of all parts"),
-        "fits": unit("", "whether the bytes in use are within the capacity", kind="true or false, or list"),
+        "fits": unit(
+            "", "whether the bytes in use are within the capacity, also in host memory", kind="true or false, or list"
+        ),
     }
 
     weights: Number = field(metadata=unit("B", "weights"))
@@ -76,6 +73,8 @@ class TrainingMemory(Tabular):
     buffers: Number = field(metadata=unit("B", "weight gradients of one layer, and work space"))
     reserved: Number = field(metadata=unit("B", "bytes of driver and libraries"))
     capacity: Number = field(metadata=unit("B", "memory of a chip"))
+    host: Number = field(default=0.0, metadata=unit("B", "offloaded states and activations in host memory, per chip"))
+    host_capacity: Number = field(default=0.0, metadata=unit("B", "host memory per chip"))
 
     @property
     def allocated(self) -> Number:
@@ -90,7 +89,7 @@ class TrainingMemory(Tabular):
     @property
     def fits(self) -> Array:
         """Whether the bytes in use are within the capacity."""
-        return np.asarray(self.used <= self.capacity)
+        return np.asarray((self.used <= self.capacity) & (self.host <= self.host_capacity))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return bytes in use over capacity as a title, and the largest parts.
@@ -102,7 +101,10 @@ class TrainingMemory(Tabular):
         verdict = "fits" if fits.all() else "does not fit" if not fits.any() else f"{int(fits.sum())} of {fits.size} fit"
         title = f"Memory of a chip: {_bytes(self.used)} of {_bytes(self.capacity)}, {verdict}"
         largest = sorted(PARTS, key=lambda name: -float(np.max(getattr(self, name))))[:4]
-        return title, {name: _bytes(getattr(self, name)) for name in largest}
+        lines = {name: _bytes(getattr(self, name)) for name in largest}
+        if np.any(np.asarray(self.host) > 0):
+            lines["host memory"] = f"{_bytes(self.host)} of {_bytes(self.host_capacity)}"
+        return title, lines
 
     def drawing(self) -> str:
         """Return the parts of the memory of one chip as a bar.
@@ -120,7 +122,7 @@ class TrainingMemory(Tabular):
         Returns:
             Values by column name.
         """
-        names = (*PARTS, "used", "capacity")
+        names = (*PARTS, "used", "capacity", *(("host",) if np.any(np.asarray(self.host) > 0) else ()))
         return broadcast({f"{name}_bytes": getattr(self, name) for name in names} | {"fits": self.fits})
 
 
@@ -174,14 +176,24 @@ def training_memory(
             stage_activations = stage_activations + stage.head * n * draft_activations
         in_flight = np.where(np.asarray(x.pp) == 1, 1.0, _microbatches_in_flight(schedule, x, microbatches, stage.later))
         largest, peak_bytes = _largest_layer(layer_parameters, layer_peaks, layer_activations, stage.parts, x)
-        options.append(
-            _stage_memory(stage_parameters, adapters, largest, job, engine, x, stage_activations * in_flight + peak_bytes,
-                    np.where(np.asarray(stage.head) > 0, logits, 0.0), copies=schedule.copies)
+        saved_bytes, host_bytes = stage_activations * in_flight, 0.0 * stage_parameters.dense
+        if job.offloads(ACTIVATIONS):
+            buffered_bytes = BUFFERED_LAYERS * pick_largest(layer_activations, [(k,) for k in layer_activations])[0]
+            host_bytes = saved_bytes
+            saved_bytes = np.minimum(saved_bytes, buffered_bytes)
+        parts = _stage_memory(
+            stage_parameters, adapters, largest, job, engine, x, saved_bytes + peak_bytes,
+            np.where(np.asarray(stage.head) > 0, logits, 0.0), copies=schedule.copies,
         )  # fmt: skip
-    totals = [sum(option.values(), 0.0) for option in options]
-    fullest = pick_largest(totals, [[option[name] for name in PARTS] for option in options])
-    parts = {name: np.asarray(part) * 1.0 for name, part in zip(PARTS, fullest, strict=True)}
-    return TrainingMemory(**parts, capacity=system.chip.capacity)
+        if job.offloads(OPTIMIZER):
+            host_bytes, parts["optimizer"] = host_bytes + parts["optimizer"], 0.0 * parts["optimizer"]
+        options.append(parts | {"host": host_bytes})
+    totals = [sum((option[name] for name in PARTS), 0.0) for option in options]
+    names = (*PARTS, "host")
+    fullest = pick_largest(totals, [[option[name] for name in names] for option in options])
+    fullest_parts = {name: np.asarray(part) * 1.0 for name, part in zip(names, fullest, strict=True)}
+    tier = host_memory(system)
+    return TrainingMemory(**fullest_parts, capacity=system.chip.capacity, host_capacity=0.0 if tier is None else tier.capacity)
 
 
 def _microbatches_in_flight(schedule: Schedule, x: TrainingLayout, m: Number, later: Number) -> Number:
@@ -192,76 +204,6 @@ def _microbatches_in_flight(schedule: Schedule, x: TrainingLayout, m: Number, la
     if schedule.name == "interleaved":
         return np.minimum(m, np.maximum(first - 2 * later / x.virtual_stages, 1.0))
     return first
-
-
-def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -> tuple[Number, Number]:
-    """Return the saved and the peak bytes of a layer for one micro-batch on a chip.
-
-    Args:
-        sheet: Profile of the layer.
-        job: Sequences, formats and optimizer of a step.
-        x: Training layout; its numbers may be arrays that broadcast.
-
-    Returns:
-        Bytes that stay until the backward pass, and bytes while the layer runs.
-    """
-    chip_rows = x.micro_batch * job.seq / x.cp / x.tp
-    dtype_ratio = job.format.bytes / ACTIVATION_BYTES if job.format.bytes < ACTIVATION_BYTES else 1.0
-    module_bytes: dict[str, Number] = {
-        name: value * (dtype_ratio if name in NARROW_MODULES else 1.0) for name, value in sheet.module_bytes.items()
-    }
-    # Each rank that shares an expert has all rows of this expert; the busiest rank has more rows than the mean.
-    module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp
-    for name in ROUTED_MODULES:
-        module_bytes[name] = module_bytes[name] * job.expert_imbalance
-
-    # Without sequence parallelism, each tensor-parallel rank has all rows between blocks.
-    replicated_rows: Number = 0.0 * chip_rows
-    if not job.sequence_parallel:
-        replicated_rows = x.micro_batch * job.seq / x.cp * (1 - 1 / x.tp)
-
-    # Unfused attention saves scores and probabilities in 16 bits, and the dropout mask: 5 bytes per pair. Such layers have
-    # dropout after each block too, with masks of a byte per value.
-    scores: Number = 0.0
-    masks = 0.0
-    if job.attention == UNFUSED:
-        scores = 5.0 * x.micro_batch * job.seq * job.seq * sheet.scores / (x.tp * x.cp)
-        masks = MASK_BYTES * sheet.blocks * sheet.boundary
-    replicated_bytes = sheet.residual + module_bytes["norms"] + masks
-    # Where the backward pass does not gather the inputs of blocks again, all rows of them stay.
-    gathered_bytes: Number = 0.0
-    if job.gathered_inputs:
-        gathered_bytes = (x.tp - 1) * chip_rows * sheet.blocks * sheet.boundary * ACTIVATION_BYTES
-    peak_bytes = chip_rows * (sum(module_bytes.values()) + masks) + scores + gathered_bytes + replicated_rows * replicated_bytes
-
-    # The recomputation decides which of these bytes stay until the backward pass.
-    if x.recompute == "full":
-        return (chip_rows + replicated_rows) * sheet.boundary * ACTIVATION_BYTES, peak_bytes
-    if x.recompute == "reversible":
-        return 0.0 * chip_rows, peak_bytes
-    if x.recompute == ALTERNATE:
-        alternate_bytes = (
-            sheet.boundary * ACTIVATION_BYTES
-            + module_bytes["attention"]
-            + sheet.product_bytes / 2
-            + (module_bytes["moe"] + module_bytes["moe_input"]) / 2
-        )
-        kept_bytes = chip_rows * alternate_bytes + replicated_rows * sheet.boundary * ACTIVATION_BYTES
-        # The gather follows a norm, which is computed again.
-        return kept_bytes, peak_bytes
-    recomputed = recomputed_modules(x.recompute)
-    dropped = (
-        set(recomputed)
-        | ({"activation"} if "mlp" in recomputed else set())
-        | ({"moe_act", "moe_input"} if "moe" in recomputed else set())
-    )
-    stored_bytes = chip_rows * (sum(value for name, value in module_bytes.items() if name not in dropped) + masks)
-    # The next product reads the output of attention, which therefore stays.
-    if "attention" in recomputed:
-        stored_bytes = stored_bytes + chip_rows * module_bytes["attention"]
-    kept_replicated_bytes = replicated_bytes if "norms" not in dropped else sheet.residual + masks
-    stored_bytes = stored_bytes + replicated_rows * kept_replicated_bytes + (gathered_bytes if "norms" not in dropped else 0.0)
-    return stored_bytes + (0.0 if "attention" in recomputed else scores), peak_bytes
 
 
 def reversible_stream_bytes(boundary: Number, job: TrainingJob, x: TrainingLayout) -> Number:

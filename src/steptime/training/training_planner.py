@@ -28,6 +28,7 @@ from steptime.training.training_evidence import ANY, MEASURED, TRAINING_EVIDENCE
 from steptime.training.training_job import (
     AXES,
     DEGREES,
+    NO_OFFLOAD,
     TrainingJob,
     TrainingLayout,
     check_job,
@@ -48,7 +49,15 @@ from steptime.training.training_rules import (
     check_virtual_stages,
     check_words,
 )
-from steptime.training.training_runs import Phase, Reliability, TrainingRunCost, model_flops, recompute_flops, training_run_cost
+from steptime.training.training_runs import (
+    Phase,
+    Reliability,
+    TrainingRunCost,
+    model_flops,
+    recompute_flops,
+    run_time_range,
+    training_run_cost,
+)
 from steptime.training.training_search import Recommendation, SearchResult, search
 from steptime.training.training_stack import IDEAL, TrainingEngine, on_chip, step_time_range, training_engine
 from steptime.training.training_step import StepTime, chunk_times, step_seconds
@@ -56,12 +65,12 @@ from steptime.units import DAY, counted, show
 
 # Tokens of a run.
 MAX_RUN_TOKENS: Final = 1e18
-JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention", "expert_imbalance")
+JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention", "expert_imbalance", "offload")
 
 
 # Term of the time by which layouts from a search run slower than predicted.
 SEARCH_TERM: Final = "search allowance"
-EXPOSED_TERMS = ("tensor parallel", "context parallel", "expert exchange", "data parallel", "pipeline hops")
+EXPOSED_TERMS = ("tensor parallel", "context parallel", "expert exchange", "data parallel", "pipeline hops", "offload")
 """Terms of exposed communication."""
 
 
@@ -226,7 +235,7 @@ class Training(Tabular):
 def training_job(
     system: System, engine: TrainingEngine, *, seq: Number, batch: Number, dtype: str = "bf16", task: str = "pretrain",
     optimizer: str = "adamw", lora_rank: int = 16, mtp: bool = False, attention: str = "flash",
-    expert_imbalance: Number = 1.0,
+    expert_imbalance: Number = 1.0, offload: str = NO_OFFLOAD, model: Model | None = None,
 ) -> TrainingJob:  # fmt: skip
     """Return a checked job with the gradient and logit bytes of the stack.
 
@@ -242,6 +251,8 @@ def training_job(
         mtp: Whether multi-token-prediction layers are trained.
         attention: "flash" or "unfused".
         expert_imbalance: Rows of the busiest expert-parallel rank over the mean.
+        offload: What is in host memory: "none", "optimizer", "activations" or "optimizer+activations".
+        model: Model to train, which decides on fused kernels of its recipe; none of them if None.
 
     Returns:
         Job.
@@ -252,7 +263,8 @@ def training_job(
     job = TrainingJob(
         seq=seq, batch=batch, dtype=dtype, task=task, optimizer=optimizer, lora_rank=lora_rank, mtp=mtp, attention=attention,
         gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes, gathered_inputs=engine.gathered_inputs,
-        expert_imbalance=expert_imbalance,
+        expert_imbalance=expert_imbalance, offload=offload,
+        fused_experts=model is not None and model.name in engine.fused_experts,
     )  # fmt: skip
     return check_job(job, system)
 
@@ -278,7 +290,8 @@ def training_step(
         batch: Sequences per step, over all chips.
         layout: Training layout; one chip if None.
         engine: Training stack, or its name; the usual one of chip and model if None.
-        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, as for `TrainingJob`.
+        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, offload, as for
+                `TrainingJob`.
 
     Returns:
         Time, memory and efficiency of the step.
@@ -292,7 +305,7 @@ def training_step(
     _check_job_options(job_options)
     layout = TrainingLayout() if layout is None else layout
     check_counts({name: getattr(layout, name) for name in AXES})
-    job = training_job(system, engine, seq=seq, batch=batch, **job_options)
+    job = training_job(system, engine, seq=seq, batch=batch, model=model, **job_options)
     check_draft(model, job)
 
     # Arrays may contain illegal points, so that only their words and layers are checked.
@@ -398,7 +411,8 @@ def train(
         reliability: Failure rate, checkpoint and restart times; the defaults if None.
         changes: Whether speed-ups by changes of machine and format are computed.
         evidence: "measured" for layouts of kinds that measured runs cover if any of them fits, or "any".
-        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, as for `TrainingJob`.
+        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, offload, as for
+                `TrainingJob`.
 
     Returns:
         Layout, step and run.
@@ -416,7 +430,7 @@ def train(
         raise UnknownName("evidence", evidence, TRAINING_EVIDENCE, f"Known: {', '.join(TRAINING_EVIDENCE)}.")
     if tokens is not None:
         positive("tokens", tokens, maximum=MAX_RUN_TOKENS)
-    job = training_job(system, engine, seq=seq, batch=batch, **job_options)
+    job = training_job(system, engine, seq=seq, batch=batch, model=model, **job_options)
     parts = tuple(phases) or ((Phase(tokens=tokens, seq=seq, batch=batch),) if tokens else ())
     for phase in phases:
         check_job(replace(job, seq=phase.seq, batch=phase.batch), system)
@@ -451,7 +465,8 @@ def train(
             return optimism.factor * _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
 
         low, high = step_time_range(engine, system, experts=model.routed)
-        step_range = low, max(high, optimism.high)
+        # The bound has no range.
+        step_range = (low, high) if engine.name == "ideal" else run_time_range(low, max(high, optimism.high))
         # A batch ramp grows in multiples that all replicas and the schedule accept.
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = training_run_cost(

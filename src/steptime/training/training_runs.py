@@ -34,6 +34,33 @@ CHECKPOINT_SECONDS = 30.0
 RESTART_SECONDS = 600.0
 
 
+LARGEST_RUN_OVERHEAD = 1.27
+"""Largest of three published runs: chip-hours over those of their steps, beyond failures at the rate above.
+
+Olmo 3 32B: 1.05 M hours for 5.5T tokens at 1,900 tok/s per chip, 1.27; Olmo 3 7B: 234,000 hours for 5.93T tokens at 7,700
+tok/s, 1.08 (both with restarts, checkpoints and network problems, https://muxup.com/2025q4/minipost-olmo3-training-cost).
+Llama 3.1 405B: 30.84 M hours for 3.8e25 FLOP at 400 TFLOP/s, 1.03 (model card, and arXiv 2407.21783, table 4).
+"""
+
+
+def run_time_range(low: float, high: float) -> tuple[float, float]:
+    """Return the factors of the 90 % range of a run.
+
+    A run can be longer than its steps by slow periods, evaluations and restarts. They are independent of the error of a step.
+
+    Args:
+        low: Lower factor of the range of a step.
+        high: Upper factor of the range of a step.
+
+    Returns:
+        Lower and upper factor.
+
+    >>> [round(factor, 3) for factor in run_time_range(0.85, 1.3)]
+    [0.85, 1.426]
+    """
+    return low, math.exp(math.hypot(math.log(max(high, 1.0)), math.log(LARGEST_RUN_OVERHEAD)))
+
+
 def mean_time_between_failures(chips: Number, rate: Number = FAILURES_PER_CHIP_SECOND) -> Number:
     """Return the mean time between failures of all chips together.
 

@@ -401,11 +401,12 @@ def _candidates(
     seconds = np.asarray(step_seconds(model, job, system, engine, x, stages=layer_times, parameters=parameters).total)
     memory = training_memory(model, job, system, engine, x, microbatches=m)
     used_bytes = np.broadcast_to(memory.used, seconds.shape)
+    fits = (used_bytes <= MEMORY_MARGIN * memory.capacity) & (np.asarray(memory.host) <= memory.host_capacity)
     legal_rows = np.flatnonzero(is_legal)
     layouts = _layout(layout_rows[legal_rows], options)
     measured = is_measured_kind(layouts, job, engine, experts=model.routed)
     return [
         Candidates(layout=layouts, seconds=seconds[legal_rows], used=used_bytes[legal_rows],
-                   fits=(used_bytes <= MEMORY_MARGIN * memory.capacity)[legal_rows],
+                   fits=fits[legal_rows],
                    measured=np.broadcast_to(measured, len(legal_rows)))
     ]  # fmt: skip

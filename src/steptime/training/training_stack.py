@@ -94,6 +94,9 @@ class TrainingEngine(Result):
     input, which `PrepareModuleInput` has replicated
     (https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py).
 
+    fused_experts: models whose recipes have fused kernels for experts in mxfp8, in a captured step
+    (https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1).
+
     reserved_bytes: memory of driver, libraries and buffers per chip. cached: share of the allocated bytes that an allocator
     keeps in addition.
     """
@@ -113,6 +116,7 @@ class TrainingEngine(Result):
     cached: float = 0.0
     prefetched: float = 1.0
     gathered_inputs: bool = False
+    fused_experts: tuple[str, ...] = ()
     largest_share: float = 1.0
     fill_outputs: Mapping[str, float] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)

@@ -65,10 +65,15 @@ NODE: Final = re.compile(r"(\d{1,9}) ?Gbps node-node")
 CAP: Final = re.compile(r"(\d{1,9}) ?W cap")
 MEMORY_RATE: Final = re.compile(r"([\d.]{1,20}) ?TB/s")
 NODE_CHIPS: Final = 8
+# Chunks per stage of a schedule with several, if not configured:
+# https://github.com/pytorch/torchtitan/blob/main/torchtitan/distributed/pipeline_parallel.py
+TORCHTITAN_CHUNKS: Final = 2
 # torchtitan compiles the loss together with the cast of the logits.
 LOSS_COMPILED_SINCE: Final = 2025.25
 EAGER_LOGIT_BYTES: Final = 12.0
 COMPILED_LOGIT_BYTES: Final = 4.0
+# Release of recipes with fused experts: NeMo 26.06, https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1.
+FUSED_EXPERTS_SINCE: Final = "2026-06-01"
 # Its benchmarks train bf16 parameters with torch.optim.Adam and checkpoint all blocks:
 # https://github.com/NVIDIA-NeMo/Automodel/tree/main/examples/benchmark/configs
 AUTOMODEL: Final = "nemo automodel"
@@ -202,7 +207,7 @@ def read_run(
     engine = training_engine(stack_name, system, catalog)
     date = row.get("date", "")
     year = decimal_year(date) if date else FUSED_SINCE
-    job = _job(row, note, engine, year)
+    job = _job(row, note, engine, year, model)
     chips = _read_whole_number(row, "chips")
     layout, open_ = _layout(row, job, chips, stack_name)
     return TrainingRun(
@@ -289,7 +294,7 @@ def measured_step(row: Mapping[str, str], model: Model) -> float | None:
     return None
 
 
-def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float) -> TrainingJob:
+def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float, model: Model) -> TrainingJob:
     dtype, task = row["dtype"], row.get("task") or "pretrain"
     for column, value, choices in (("dtype", dtype, DTYPES), ("task", task, (*TASKS, "rl"))):
         if value not in choices:
@@ -316,6 +321,7 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float)
         sequence_parallel=year >= SEQUENCE_SINCE or (year >= SEQUENCE_SINCE - 0.1 and row.get("recompute") == "selective"),
         logit_bytes=_logit_bytes(note, engine, year),
         whole_hops=engine.name == "megatron-deepspeed",
+        fused_experts=model.name in engine.fused_experts and year >= decimal_year(FUSED_EXPERTS_SINCE),
     )
 
 
@@ -349,6 +355,8 @@ def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) ->
         recompute = "full"
     schedule = row.get("schedule") or ""
     virtual = sizes["vpp"]
+    if schedule == "interleaved" and not row.get("vpp") and stack == "torchtitan":
+        virtual = TORCHTITAN_CHUNKS
     if schedule in ("", "1f1b", "interleaved"):
         schedule = "interleaved" if virtual > 1 else "1f1b"
     micro = _read_whole_number(row, "micro_batch", 1)

@@ -145,7 +145,8 @@ COLOURS = {
     "matrices": "blue", "attention": "magenta", "experts": "green", "element-wise": "white", "head": "bright_blue",
     "recompute": "cyan", "tensor parallel": "yellow", "context parallel": "bright_yellow", "expert exchange": "yellow",
     "data parallel": "bright_yellow", "pipeline idle": "red", "pipeline hops": "bright_red", "optimizer": "bright_black",
-    "launch": "bright_black", "step": "bright_black", SEARCH_TERM: "bright_red", "multi-token prediction": "bright_green",
+    "launch": "bright_black", "offload": "bright_yellow", "step": "bright_black", SEARCH_TERM: "bright_red",
+    "multi-token prediction": "bright_green",
 }  # fmt: skip
 MEMORY_COLOURS = {
     "weights": "blue", "gradients": "cyan", "optimizer": "green", "activations": "magenta", "logits": "yellow",
@@ -153,7 +154,9 @@ MEMORY_COLOURS = {
 }  # fmt: skip
 
 
-def training_view(training: Training, system: System, timeline: Timeline | None, width: int, *, full: bool) -> RenderableType:
+def training_view(
+    training: Training, system: System, timeline: Timeline | None, width: int, *, full: bool, launcher: str = ""
+) -> RenderableType:
     """Return a training run as text: days, dollars and MFU, its layout and step, and with `full` everything else.
 
     Args:
@@ -162,6 +165,7 @@ def training_view(training: Training, system: System, timeline: Timeline | None,
         timeline: The schedule of a step; None without pipeline stages.
         width: Columns of the terminal.
         full: Whether to add memory, the time of all operators, the run's figures and the schedule.
+        launcher: Stack whose command starts the run; "" if none can.
 
     Returns:
         Something that a console prints.
@@ -169,7 +173,8 @@ def training_view(training: Training, system: System, timeline: Timeline | None,
     step, memory = training.step, training.step.memory
     not_reversible = f"assumes reversible layers; the layers of {step.model} are not reversible"
     warnings = [not_reversible] if step.layout.recompute == "reversible" else []
-    parts: list[RenderableType] = [_answer(training), *notes(warnings), facts(_figures(training, system, full=full))]
+    figures = facts(_figures(training, system, full=full, launcher=launcher))
+    parts: list[RenderableType] = [_answer(training), *notes(warnings), figures]
     if full:
         uses = [(name, float(getattr(memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(memory, name))]
         capacity = float(memory.capacity)
@@ -214,7 +219,7 @@ def _tokens(count: float) -> str:
     return f"{in_digits(count / scale, 4)}{letter}"
 
 
-def _figures(training: Training, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
+def _figures(training: Training, system: System, *, full: bool, launcher: str) -> list[tuple[str, str | Text]]:
     """Return the figures of a step and of the run, the shorter list without `full`."""
     step, job, run = training.step, training.job, training.run
     batch = f"{counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')} in {job.dtype}"
@@ -222,10 +227,13 @@ def _figures(training: Training, system: System, *, full: bool) -> list[tuple[st
     slower = f"{training.runner_up}: {training.runner_up_slower - 1:.1%} slower"
     rows: list[tuple[str, str | Text]] = [
         ("Layout", heading(show_training_layout(step.layout))),
+        ("Launch", f"--launch {launcher} prints the command" if launcher else ""),
+        ("Risks", _risks(training)),
         ("Step", f"{_step_time(training)}: {batch}, stack {step.stack}"),
         ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
         ("Pipeline bubble", f"{bubble:.1%} of the step" if bubble else ""),
         ("Exposed communication", f"{show(exposed, 's')} per step" if exposed else ""),
+        ("Host memory", _host_memory(training)),
         *_evidence(training),
     ]
     if full:
@@ -237,6 +245,36 @@ def _figures(training: Training, system: System, *, full: bool) -> list[tuple[st
             ("Layouts tried", f"{training.evaluated_layouts:,}"),
         ]
     return rows + (_limits(training) + _run(run, system, full=full) if run is not None else [])
+
+
+# Share of a chip's memory above which a longer sequence or a fragmented allocator may not fit.
+FULL_SHARE = 0.9
+
+
+def _risks(training: Training) -> str:
+    """Return what can make the run longer: failures, a full chip, an unmeasured layout, and limits that may be missed."""
+    step, run = training.step, training.run
+    share = float(np.asarray(step.memory.used / step.memory.capacity))
+    risks = [
+        f"{name} missed with {_percent(1 - probability)} probability"
+        for name, probability in training.limit_probability.items()
+    ]
+    if run is not None and run.failures >= 1:
+        risks.append(f"a failure every {show(run.between_failures, 's')}")
+    if share > FULL_SHARE:
+        risks.append(f"the fullest chip is {share:.0%} full")
+    if training.evidence != MEASURED:
+        risks.append("no run has this kind of layout")
+    return "; ".join(risks)
+
+
+def _host_memory(training: Training) -> str:
+    """Return the offloaded bytes per chip; "" without offload."""
+    memory = training.step.memory
+    if not float(np.asarray(memory.host)):
+        return ""
+    used, capacity = (show(float(np.asarray(value)), "B") for value in (memory.host, memory.host_capacity))
+    return f"{used} of {capacity} per chip, for {training.job.offload.replace('+', ' and ')}"
 
 
 def _limits(training: Training) -> list[tuple[str, str | Text]]:
