@@ -16,7 +16,7 @@ def test_the_best_comes_first_then_the_front_beside_what_stands_today(columns):
     found = run(CHIP, columns=columns)
     assert found.returncode == 0
     lines = found.stdout.splitlines()
-    assert lines[0].startswith("Best of 46 designs: times.bandwidth 2.8, with lowest USD per million tokens:")
+    assert lines[0].startswith("Best of 46 designs: times.bandwidth 2.9, with lowest USD per million tokens:")
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
     assert "less than today" in text

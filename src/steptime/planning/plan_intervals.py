@@ -109,7 +109,7 @@ def chosen_range(rate: float, low: float, high: float) -> Range:
         The range, moved by the mean optimism of a choice and widened by its deviation.
 
     >>> [round(end, 3) for end in chosen_range(100.0, 80.0, 120.0)]
-    [69.069, 134.337]
+    [67.654, 138.781]
     """
     extra = Z90 * OPTIMISM_DEVIATION
     below, above = (math.hypot(math.log(end / rate), extra) if end > 0 else math.inf for end in (low, high))
