@@ -117,3 +117,56 @@ def test_pairs_that_cannot_be_tried_are_refused_before_the_work(words, message):
     refused = run(words)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert message in refused.stderr
+
+
+# --- fleets for a rate, and sessions ------------------------------------------------------------------------------------
+
+SMALL = "--input 1k --output 256 --speed 40 --ttft 1 --chips 2"
+
+
+@pytest.mark.parametrize(
+    "load",
+    ["--rate 30 --spare 1", "--tokens-per-day 1.2G", pytest.param("--rate 12 --sessions chat", marks=pytest.mark.slow)],
+)
+def test_row_of_one_system_has_the_figures_of_its_plan(load):
+    options = f"{SMALL.replace('--input 1k --output 256', '')} {load}" if "sessions" in load else f"{SMALL} {load}"
+    compared = run(f"compare llama-3.1-8b hgx-h100 {options} --json")
+    assert compared.returncode == 0, compared.stderr
+    answer = json.loads(compared.stdout)
+    row, plan = answer["standings"][0], json.loads(run(f"plan llama-3.1-8b hgx-h100 {options} --json").stdout)
+    fleet = plan["fleet"]
+    assert {name: row[name] for name in ("usd_per_month", "replicas", "replica_chips", "hosts", "utilisation")} == {
+        name: fleet[name] for name in ("usd_per_month", "replicas", "replica_chips", "hosts", "utilisation")
+    }
+    assert row["fleet_chips"] == fleet["chips"]
+    assert answer["rate_requests_per_s"] == fleet["rate_requests_per_s"]
+    assert row["usd_per_million_output_tokens_at_rate"] == fleet["usd_per_million_output_tokens"]
+    for name in ("usd_per_million_output_tokens", "usd_per_million_output_tokens_range", "ttft_s", "layout"):
+        assert row[name] == plan[name], name
+    low, high = row["usd_per_month_range"]
+    assert low <= row["usd_per_month"] <= high
+    if "sessions" in load:
+        cache = plan["session_cache"]
+        assert [row[name] for name in ("hit_share", "load_s", "needed_bytes")] == [
+            cache[name] for name in ("hit_share", "load_s", "needed_bytes")
+        ]
+        assert all(tier["name"] in row["hits_text"] for tier in cache["tiers"] if tier["hit_share"] > 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("compare llama-3.1-8b hgx-h100 --spare 1", "--spare: only a fleet has spare replicas"),
+        ("compare llama-3.1-8b hgx-h100 --rate 3 --tokens-per-day 1M", "--tokens-per-day: gives the --rate, got both"),
+        ("compare llama-3.1-8b hgx-h100 --sessions chat --tokens-per-day 1M", "--tokens-per-day: histories of sessions"),
+        ("compare llama-3.1-8b hgx-h100 --rate 0", "--rate"),
+        ("compare llama-3.1-8b hgx-h100 --prefix-cache host=1TB", "--prefix-cache: holds the histories of sessions"),
+        ("compare llama-3.1-8b hgx-h100 --sessions chat --cached 0.5", "--cached: sessions give the cached share"),
+        (PAIRED + "--rate 3", "--pairs: have no rate"),
+        ("plan llama-3.1-8b hgx-h100 --rate 3 --tokens-per-day 1M", "--tokens-per-day: gives the --rate, got both"),
+    ],
+)
+def test_loads_that_contradict_each_other_are_refused(words, message):
+    refused = run(words)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert message in " ".join(refused.stderr.split())

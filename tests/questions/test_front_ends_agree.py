@@ -108,17 +108,24 @@ def drawn_reversible(draw):
     return {"model": draw.choice(MODELS), "system": draw.choice(SYSTEMS), "context": draw.choice((1024, 8192))}
 
 
+def drawn_compare(draw):
+    values = {"models": ["llama-3.1-8b"], "systems": ["hgx-h100"], "input": 512, "output": 64, "chips": 1}
+    values |= {"speed": draw.choice((20, 40)), "mode": "aggregated"}
+    return values | draw.choice(({}, {"rate": 30.0}, {"rate": 200.0, "spare": 1}))
+
+
 DRAWS = {name: globals()[f"drawn_{name}"] for name in HOMES}
 # Questions of many inputs, and of how many of them everyday tests see.
 COUNTS = {
     "step": 150, "plan": 24, "simulate": 16, "train": 24, "budget": 16, "laws": 16, "rl": 6, "prices": 2, "roofline": 30,
-    "context": 4, "reversible": 20,
+    "context": 4, "reversible": 20, "compare": 3,
 }  # fmt: skip
-EVERYDAY = {"step": 12, "plan": 2, "train": 2, "budget": 2, "laws": 1, "roofline": 1, "reversible": 1}
+EVERYDAY = {"step": 12, "plan": 2, "train": 2, "budget": 2, "laws": 1, "roofline": 1, "reversible": 1, "compare": 1}
 # An input that becomes the axis of the sweep.
 AXES = {
     "step": "tp", "plan": "chips", "simulate": "requests", "train": "chips", "budget": "eta", "laws": "params",
     "rl": "rollouts", "prices": "speed", "roofline": "context", "context": "context", "reversible": "context",
+    "compare": "speed",
 }  # fmt: skip
 
 
@@ -130,7 +137,7 @@ def words(name, values):
     """Return the command line of a question."""
     question, out = find_question(name), []
     for key, value in values.items():
-        if key in ("model", "system") and name not in ("budget", "laws"):
+        if (key in ("model", "system") and name not in ("budget", "laws")) or key in ("models", "systems"):
             continue
         if "." in key:
             out += ["--set", f"{key}={value}{'B/s' if 'bandwidth' in key else ''}"]
@@ -141,6 +148,7 @@ def words(name, values):
         elif not (name == "laws" and key == "name"):
             out += [f"--{key.replace('_', '-')}", str(value)]
     lead = {"laws": [values.get("name")], "reversible": ["cache", values.get("model"), values.get("system")], "budget": []}
+    lead["compare"] = [",".join(values[key]) for key in ("models", "systems") if key in values]
     subject = lead.get(name, [values[key] for key in ("model", "system") if key in values])
     return [name, *subject, *out, "--json"]
 

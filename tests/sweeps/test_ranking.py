@@ -16,6 +16,7 @@ from steptime.planning import planner
 from steptime.planning.two_systems import LikelyPair
 from steptime.sweeps import ranking
 from steptime.sweeps.ranking import Ranking, Standing, _placed, compare
+from steptime.workload.sessions import PRESETS
 
 WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=2)
 NAMES = ["hgx-h100", "hgx-b200", "mi300x-8", "l4-8", "hgx-h20"]
@@ -278,3 +279,84 @@ def test_pairs_with_the_lowest_cost_by_closed_forms_are_planned(monkeypatch):
     assert {chips for _, _, chips in planned} == {(8, 16)}
     assert [costs[row.system, row.prefill_system] for row in others] == [4, 5, 6]
     assert not any(row.feasible for row in others)
+
+
+# --- fleets for a rate ---------------------------------------------------------------------------------------------------
+
+CHAT, CONVERSATIONS = st.Workload(input_tokens=1000, output_tokens=500), PRESETS["chat"]
+
+
+@pytest.fixture(scope="module")
+def fleets() -> Ranking:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "find_spec", lambda name: None)
+        names = ["hgx-h100", "mi300x-8", "gaudi3-8", "gh200-nvl32", "l4-8"]
+        return compare("llama-3.3-70b", names, CHAT, SLO, rate=20.0, spare=1)
+
+
+def test_fleets_are_ordered_by_the_money_of_a_month_with_one_kind_of_rent(fleets):
+    priced = fleets.priced
+    months = [row.usd_per_month for row in priced]
+    assert months == sorted(months)
+    assert [row.place for row in priced] == [1, 2]
+    assert {row.rent.kind for row in priced} == {"contract"}
+    # Two systems have rents on demand only, and one has no plan.
+    assert {row.system for row in fleets.standings if row.feasible and not row.place} <= {"gaudi3-8", "gh200-nvl32"}
+    assert "l4-8" in {row.system for row in fleets.standings if row.reason}
+
+
+def test_fleet_has_whole_replicas_hosts_and_their_rent(fleets):
+    for row in fleets.priced:
+        served = fleets.rate / row.utilisation / row.replicas
+        assert row.replicas == math.ceil(fleets.rate / served - 1e-9)
+        assert row.fleet_chips == 8 * row.hosts
+        assert row.hosts == math.ceil((row.replicas + 1) / (8 // row.replica_chips))
+        assert row.usd_per_month == pytest.approx(row.fleet_chips * float(row.rent.typical) * 365.25 / 12 * 86_400)
+        tokens = fleets.rate * 500 * 365.25 / 12 * 86_400
+        assert row.usd_per_million_output_tokens_at_rate == pytest.approx(1e6 * row.usd_per_month / tokens)
+
+
+def test_range_of_a_month_is_that_of_whole_replicas_at_both_ends_of_the_throughput(fleets):
+    row = fleets.priced[0]
+    served = fleets.rate / row.utilisation / row.replicas
+    for month, end in zip(row.usd_per_month_range, reversed(row.plan.throughput_range), strict=True):
+        replicas = math.ceil(fleets.rate / (served * end / row.plan.tokens_per_second_per_chip) - 1e-9)
+        hosts = math.ceil((replicas + 1) / (8 // row.replica_chips))
+        assert month == pytest.approx(row.usd_per_month * hosts / row.hosts)
+
+
+def test_more_requests_never_cost_less_and_a_spare_never_saves(closed_forms):
+    months = [
+        compare("llama-3.1-8b", "hgx-h100", CHAT, SLO, rate=rate, spare=spare, chips=1, has_flips=False).first.usd_per_month
+        for rate, spare in ((1, 0), (1, 1), (300, 1), (3000, 1))
+    ]
+    assert months == sorted(months)
+    assert months[0] < months[-1]
+
+
+def test_fleet_that_is_mostly_idle_has_a_note(fleets, closed_forms):
+    assert not any("--chips any" in note for note in fleets.notes)
+    idle = compare("llama-3.1-8b", "hgx-h100", CHAT, SLO, rate=0.1, has_flips=False)
+    assert idle.first.utilisation < 0.5
+    assert any("--chips any" in note for note in idle.notes)
+    smaller = compare("llama-3.1-8b", "hgx-h100", CHAT, SLO, rate=0.1, chips="any", has_flips=False)
+    assert smaller.first.usd_per_month <= idle.first.usd_per_month
+
+
+def test_common_kind_is_a_contract_where_two_systems_have_one():
+    systems = {name: st.load_system(name) for name in ("hgx-h100", "gh200-nvl32", "l4-8", "mi300x-8", "hgx-h20")}
+    assert ranking.common_kind([systems["hgx-h100"], systems["mi300x-8"]]) is None
+    assert ranking.common_kind([systems["gh200-nvl32"], systems["l4-8"], systems["hgx-h100"]]) == "ondemand"
+    assert ranking.common_kind([systems["gh200-nvl32"], systems["mi300x-8"], systems["hgx-h100"]]) == "contract"
+    assert ranking.common_kind([systems["hgx-h20"]]) is None
+
+
+def test_sessions_of_all_systems_have_hits_by_tier(closed_forms):
+    found = compare("llama-3.1-8b", ["hgx-h100", "mi300x-8"], CHAT, SLO, chips=1, sessions=CONVERSATIONS, rate=4.0)
+    for row in found.priced:
+        own = st.plan_sessions("llama-3.1-8b", row.system, CONVERSATIONS, SLO, chips=1, rate=4.0)
+        assert row.hit_share == own.session_cache.hit_share
+        assert row.usd_per_month == own.fleet.usd_per_month
+        assert row.plan.workload.cached_share == own.workload.cached_share
+        assert row.hits_text.startswith("hbm ")
+    assert all(words.startswith("rent: ") for words in found.flips)

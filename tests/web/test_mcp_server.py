@@ -74,7 +74,7 @@ def refused(tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 def test_each_question_of_the_registry_is_a_tool():
-    assert set(HOMES) | {"compare", "lecture", "validate", "catalogue"} == {tool["name"] for tool in tools()}
+    assert set(HOMES) | {"lecture", "validate", "catalogue"} == {tool["name"] for tool in tools()}
     assert set(CALLS) == set(questions())
 
 

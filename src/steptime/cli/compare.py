@@ -20,22 +20,23 @@ from steptime.cli.options import (
     option,
     read_system,
     read_systems,
+    typed_values,
     with_rent,
 )
 from steptime.cli.output import patience, reported
 from steptime.errors import RangeError, UnknownName, short_repr
-from steptime.questions.declaration import text
-from steptime.questions.plan_question import LatencyLimits, PlanInputs, RequestSizes, read_modes
+from steptime.questions.plan_question import PlanInputs, read_modes
 from steptime.questions.subject import Subject
+from steptime.sweeps.compare_question import COMPARE, ComparedLoad
 from steptime.sweeps.context_limit import CONTEXT, ContextInputs, solve
-from steptime.units import count as read_count
 from steptime.units import counted
 
 if TYPE_CHECKING:
     from steptime.hardware.system import System
 
 ALL, ANY = "all", "any"
-# Time of a quick plan on two systems, on one core.
+# Times of a quick plan, of one with several numbers of chips or with sessions, and of one on two systems, on one core.
+SECONDS_PER_PLAN, SECONDS_PER_SEVERAL = 0.2, 2
 SECONDS_PER_SYSTEM_PAIR = 2
 
 
@@ -114,15 +115,11 @@ def _parts(name: str, text: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requests(RequestSizes, LatencyLimits):
-    """Requests, limits and deployment of each pair."""
+class Requests(ComparedLoad):
+    """Requests, limits, load and deployment of each pair."""
 
     evidence: str = declared(PlanInputs, "evidence")
     sure: Any = declared(PlanInputs, "sure")
-    chips: str | None = text(
-        None, "chips of each system; any: try 1, 2, 4, ... up to 64 or one scale-up domain, and keep the cheapest",
-        group="Deployment", metavar="N", default_words="the usual number of each system, as in plan",
-    )  # fmt: skip
     mode: str = declared(PlanInputs, "mode")
     pairs: Annotated[
         bool,
@@ -131,15 +128,6 @@ class Requests(RequestSizes, LatencyLimits):
             "--pairs",
         ),
     ] = False  # fmt: skip
-
-    def chip_count(self) -> int | str | None:
-        """Return the number of chips.
-
-        Returns:
-            A number, ANY, or None for the usual number of each system.
-        """
-        not_empty("--chips", self.chips, "a number, or any")
-        return self.chips if self.chips is None or self.chips == ANY else read_count(self.chips, "--chips")
 
 
 @grouped
@@ -152,7 +140,9 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
     names = _parts("models", rivals.models)
     files = [*names, requests.trace or "", *([] if rivals.systems == ALL else _parts("systems", rivals.systems))]
     show.check(ctx, lengths_need(requests.trace), inputs=files)
-    modes, chip_count, slo = read_modes(requests.mode), requests.chip_count(), requests.slo()
+    not_empty("--chips", requests.chips, "a number, or any")
+    modes, load = read_modes(requests.mode), requests.load(typed_values(ctx, Requests))
+    chip_count = load["chips"]
     machines = rivals.machines()
     models = [formats.read_model(name, rivals.catalog) for name in names]
     if rivals.rent is not None and not any(_has_rent(machine, rivals.rent) for machine in machines):
@@ -166,18 +156,19 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
     from steptime.sweeps.ranking import compare as rank
     from steptime.sweeps.ranking import system_pairs
 
-    pairs, seconds_per_pair = len(models) * len(machines), 3 if chip_count == ANY else 0.6
+    pairs, seconds_per_pair = len(models) * len(machines), SECONDS_PER_PLAN
+    if chip_count == ANY or load["sessions"] is not None:
+        seconds_per_pair = SECONDS_PER_SEVERAL
     words = f"planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each"
     if requests.pairs:
         couples = len(system_pairs(models, machines, chip_count, modes))
         words += f", and {counted(couples, 'pair')} of systems, some {SECONDS_PER_SYSTEM_PAIR} s each on a core"
     with patience(f"steptime: {words} ..."):
         ranking = rank(
-            models, machines, requests.workload(), slo, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,
-            modes=modes, rent=rivals.rent, sure=requests.sure, percentile=requests.percentile, evidence=requests.evidence,
-            pairs=requests.pairs,
+            models, machines, engine=rivals.engine, catalog=rivals.catalog, modes=modes, rent=rivals.rent, sure=requests.sure,
+            evidence=requests.evidence, pairs=requests.pairs, **load,
         )  # fmt: skip
-    show.print(ranking, "comparison_view.ranking_view")
+    show.print(ranking, "comparison_view.ranking_view", summary=COMPARE.read_result)
     if not any(standing.feasible for standing in ranking.standings):
         raise typer.Exit(1)
 

@@ -370,6 +370,10 @@ def read_question(ctx: typer.Context, words: list[str], several: str) -> "tuple[
         is_input = option_name.replace("-", "_") in question.inputs or "." in option_name
         if not is_input and did_you_mean(option_name, options, cutoff=0.75):
             raise UnknownName("option", f"--{option_name}", [f"--{known_name}" for known_name in options])
+    # A comparison takes several models and systems.
+    subject = {
+        f"{key}s" if key not in question.inputs and f"{key}s" in question.inputs else key: subject[key] for key in subject
+    }
     for key in subject:
         if key not in question.inputs:
             raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")

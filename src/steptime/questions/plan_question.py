@@ -35,6 +35,7 @@ from steptime.questions.subject import (
     sampling_input,
     with_prompt_media,
 )
+from steptime.units import DAY
 from steptime.workload.public_traces import trace_lengths
 from steptime.workload.workload import LARGEST_SPREAD, LONGEST_TPOT, Slo, Workload, limits
 
@@ -143,6 +144,61 @@ class LatencyLimits:
         return limits(speed=self.speed if self.tpot is None else 1 / self.tpot, ttft=self.ttft)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FleetLoad:
+    """What a fleet of whole replicas serves."""
+
+    rate: Any = number(
+        None, "requests/s to serve: sizes a fleet of whole replicas on whole hosts", unit="requests/s", group=DEPLOYMENT_GROUP
+    )
+    tokens_per_day: Any = count(
+        None, "input and output tokens of a day, such as 500M, in place of a rate", unit="tokens", group=DEPLOYMENT_GROUP
+    )
+    spare: Any = count(0, "further replicas of that fleet", minimum=0, maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP)
+
+    def request_rate(self, workload: Workload, *, has_sessions: bool = False) -> float | None:
+        """Return the requests to serve: the rate, or that of the tokens of a day.
+
+        Args:
+            workload: Requests.
+            has_sessions: Whether requests are turns of sessions, whose prompts contain histories.
+
+        Returns:
+            Requests/s; None where neither is given.
+        """
+        return read_rate(self.rate, self.tokens_per_day, workload, has_sessions=has_sessions)
+
+
+def read_rate(
+    rate: float | None, tokens_per_day: float | None, workload: Workload, *, has_sessions: bool = False
+) -> float | None:
+    """Return the requests to serve: the rate, or that of the tokens of a day, spread evenly.
+
+    Args:
+        rate: Requests/s, or None.
+        tokens_per_day: Input and output tokens of a day, or None.
+        workload: Requests.
+        has_sessions: Whether requests are turns of sessions, whose prompts contain histories.
+
+    Returns:
+        Requests/s; None where neither is given.
+
+    Raises:
+        RangeError: Both are given, or one is not positive.
+
+    >>> read_rate(None, 86_400 * 3_000, Workload(input_tokens=1000, output_tokens=500))
+    2.0
+    """
+    if tokens_per_day is None:
+        return None if rate is None else float(positive("rate", rate, "requests/s"))
+    if rate is not None:
+        raise RangeError("tokens_per_day: gives the rate (--rate), got both; leave one out")
+    if has_sessions:
+        raise RangeError("tokens_per_day: histories of sessions repeat tokens; give the turns per second (--rate) instead")
+    daily = float(positive("tokens_per_day", tokens_per_day, "tokens/day"))
+    return daily / DAY / float(workload.input_tokens + workload.output_tokens)
+
+
 def pinned_size(words: str) -> Any:
     """Declare a parallel size that the user may choose.
 
@@ -162,7 +218,7 @@ def pinned_size(words: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionInputs, LatencyLimits):
+class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionInputs, LatencyLimits, FleetLoad):
     """Inputs of `plan`: model, machine, requests, limits and deployment."""
 
     sampling: str = sampling_input(TOP_P)
@@ -217,10 +273,6 @@ class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionIn
         None, "rent of a chip of the prefill system: owned, contract, ondemand, or USD per chip-hour such as 2.10",
         group=DEPLOYMENT_GROUP, metavar="KIND", default_words="the kind of rent, or the newest known",
     )  # fmt: skip
-    rate: Any = number(
-        None, "requests/s to serve: sizes a fleet of whole replicas on whole hosts", unit="requests/s", group=DEPLOYMENT_GROUP
-    )
-    spare: Any = count(0, "further replicas of that fleet", minimum=0, maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP)
     power_cap: Any = text(
         None, "power of all hosts, such as 1MW: without a rate, sizes the largest fleet within it", group=DEPLOYMENT_GROUP,
         metavar="POWER", bare=True, default_words="no cap",
@@ -262,6 +314,18 @@ ENERGY_ANSWERS = (
         "output tokens per second of a megawatt, with the power around the chips", "tok/s",
     ),
 )  # fmt: skip
+# Answers about the fleet of a rate: name, field, meaning and unit.
+FLEET_ANSWERS = (
+    ("usd_per_month", "usd_per_month", "rent of all hosts of the fleet for a month, with a rate", "USD"),
+    ("replicas", "replicas", "replicas of that fleet, without spares", ""),
+    ("hosts", "hosts", "hosts of that fleet, spares included", ""),
+    ("fleet_chips", "chips", "chips of these hosts", ""),
+    ("fleet_utilisation", "utilisation", "rate over the requests that the replicas can serve", ""),
+    (
+        "usd_per_million_output_tokens_at_rate", "usd_per_million_output_tokens",
+        "rent of all hosts of the fleet per million output tokens at the rate", "USD",
+    ),
+)  # fmt: skip
 BANDS = {name: (f"{name}_low", f"{name}_high") for name in RANGES}
 
 
@@ -278,6 +342,11 @@ def _decode_batch(deployment: Plan) -> float:
 def _of_energy(name: str, deployment: Plan) -> float:
     """Return a figure of the energy at the load of a plan; NaN where the power of a chip is not known."""
     return math.nan if deployment.energy is None else float(getattr(deployment.energy, name))
+
+
+def _of_fleet(name: str, deployment: Plan) -> float:
+    """Return a figure of the fleet of a plan; NaN without a rate."""
+    return math.nan if deployment.fleet is None else float(getattr(deployment.fleet, name))
 
 
 def _plan_answers() -> dict[str, Answer]:
@@ -305,6 +374,8 @@ def _plan_answers() -> dict[str, Answer]:
     )
     for name, field_name, meaning, symbol in ENERGY_ANSWERS:
         answers[name] = Answer(meaning=meaning, unit=symbol, source=partial(_of_energy, field_name))
+    for name, field_name, meaning, symbol in FLEET_ANSWERS:
+        answers[name] = Answer(meaning=meaning, unit=symbol, source=partial(_of_fleet, field_name))
     return answers
 
 
@@ -385,7 +456,8 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         "drafts": read_drafts(inputs.drafts), "acceptance": inputs.acceptance, "percentile": inputs.percentile,
         "evidence": inputs.evidence,
         "sizes": {name: value for name in PINNED_SIZES if (value := getattr(inputs, name)) is not None},
-        "chunk": inputs.chunk, "max_num_seqs": inputs.max_num_seqs, "rate": inputs.rate, "spare": inputs.spare,
+        "chunk": inputs.chunk, "max_num_seqs": inputs.max_num_seqs,
+        "rate": inputs.request_rate(workload, has_sessions=inputs.sessions is not None), "spare": inputs.spare,
         "power_cap": inputs.power_cap, "prefill_system": read_prefill_system(values), "prefill_chips": inputs.prefill_chips,
         "electricity": inputs.electricity, "carbon": inputs.carbon,
     }  # fmt: skip

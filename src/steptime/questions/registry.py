@@ -162,6 +162,7 @@ HOMES: Final = {
     "reversible": "describe.kv_tradeoff REVERSIBLE",
     "roofline": "lecture.pair_roofline ROOFLINE",
     "context": "sweeps.context_limit CONTEXT",
+    "compare": "sweeps.compare_question COMPARE",
 }
 # Functions of steptime that stand for a question, by module and name.
 MEANT: Final = {

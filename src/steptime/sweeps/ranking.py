@@ -1,18 +1,26 @@
-"""A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order."""
+"""A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order.
+
+With a rate of requests each plan has its fleet, as in `plan --rate`, and the order is that of the rent of all hosts in a month,
+with one kind of rent. With sessions each plan is that of `plan_sessions`.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final
 
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, short_repr
 from steptime.hardware.number_formats import missing_units, number_format
-from steptime.hardware.rental_prices import KINDS, kind_and_date, kind_asked, kind_in_words, rents_by_kind, usd
+from steptime.hardware.rental_prices import KINDS, has_rent, kind_and_date, kind_asked, kind_in_words, rents_by_kind, usd
 from steptime.hardware.rental_prices import with_rent as rented
 from steptime.hardware.system import Rent, System
 from steptime.models.model import Model, with_formats
@@ -23,13 +31,17 @@ from steptime.physics.engine_releases import TOP_P
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.planning.evidence import ANY as NO_EVIDENCE
 from steptime.planning.evidence import EVIDENCE, MEASURED, PUBLISHED
+from steptime.planning.fleet import MONTH, Fleet, size_fleet
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, likely_prefill, plan
+from steptime.planning.session_result import SessionCache
 from steptime.planning.two_systems import LikelyPair
-from steptime.processes import map_in_processes
+from steptime.processes import can_fork, map_in_processes
+from steptime.questions.plan_question import read_rate
 from steptime.result_base import Tabular, columns_by_key, range_columns, unit
 from steptime.units import counted, show
+from steptime.workload.sessions import Sessions
 from steptime.workload.workload import Slo, Workload
 
 COST: Final = "usd_per_million_output_tokens"
@@ -48,6 +60,10 @@ PairJob = tuple[tuple[Model, System, str], System]
 PlannedJob = tuple[tuple[Model, System, str], System | None, tuple[int, ...] | None]
 # Names in a note, at most.
 MAX_NAMES: Final = 3
+# Utilisation of a fleet below which a note says that other numbers of chips may serve the rate.
+LOW_LOAD: Final = 0.5
+# Kinds of rent, the preferred one first where systems have several.
+RENT_KINDS: Final = ("contract", "ondemand", "owned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +119,38 @@ class Standing:
         default=math.nan, metadata=unit("tok/s", "output throughput per kW of power", key="tokens_per_s_per_kw")
     )
     power_basis: str = field(default="", metadata=unit("", "scope of that power: all-in, rack, whole, chip"))
+    usd_per_month: float = field(
+        default=math.nan, metadata=unit("USD", "rent of all hosts of the fleet for a month, with a rate", key="usd_per_month")
+    )
+    usd_per_month_range: tuple[float, float] | None = field(
+        default=None,
+        metadata=unit("USD", "its 90 % range: whole replicas at both ends of the throughput", key="usd_per_month_range"),
+    )
+    usd_per_million_output_tokens_at_rate: float = field(
+        default=math.nan,
+        metadata=unit(
+            "USD",
+            "rent of all hosts of the fleet per million output tokens at the rate",
+            key="usd_per_million_output_tokens_at_rate",
+        ),
+    )
+    replicas: int = field(default=0, metadata=unit("", "replicas of the fleet that serve the rate, without spares"))
+    replica_chips: int = field(default=0, metadata=unit("", "chips of a replica of the fleet"))
+    hosts: int = field(default=0, metadata=unit("", "whole hosts of the fleet, spares included"))
+    fleet_chips: int = field(default=0, metadata=unit("", "chips of these hosts"))
+    utilisation: float = field(
+        default=math.nan, metadata=unit("", "rate over the requests that all replicas of the fleet but the spares can serve")
+    )
+    hit_share: float = field(
+        default=math.nan, metadata=unit("", "share of prompt tokens that the prefix cache of sessions has")
+    )
+    hits_text: str = field(default="", metadata=unit("", "that share by memory tier, in words"))
+    load_seconds: float = field(
+        default=math.nan, metadata=unit("s", "mean time to load histories, which the first token contains", key="load_s")
+    )
+    needed_bytes: float = field(
+        default=math.nan, metadata=unit("B", "bytes of a replica that hold 95 % of the tokens that repeat", key="needed_bytes")
+    )
     rent: Rent = field(default=Rent(), metadata=unit("", "rent of a chip: kind, term, date, grade and source"))
     runs: int = field(default=0, metadata=unit("", "measured runs on this system that the engine was fitted to"))
     rests_on: str = field(default="", metadata=unit("", "basis of the range"))
@@ -113,8 +161,13 @@ class Standing:
 
     @property
     def cost(self) -> float:
-        """Cost [USD per million output tokens]; NaN if unknown."""
-        return self.usd_per_million_output_tokens
+        """Cost that orders pairs: USD per month of the fleet, or USD per million output tokens without one; NaN if unknown."""
+        return self.usd_per_month if self.replicas else self.usd_per_million_output_tokens
+
+    @property
+    def range_of_cost(self) -> tuple[float, float] | None:
+        """90 % range of `cost`."""
+        return self.usd_per_month_range if self.replicas else self.cost_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -133,6 +186,12 @@ class Ranking(Tabular):
     chips: str = field(
         default="", metadata=unit("", "chips of each system as asked: a number or any; empty: the system's usual number")
     )
+    rate: float = field(
+        default=math.nan,
+        metadata=unit("requests/s", "requests to serve; null: full load of each plan", key="rate_requests_per_s"),
+    )
+    spare: int = field(default=0, metadata=unit("", "further replicas of each fleet"))
+    sessions: Sessions | None = field(default=None, metadata=unit("", "sessions to serve; null: each request stands alone"))
     standings: tuple[Standing, ...] = field(metadata=unit("", "one entry per pair, the cheapest first"))
     flips: tuple[str, ...] = field(
         default=(), metadata=unit("", "changes of rent, format or engine, and whether they reverse the order of the first two")
@@ -142,6 +201,21 @@ class Ranking(Tabular):
     def priced(self) -> tuple[Standing, ...]:
         """Standings with a plan and a cost, the cheapest first."""
         return tuple(standing for standing in self.standings if standing.feasible and math.isfinite(standing.cost))
+
+    @property
+    def first(self) -> Standing | None:
+        """The cheapest standing; None where no pair has a plan and a cost."""
+        return next(iter(self.priced), None)
+
+    @property
+    def second(self) -> Standing | None:
+        """The standing after the cheapest."""
+        return next(iter(self.priced[1:]), None)
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether the order is that of fleets for a rate."""
+        return math.isfinite(self.rate)
 
     @property
     def text(self) -> str:
@@ -161,8 +235,12 @@ class Ranking(Tabular):
             )
         ties, other_pairs = sum(standing.tied for standing in priced[1:]), counted(len(priced) - 1, "other pair")
         tie_note = f"; {ties} of {other_pairs} may cost the same, since the ranges overlap" if ties else ""
-        span = "" if first.cost_range is None else f" (90 % range {usd(first.cost_range[0])} to {usd(first.cost_range[1])})"
+        ends = first.range_of_cost
+        span = "" if ends is None else f" (90 % range {usd(ends[0])} to {usd(ends[1])})"
         cost = f"{usd(first.cost)} per million output tokens, prefill included{span}"
+        if self.is_fleet:
+            fleet = f"{counted(first.hosts, 'host')} with {counted(first.fleet_chips, 'chip')}"
+            cost = f"{usd(first.cost)} a month{span} for {self.rate:,.4g} requests/s, on {fleet}"
         return f"{self.called(first)} is the cheapest: {cost}{tie_note}."
 
     @property
@@ -189,7 +267,18 @@ class Ranking(Tabular):
                 f"pairs have up to {most_of_pair} chips, single systems up to {most_of_one}: as many chips of one system may "
                 f"be cheaper (--chips {most_of_pair})"
             )
-        return (*notes, *self._evidence_notes())
+        return (*notes, *self._load_notes(), *self._evidence_notes())
+
+    def _load_notes(self) -> Iterator[str]:
+        """Yield a note where the usual chips of a system are more than the rate needs."""
+        idle = [row for row in self.priced if row.utilisation < LOW_LOAD]
+        if idle and not self.chips:
+            names = ", ".join(self.called(row) for row in idle[:MAX_NAMES])
+            excess = f" and {len(idle) - MAX_NAMES} more" if len(idle) > MAX_NAMES else ""
+            yield (
+                f"at this rate, less than half of a replica is used on {names}{excess}: plans have the usual chips of each "
+                "system, and --chips any also tries fewer and more"
+            )
 
     def _evidence_notes(self) -> Iterator[str]:
         """Yield a note where layouts have unlike evidence, or none."""
@@ -225,8 +314,11 @@ class Ranking(Tabular):
         Returns:
             The title, and costs or reasons in words by pair.
         """
+        suffix = " a month" if self.is_fleet else ""
         figures = {
-            f"{standing.model} on {standing.system}": usd(standing.cost) if standing.feasible else standing.reason[:100]
+            f"{standing.model} on {standing.system}": f"{usd(standing.cost)}{suffix}"
+            if standing.feasible
+            else standing.reason[:100]
             for standing in self.standings[:5]
         }
         return f"Ranking of {len(self.standings):,} pairs of model and system", figures
@@ -239,7 +331,8 @@ class Ranking(Tabular):
         """
         table = columns_by_key(Standing, self.standings)
         del table["rent"]
-        table[f"{COST}_low"], table[f"{COST}_high"] = range_columns(table.pop(f"{COST}_range"))
+        for name in (COST, "usd_per_month"):
+            table[f"{name}_low"], table[f"{name}_high"] = range_columns(table.pop(f"{name}_range"))
         table["rent_usd_per_s"] = [float(standing.rent.typical) for standing in self.standings]
         return table | {"rent": [kind_and_date(standing.rent) for standing in self.standings]}
 
@@ -270,6 +363,12 @@ def compare(
     evidence: str = MEASURED,
     catalog: str | None = None,
     pairs: bool = False,
+    rate: float | None = None,
+    tokens_per_day: float | None = None,
+    spare: int = 0,
+    sessions: Sessions | None = None,
+    prefix_cache: Callable[[System], Mapping[str, float]] | None = None,
+    has_flips: bool = True,
 ) -> Ranking:
     """Return the cheapest plan of each model on each system, the cheapest pair first.
 
@@ -291,6 +390,13 @@ def compare(
         pairs: Whether to try a prefill pool on one system and a decode pool on another of the same vendor too, by quick
             searches. `chips` then decode. Closed forms rank these pairs, and the first `PLANNED_PAIRS` of a model are
             planned.
+        rate: Requests to serve [requests/s]: each plan gets its fleet, and the order is that of USD per month. Without `rent`,
+            all systems have one kind of rent (`common_kind`).
+        tokens_per_day: Input and output tokens of a day, in place of a rate.
+        spare: Further replicas of each fleet.
+        sessions: Sessions in place of `workload`; a rate counts turns.
+        prefix_cache: Function from a system to the capacity of its prefix cache for one replica by tier [B], for sessions.
+        has_flips: Whether to find what would reverse the order, which takes up to as long as the plans.
 
     Returns:
         One standing per pair of model and system, and per pair of systems; one without a plan has a `reason`.
@@ -311,8 +417,16 @@ def compare(
 
     # Inputs of all pairs are checked here, since errors of one plan are only reasons.
     check_limits(sure, slo)
+    rate = read_rate(rate, tokens_per_day, workload, has_sessions=sessions is not None)
+    if rate is None and spare:
+        raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate)")
+    whole_number("spare", spare, minimum=0, maximum=MOST_CHIPS)
+    for name, value in (("rate", rate), ("sessions", sessions)):
+        if pairs and value is not None:
+            raise RangeError(f"pairs: have no {name}; leave out pairs (--pairs), or {name}")
     engine = with_sampling(load_engine(engine, catalog), TOP_P) if isinstance(engine, str) else engine
-    machines = [_rented(system, rent) for system in distinct_systems]
+    kind = common_kind(distinct_systems) if rate is not None and rent is None else rent
+    machines = [_rented(system, kind) for system in distinct_systems]
 
     # Alternatives, which only the first two need, take less time than another plan of these two.
     plan_options: dict[str, Any] = {
@@ -322,11 +436,26 @@ def compare(
         "percentile": percentile,
         "evidence": evidence,
     }
-    plan_options |= {"alternatives": chips != ANY, "elasticities": False, "diagnostics": False}
+    plan_options |= {
+        "alternatives": chips != ANY and has_flips,
+        "elasticities": False,
+        "diagnostics": False,
+        "rate": rate,
+        "spare": spare,
+    }
     subjects = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     jobs = system_pairs(loaded, machines, chips, modes) if pairs else []
-    stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
+    stand = partial(
+        _standing,
+        workload=workload,
+        slo=slo,
+        chips=chips,
+        plan_options=plan_options,
+        sessions=sessions,
+        prefix_cache=prefix_cache,
+    )
     is_quick = len(subjects) >= MANY_PAIRS
+    _load_simulator(subjects, workload, slo, chips, plan_options)
     # All plans are found in one call, so that processes share the work.
     likely, unplanned = _likely_pairs(jobs, workload, slo, chips, plan_options)
     rows = map_in_processes(partial(_stand_any, stand, is_quick), [*likely, *((subject, None, None) for subject in subjects)])
@@ -334,8 +463,47 @@ def compare(
     if is_quick:
         standings = tuple(_placed(_with_whole_searches(stand, standings, subjects)))
     chips_text = "" if chips is None else str(chips)
-    ranking = Ranking(workload=workload, slo=slo, percentile=percentile, chips=chips_text, standings=standings)
-    return replace(ranking, flips=tuple(flips(ranking, subjects, plan_options)))
+    ranking = Ranking(
+        workload=workload, slo=slo, percentile=percentile, chips=chips_text, standings=standings, spare=spare,
+        sessions=sessions, rate=math.nan if rate is None else rate,
+    )  # fmt: skip
+    return replace(ranking, flips=tuple(flips(ranking, subjects, plan_options))) if has_flips else ranking
+
+
+def _load_simulator(
+    subjects: Sequence[tuple[Model, System, str]],
+    workload: Workload,
+    slo: Slo,
+    chips: int | str | None,
+    plan_options: Mapping[str, Any],
+) -> None:
+    """Load the compiled simulator by quick plans before other processes start, so that they need not load or compile it."""
+    if len(subjects) < 2 or not can_fork() or find_spec("numba") is None:
+        return
+    options = {**plan_options, "alternatives": False, "quick": True, "front": False}
+    for model, system, _ in subjects:
+        with suppress(InputError):
+            plan(model, system, workload, slo, chips=chips if isinstance(chips, int) else None, **options)
+        serve = getattr(sys.modules.get("steptime.simulation.event_loop"), "serve", None)
+        if serve is not None and serve.signatures:
+            return
+
+
+def common_kind(systems: Sequence[System]) -> str | None:
+    """Return one kind of rent for systems that have several: contract where two systems have it, as a fleet runs for months.
+
+    Args:
+        systems: Systems.
+
+    Returns:
+        The first of `RENT_KINDS` that two systems have, else the one of the largest number; None where all usual rents are of
+        one kind.
+    """
+    if len({system.rent.kind for system in systems if has_rent(system.rent)}) < 2:
+        return None
+    numbers = Counter(kind for system in systems for kind in rents_by_kind(system) if kind in RENT_KINDS)
+    shared = [kind for kind in RENT_KINDS if numbers[kind] > 1]
+    return shared[0] if shared else max(RENT_KINDS, key=lambda kind: numbers[kind])
 
 
 def system_pairs(
@@ -470,18 +638,28 @@ def _standing(
     quick: bool = False,
     prefill_system: System | None = None,
     prefill_chips: tuple[int, ...] | None = None,
+    sessions: Sessions | None = None,
+    prefix_cache: Callable[[System], Mapping[str, float]] | None = None,
 ) -> Standing:
     """Return the best plan of a model on a system, or on two, over the numbers of chips to try."""
     model, system, _ = pair
     identity = _identity(pair, prefill_system)
     plan_options = plan_options | {"prefill_system": prefill_system, "prefill_chips": prefill_chips}
 
+    if sessions is not None:
+        # Plans of requests need no search for hits.
+        from steptime.planning.session_plan import plan_sessions
+
     # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
     options = plan_options | {"quick": quick, "alternatives": plan_options["alternatives"] and not quick}
     for count in _counts(system, chips):
         try:
-            candidate = plan(model, system, workload, slo, chips=count, **options)
+            if sessions is None:
+                candidate = plan(model, system, workload, slo, chips=count, **options)
+            else:
+                capacities = None if prefix_cache is None else prefix_cache(system)
+                candidate = plan_sessions(model, system, sessions, slo, prefix_cache=capacities, chips=count, **options)
         except InputError as problem:
             reason = str(problem)
             continue
@@ -505,7 +683,40 @@ def _standing(
         plan=best,
         **identity,
         **{name: getattr(best, name) for name in FROM_PLAN} | {"chips": best.total_chips},
+        **({} if best.fleet is None else _fleet_figures(best, best.fleet)),
+        **({} if best.session_cache is None else _cache_figures(best.session_cache)),
     )
+
+
+def _fleet_figures(best: Plan, fleet: Fleet) -> dict[str, Any]:
+    """Return the fields of a standing that its fleet gives, with the rent of a month at both ends of the throughput."""
+    served = fleet.rate / (fleet.utilisation * fleet.replicas)
+    sizes: dict[str, Any] = {
+        "replica_chips": fleet.replica_chips, "host_chips": fleet.chips // fleet.hosts, "spare": fleet.spare,
+        "chip_rent": fleet.usd_per_month / MONTH / fleet.chips, "output_tokens": float(best.workload.output_tokens),
+    }  # fmt: skip
+    ends = best.throughput_range
+    months = None
+    if ends is not None:
+        factors = [end / best.tokens_per_second_per_chip for end in reversed(ends)]
+        low, high = (size_fleet(fleet.rate, served=served * factor, **sizes).usd_per_month for factor in factors)
+        months = low, high
+    return {
+        "usd_per_month": fleet.usd_per_month, "usd_per_month_range": months, "replicas": fleet.replicas,
+        "usd_per_million_output_tokens_at_rate": fleet.usd_per_million_output_tokens, "replica_chips": fleet.replica_chips,
+        "hosts": fleet.hosts, "fleet_chips": fleet.chips, "utilisation": fleet.utilisation,
+    }  # fmt: skip
+
+
+def _cache_figures(cache: SessionCache) -> dict[str, Any]:
+    """Return the fields of a standing that its prefix cache gives."""
+    tiers = ", ".join(
+        f"{tier.name} {show(tier.capacity, 'B')}: {100 * tier.hit_share:.1f} %" for tier in cache.tiers if tier.hit_share > 0
+    )
+    return {
+        "hit_share": cache.hit_share, "hits_text": tiers, "load_seconds": cache.load_seconds,
+        "needed_bytes": cache.needed_bytes,
+    }  # fmt: skip
 
 
 def _identity(pair: tuple[Model, System, str], prefill_system: System | None) -> dict[str, Any]:
@@ -534,10 +745,16 @@ def _whole_search(stand: Callable[..., Standing], job: tuple[tuple[Model, System
 def _value(candidate: Plan) -> float:
     """Return a value that is larger for a better plan.
 
-    It is output per dollar, or per chip if no rent is known.
+    It is output per dollar, of the fleet if there is one, or output per chip if no rent is known.
     """
-    cost = candidate.usd_per_million_output_tokens
+    cost = _plan_cost(candidate)
     return 1 / cost if math.isfinite(cost) else candidate.tokens_per_second_per_chip
+
+
+def _plan_cost(candidate: Plan) -> float:
+    """Return the cost that orders plans: USD per month of the fleet, or USD per million output tokens without a fleet."""
+    fleet = candidate.fleet
+    return candidate.usd_per_million_output_tokens if fleet is None else fleet.usd_per_month
 
 
 def _rests_on(best: Plan, system: System, engine: Engine | str | None) -> tuple[int, str]:
@@ -566,7 +783,7 @@ def _placed(standings: Iterable[Standing]) -> Iterator[Standing]:
         if standing not in counted:
             yield standing
             continue
-        cost_range, least = standing.cost_range or (math.nan, math.nan), counted[0].cost_range or (math.nan, math.nan)
+        cost_range, least = (row.range_of_cost or (math.nan, math.nan) for row in (standing, counted[0]))
         # Unknown ranges are NaN, which compare as not tied.
         yield replace(standing, place=counted.index(standing) + 1, tied=cost_range[0] < least[1])
 
@@ -604,11 +821,16 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
     subjects = [by_name[standing.model, standing.system, standing.label] for standing in both]
     if subjects[0][1] != subjects[1][1]:
         yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
+    if ranking.sessions is not None:
+        # Each of the plans below would take several seconds.
+        return
 
     # The plans of both entries name their cheaper formats only with alternatives.
     has_levers = plan_options["alternatives"] and not any(standing.quick for standing in both)
-    plan_options = plan_options | {"alternatives": False}
+    # Many pairs are compared by quick searches, and so are the formats and engines of the first two.
+    is_quick = len(pairs) >= MANY_PAIRS
     with_levers = plan_options | {"alternatives": True}
+    plan_options = plan_options | {"alternatives": False, "quick": is_quick}
     jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
     engines: list[str] = []
     # An engine that the user chose is not in question.
@@ -621,9 +843,9 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
     # All plans are found in one call, so that processes share the work.
     earlier_plans = [standing.plan for standing in both] if has_levers else []
     plans = [*earlier_plans, *map_in_processes(find_plan, jobs[len(earlier_plans) :])]
-    yield from _format_flips(jobs[:2], plans[:2], find_plan)
+    yield from _format_flips([(*job[:3], plan_options) for job in jobs[:2]], plans[:2], find_plan)
     for name, first_plan, second_plan in zip(engines, plans[2::2], plans[3::2], strict=True):
-        yield from _both(f"engine: with {name}", first_plan, second_plan)
+        yield from _both(f"engine: with {name}", first_plan, second_plan, is_quick=is_quick)
     if plan_options["engine"] is None and first.engine != second.engine and not engines:
         yield (
             f"engine: {first.engine} for the first and {second.engine} for {ranking.called(second)}; "
@@ -636,6 +858,7 @@ def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Se
     # Cost is proportional to rent, so that the break-even rent is the rent times the ratio of costs.
     a, b = first.cost, second.cost
     first_rent, second_rent = float(first.rent.typical), float(second.rent.typical)
+    month = " a month" if ranking.is_fleet else ""
     yield (
         f"rent: both cost the same if {ranking.called(second)} rents for {show(second_rent * a / b, 'USD/s')} per chip instead "
         f"of {show(second_rent, 'USD/s')}, or {ranking.called(first)} for {show(first_rent * b / a, 'USD/s')} "
@@ -647,19 +870,24 @@ def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Se
             x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
             order = "stays" if x <= y else "reverses"
             yield (
-                f"rent: with {kind_in_words(kinds[0][kind])!r} as rent of both, {ranking.called(first)} costs {usd(x)} and "
-                f"{ranking.called(second)} {usd(y)}; the order {order}"
+                f"rent: with {kind_in_words(kinds[0][kind])!r} as rent of both, {ranking.called(first)} costs {usd(x)}{month} "
+                f"and {ranking.called(second)} {usd(y)}{month}; the order {order}"
             )
 
 
-def _both(words: str, first: Plan | None, second: Plan | None) -> Iterator[str]:
-    """Yield the costs of both with one choice; nothing if neither has a plan with it."""
-    x, y = (math.nan if candidate is None else candidate.usd_per_million_output_tokens for candidate in (first, second))
+def _both(words: str, first: Plan | None, second: Plan | None, *, is_quick: bool) -> Iterator[str]:
+    """Yield the costs of both with one choice; nothing if neither has a plan with it.
+
+    A cost of a quick search has the mark ~.
+    """
+    x, y = (math.nan if candidate is None else _plan_cost(candidate) for candidate in (first, second))
+    mark = "~" * is_quick
     if math.isfinite(x) and math.isfinite(y):
-        yield f"{words} on both: first {usd(x)}, second {usd(y)}; the order {'stays' if x <= y else 'reverses'}"
+        order = "stays" if x <= y else "reverses"
+        yield f"{words} on both: first {mark}{usd(x)}, second {mark}{usd(y)}; the order {order}"
     elif math.isfinite(x) or math.isfinite(y):
         which, cost = ("first", x) if math.isfinite(x) else ("second", y)
-        yield f"{words}: only the {which} has a plan, at {usd(cost)}"
+        yield f"{words}: only the {which} has a plan, at {mark}{usd(cost)}"
 
 
 def _feasible_plan(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
@@ -677,7 +905,7 @@ def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: 
     levers = [lever for candidate in plans if candidate is not None for lever in candidate.alternatives]
     options = list(dict.fromkeys(lever.option for lever in levers if lever.option.startswith(FORMATS)))
     new_jobs = [
-        (_stored(model, option), system, chips, plan_options | {"alternatives": False})
+        (_stored(model, option), system, chips, plan_options)
         for option in options
         for model, system, chips, plan_options in jobs
     ]
@@ -686,15 +914,15 @@ def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: 
         remarks = [
             _format_remark(new, old) for new, old in zip((first_plan, second_plan), plans, strict=True) if new is not None
         ]
-        for words in _both(f"format: with {option}", first_plan, second_plan):
+        for words in _both(f"format: with {option}", first_plan, second_plan, is_quick=bool(jobs[0][3].get("quick"))):
             yield "; ".join(filter(None, (words, *remarks)))
 
 
 def _format_remark(new: Plan, old: Plan | None) -> str:
     """Say that a chip has no units for a format, and that another format costs less; empty without either."""
     words = missing_units((new.served.weights, new.served.experts), new.served.arithmetic, new.system)
-    before = math.nan if old is None else old.usd_per_million_output_tokens
-    if new.usd_per_million_output_tokens > before:
+    before = math.nan if old is None else _plan_cost(old)
+    if _plan_cost(new) > before:
         dearer = f"{new.system} is cheaper in its present formats, at {usd(before)}"
         words = f"{words}; {dearer}" if words else dearer
     return words

@@ -13,7 +13,7 @@ import json
 import shlex
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -40,22 +40,22 @@ from steptime.questions.declaration import (
     Question,
     bind,
     count,
-    declare,
     inputs_from,
     question_of_result,
     read_value,
     text,
 )
-from steptime.questions.plan_question import PLAN, LatencyLimits, RequestSizes, answers_from, bind_plan, read_modes
+from steptime.questions.plan_question import answers_from, bind_plan
 from steptime.questions.plan_question import solve as solve_plan
 from steptime.questions.registry import HOMES, find_input, find_question
 from steptime.questions.step_question import with_layout
 from steptime.questions.subject import FORMATS, read_machine
 from steptime.result_base import Result, plain, problem
+from steptime.sweeps.compare_question import several_names
 from steptime.units import HOUR
 from steptime.web.board import LONGEST
 from steptime.web.page_subject import catalogue_file
-from steptime.web.question_requests import ENTRIES, FILES, NOT_ENTRIES, check_request, entry_folder
+from steptime.web.question_requests import ENTRIES, FILES, LISTS, NOT_ENTRIES, check_request, entry_folder
 
 # Bytes of an answer without the argument full, and of one with it.
 SHORT: Final = 4_000
@@ -88,45 +88,6 @@ INSTRUCTIONS: Final = (
 
 
 # --- questions that exist only as tools ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Requests(RequestSizes, LatencyLimits):
-    """Requests and limits of all pairs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pairs:
-    """Models and systems to compare."""
-
-    models: Any = declare(TEXTS, MISSING, "models to compare: names of the catalogue")
-    systems: Any = declare(
-        TEXTS, (), "systems to compare: names of the catalogue", default_words="all systems, which takes long"
-    )
-    chips: Any = text(
-        None, "chips of each system: a number, or any for the cheapest power of two", default_words="the usual number"
-    )
-
-
-def _solve_pairs(values: Mapping[str, Any]) -> Any:
-    from steptime.sweeps.ranking import compare
-
-    sizes = inputs_from(_Requests)
-    requests = bind(_Requests, {name: value for name, value in values.items() if name in sizes}, "compare")
-    models = [str(catalogue_file("models", name)) for name in _several(values["models"])]
-    systems = [str(catalogue_file("systems", name)) for name in _several(values.get("systems") or ())]
-    chips = values.get("chips")
-    return compare(
-        models, systems or None, requests.workload(), requests.slo(), engine=values.get("engine"),
-        modes=read_modes(values.get("mode") or "any"), rent=values.get("rent"), sure=values.get("sure"),
-        percentile=requests.percentile, evidence=values.get("evidence") or PLAN.inputs["evidence"].default,
-        chips=int(chips) if isinstance(chips, str) and chips.isdecimal() else chips,
-    )  # fmt: skip
-
-
-def _several(names: str | Sequence[str]) -> list[str]:
-    words = [names] if isinstance(names, str) else list(names)
-    return [part.strip() for word in words for part in word.split(",") if part.strip()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,17 +135,6 @@ def _ask_nothing(values: Mapping[str, Any]) -> Any:
     raise InputError(f"no result for {short_repr(values)}")
 
 
-COMPARE: Final = question_of_result(
-    "compare",
-    "models and systems side by side: the cheapest plan of each pair, ties, and changes that would reverse the order",
-    inputs={
-        **inputs_from(_Pairs),
-        **inputs_from(_Requests),
-        **{name: PLAN.inputs[name] for name in ("evidence", "sure", "mode", "engine", "rent")},
-    },
-    solve=_solve_pairs,
-    answers={},
-)
 LECTURE: Final = question_of_result(
     "lecture",
     "the lecture behind the tool: sections with formula and a verdict on each number, or a question card",
@@ -216,7 +166,7 @@ def questions() -> Mapping[str, Question]:
         Questions by name of the tool: those of the registry, then those of this file.
     """
     return {name: find_question(name) for name in HOMES} | {
-        question.name: question for question in (COMPARE, LECTURE, VALIDATE, CATALOGUE)
+        question.name: question for question in (LECTURE, VALIDATE, CATALOGUE)
     }
 
 
@@ -603,7 +553,7 @@ def _read_pairs(question: Question, values: Mapping[str, Any]) -> dict[str, Any]
             "place": standing.place,
             "model": standing.model,
             "system": standing.system,
-            "usd_per_million_output_tokens": _rounded(standing.cost),
+            "usd_per_million_output_tokens": _rounded(standing.usd_per_million_output_tokens),
             "range": None if standing.cost_range is None else [_rounded(float(end)) for end in standing.cost_range],
             "grade": standing.rent.grade,
             "rent": kind_in_words(standing.rent),
@@ -613,6 +563,17 @@ def _read_pairs(question: Question, values: Mapping[str, Any]) -> dict[str, Any]
             "chips": standing.chips,
             "layout": standing.layout_text,
             "evidence": standing.evidence,
+            **(
+                {
+                    "usd_per_month": _rounded(standing.usd_per_month),
+                    "replicas": standing.replicas,
+                    "hosts": standing.hosts,
+                    "utilisation": _rounded(standing.utilisation),
+                }
+                if standing.replicas
+                else {}
+            ),
+            **({} if ranking.sessions is None else {"hit_share": _rounded(standing.hit_share), "hits": standing.hits_text}),
         }
         if standing.feasible
         else {"model": standing.model, "system": standing.system, "reason": standing.reason}
@@ -620,7 +581,8 @@ def _read_pairs(question: Question, values: Mapping[str, Any]) -> dict[str, Any]
     ]
     return {
         "answer": ranking.text,
-        "unit": "USD of rent per million output tokens, with its 90 % range; grade of the rent",
+        "unit": f"USD of rent per million output tokens{' at full load, and per month of the fleet' * ranking.is_fleet}, with "
+        "the 90 % range; grade of the rent",
         "rows": rows, "notes": list(ranking.notes), "flips": list(ranking.flips), "result": ranking.to_dict(),
     }  # fmt: skip
 
@@ -693,8 +655,8 @@ def _command(question: Question, arguments: Mapping[str, Any]) -> str:
         if name in (FULL, FIGURES) or value is None or value is False:
             continue
         declared, option = question.inputs[name], f"--{name.replace('_', '-')}"
-        if question is COMPARE and name in ("models", "systems"):
-            words.append(",".join(_several(value)))
+        if name in LISTS and declared.kind == TEXTS:
+            words.append(",".join(several_names(value)))
         elif declared.positional or (question is LECTURE and name == "section"):
             words.append("config.json" if isinstance(value, Mapping) or str(value).lstrip().startswith("{") else str(value))
         elif declared.kind == SWITCH:

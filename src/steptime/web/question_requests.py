@@ -26,6 +26,8 @@ ENTRIES: Final = {
     "engine": "engines",
     "draft_model": "models",
 }
+# Inputs that list entries of the catalogue, with their folder.
+LISTS: Final = ("models", "systems")
 # Values of these inputs that are not entries of the catalogue.
 NOT_ENTRIES: Final = {"engine": ("ideal",), "draft_model": ("mtp", "eagle3")}
 # Longest text [characters].
@@ -76,6 +78,11 @@ def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, An
         if name in ENTRIES and value not in NOT_ENTRIES.get(name, ()):
             # The path of the catalogue file prevents that a file of that name in the working folder is opened.
             checked[name] = str(catalogue_file(entry_folder(question, name), value))
+            continue
+        if name in LISTS and kind == TEXTS:
+            names = [value] if isinstance(value, str) else value
+            parts = [part.strip() for words in names for part in words.split(",") if part.strip()]
+            checked[name] = [str(catalogue_file(name, part)) for part in parts]
             continue
         # Numbers are valid where a text is expected, such as a rent in USD/h.
         checked[name] = f"{value:.17g}" if kind == TEXT and not isinstance(value, str) else value

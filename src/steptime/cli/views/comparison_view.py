@@ -15,7 +15,7 @@ from steptime.cli.views.widgets import Answer, Grid, footnote, listing, ranged, 
 from steptime.hardware.rental_prices import has_rent, usd
 from steptime.sweeps.context_limit import ContextWall, ContextWalls, tokens
 from steptime.sweeps.ranking import Ranking, Standing
-from steptime.units import HOUR, counted, show
+from steptime.units import HOUR, counted, in_digits, show
 
 # Columns next to the axis of the chart, at most, of compare and of context.
 MAX_PAIR_WIDTH, MAX_TECHNIQUE_WIDTH = 34, 30
@@ -46,7 +46,7 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
     Returns:
         The answer.
     """
-    conditions = [f"{ranking.workload.input_tokens:,.0f} tokens in, {ranking.workload.output_tokens:,.0f} out on average"]
+    conditions = [_load_words(ranking)]
     if math.isfinite(ranking.slo.tpot):
         conditions.append(f"at least {show(1 / ranking.slo.tpot, 'tok/s')} per user")
     if math.isfinite(ranking.slo.ttft):
@@ -54,7 +54,11 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
     placed = [standing for standing in ranking.standings if standing.place]
     unpriced = [standing for standing in ranking.standings if standing.feasible and not standing.place]
     unable = [standing for standing in ranking.standings if not standing.feasible]
-    speeds = [f"{ranking.called(row)}: {show(row.tokens_per_second_per_chip, 'tok/s')} per chip." for row in unpriced]
+    speeds = [
+        f"{ranking.called(row)}: {show(row.tokens_per_second_per_chip, 'tok/s')} per chip"
+        + (f", {counted(row.hosts, 'host')} with {counted(row.fleet_chips, 'chip')}." if row.replicas else ".")
+        for row in unpriced
+    ]
     reasons = [f"{ranking.called(row)}: {row.reason.rstrip('.')}." for row in unable]
     is_brief = len(ranking.standings) <= FEW_PAIRS
     return Answer(
@@ -65,17 +69,59 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
             section("What would change the order of the first two", [f"{words}." for words in ranking.flips]),
         ],
         details=[
+            section("Prefix cache of a replica, by tier", [_cache_words(ranking, row) for row in placed if row.hits_text]),
             _cost_chart(ranking.priced, ranking, width) if placed else None,
-            section("A plan, but no known rent", speeds),
+            section(f"A plan, but no rent{_kind_words(ranking)} is known", speeds),
             None if is_brief else section(f"No plan on {counted(len(unable), 'pair')}", reasons),
         ],
         warnings=ranking.notes,
         full_adds=[
             *(["rent and layout of each", "chart of costs"] if placed else []),
+            "prefix cache by tier" if ranking.sessions is not None and placed else "",
             f"{counted(len(unpriced), 'pair')} without a known rent" if unpriced else "",
             f"{counted(len(unable), 'pair')} without a plan" if unable and not is_brief else "",
         ],
     )  # fmt: skip
+
+
+def _load_words(ranking: Ranking) -> str:
+    """Return the requests or sessions, and their rate, in words."""
+    rate = f"{in_digits(ranking.rate)} {'turns' if ranking.sessions else 'requests'}/s of " if ranking.is_fleet else ""
+    spare = f", {counted(ranking.spare, 'spare replica')}" if ranking.spare else ""
+    sessions = ranking.sessions
+    if sessions is None:
+        sizes = f"{ranking.workload.input_tokens:,.0f} tokens in, {ranking.workload.output_tokens:,.0f} out on average"
+        return f"{rate}{sizes}{spare}"
+    prompt = f", system prompt of {sessions.system_prompt:,.0f} tokens" if sessions.system_prompt else ""
+    return (
+        f"{rate}sessions of {sessions.turns:,.3g} turns on average, with {sessions.input_tokens:,.0f} new tokens in and "
+        f"{sessions.output_tokens:,.0f} out, think time {show(sessions.think_time, 's')}{prompt}{spare}"
+    )
+
+
+def _cache_words(ranking: Ranking, standing: Standing) -> str:
+    """Return what the tiers of a replica find, how long loads take, and how many bytes would hold nearly all."""
+    return (
+        f"{_name(ranking, standing)}: {standing.hits_text}; loads take {show(standing.load_seconds, 's')} of the first token; "
+        f"{show(standing.needed_bytes, 'B')} hold 95 % of what repeats."
+    )
+
+
+def _kind_words(ranking: Ranking) -> str:
+    """Return the kind of rent of all rows with one; empty where rows have several kinds."""
+    kinds = {standing.rent.kind for standing in ranking.priced}
+    return f" of kind {kinds.pop()}" if ranking.is_fleet and len(kinds) == 1 and "" not in kinds else ""
+
+
+def _fleet_sentence(ranking: Ranking, first: Standing) -> str:
+    """Say which fleet of the first pair serves the rate, and its cost."""
+    spares = f" and {counted(ranking.spare, 'spare')}" if ranking.spare else ""
+    size = f"{counted(first.replicas, 'replica')} of {counted(first.replica_chips, 'chip')}{spares}"
+    return (
+        f"{_cost(first)} a month for {size} on {counted(first.hosts, 'host')} ({counted(first.fleet_chips, 'chip')}), "
+        f"{100 * first.utilisation:.0f} % utilized; {usd(first.usd_per_million_output_tokens_at_rate)} per million output "
+        "tokens"
+    )
 
 
 def _ranking_sentence(ranking: Ranking) -> str:
@@ -86,15 +132,20 @@ def _ranking_sentence(ranking: Ranking) -> str:
     first, rivals = priced[0], priced[1:]
     several_models = len({row.model for row in ranking.standings}) > 1
     verb = "is" if several_models else f"serves {first.model.rpartition('/')[2]}"
-    text = f"{_name(ranking, first)} {verb} cheapest: {_cost(first)} per million output tokens at full load"
-    text += f" on {counted(first.chips, 'chip')}"
+    if ranking.is_fleet:
+        load = f"{in_digits(ranking.rate)} {'turns' if ranking.sessions else 'requests'}/s"
+        text = f"{_name(ranking, first)} {verb} cheapest at {load}: {_fleet_sentence(ranking, first)}"
+    else:
+        text = f"{_name(ranking, first)} {verb} cheapest: {_cost(first)} per million output tokens at full load"
+        text += f" on {counted(first.chips, 'chip')}"
     # ranges without a measured run rest on other chips, so the first pair with runs is named too
     text += "." if first.runs or first.cost_range is None else ", but without measured runs."
     measured = next((standing for standing in priced if standing.runs), None)
     if measured is not None and measured is not first:
-        text += f" Cheapest with measured runs: {_name(ranking, measured)}, {_cost(measured)}."
+        unit_words = " a month" if ranking.is_fleet else ""
+        text += f" Cheapest with measured runs: {_name(ranking, measured)}, {_cost(measured)}{unit_words}."
     if rivals:
-        ratio = rivals[0].usd_per_million_output_tokens / first.usd_per_million_output_tokens
+        ratio = rivals[0].cost / first.cost
         text += f" {_name(ranking, rivals[0])} costs {ratio:.2g}x as much as the first"
         ties = sum(standing.tied for standing in rivals)
         share = f"ranges of {ties} of {len(rivals)} overlap with the first"
@@ -118,7 +169,10 @@ def _settings(ranking: Ranking) -> str:
     formats = dict.fromkeys(formats_in_words(standing.plan.served) for standing in rows if standing.plan is not None)
     modes = " or ".join(sorted({standing.mode for standing in rows}))
     words = [chips, modes and f"{modes} mode", *(formats if len(formats) == 1 else ["weights as in each config"])]
-    return f"Settings: {', '.join(filter(None, words))}; --chips, --mode and --weights change them."
+    kind = _kind_words(ranking)
+    words += [f"rent{kind} for all"] if kind else []
+    options = "--chips, --mode, --weights and --rent" if kind else "--chips, --mode and --weights"
+    return f"Settings: {', '.join(filter(None, words))}; {options} change them."
 
 
 def _name(ranking: Ranking, standing: Standing) -> str:
@@ -127,12 +181,15 @@ def _name(ranking: Ranking, standing: Standing) -> str:
 
 
 def _cost(standing: Standing) -> str:
-    return ranged(standing.usd_per_million_output_tokens, standing.cost_range, "USD")
+    return ranged(standing.cost, standing.range_of_cost, "USD")
 
 
 def _ranking_meaning(placed: Sequence[Standing], *, full: bool) -> str:
     """Say what marks and columns mean."""
-    words = "USD/M: per million output tokens, prompts included."
+    words = "USD/M: per million output tokens, prompts included"
+    has_fleet, has_sessions = any(row.replicas for row in placed), any(math.isfinite(row.hit_share) for row in placed)
+    words += ", at this load. Chips: in whole hosts." if has_fleet else "."
+    words += " Cached: share of prompt tokens that the prefix cache has." if has_sessions else ""
     if any(standing.tied for standing in placed[1:]):
         words += " ≈: no clear difference, since the 90 % range overlaps with that of row 1."
     if any(standing.quick for standing in placed):
@@ -142,7 +199,7 @@ def _ranking_meaning(placed: Sequence[Standing], *, full: bool) -> str:
     if any(standing.rent.kind == ON_DEMAND for standing in placed):
         words += " o: rent on demand."
     if full:
-        words += " USD/M in: per million prompt tokens."
+        words += "" if has_fleet else " USD/M in: per million prompt tokens."
         if any(standing.power_basis == "chip" for standing in placed):
             words += " *: power of the chip, without host, network and cooling."
     return words
@@ -169,17 +226,39 @@ def _ranking_table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) 
         rate = row.tokens_per_second_per_kilowatt
         return f"{rate:,.0f}{mark}" if math.isfinite(rate) else "-"
 
+    # Columns in their order; those of the second list go first in a narrow terminal, its first one first.
+    cost_head = f"USD/month{range_head}: {{cost}}" if ranking.is_fleet else f"USD/M output{range_head}: {{cost}}"
+    columns = [": {mark}", "System: {name}", cost_head]
+    if ranking.is_fleet:
+        columns += [
+            "Chips: {fleet_chips:,}", "Replicas: {replicas:,}", "Used: {used}",
+            "USD/M output: {usd_per_million_output_tokens_at_rate:USD}",
+        ]  # fmt: skip
+    else:
+        columns += ["Chips: {chips:,}", "USD per chip-hour: {hourly}", "Runs: {runs}"]
+    columns += ["Cached: {cached}"] if ranking.sessions is not None else []
+    speed, ttft = "tok/s/user: {tokens_per_second_per_user:,.1f}", "TTFT: {ttft:s}"
+    if ranking.is_fleet:
+        columns += [ttft, speed, "Runs: {runs}", "USD per chip-hour: {hourly}"]
+    else:
+        columns += [speed, ttft, "tok/s/chip: {tokens_per_second_per_chip:,.0f}", "tok/s/kW: {power}"]
+        columns += ["USD/M in: {prefill_usd_per_million_tokens:USD}"]
+    columns += ["Rent per chip: {rent}", "Layout: {layout_text}", "Engine: {engine}"] if full else []
+    heads = [column.partition(":")[0] for column in columns]
+    right = ("USD per chip-hour", "Runs", "tok/s/kW", "Used", "Cached", heads[2])
+    to_go = [
+        "Layout", "Engine", "Rent per chip", "USD/M in", "tok/s/kW", "tok/s/chip",
+        *(["USD per chip-hour", "Runs"] if ranking.is_fleet else []), "TTFT", "tok/s/user", "Cached",
+        *([] if ranking.is_fleet else ["USD per chip-hour", "Chips"]),
+    ]  # fmt: skip
     return listing(
-        ": {mark} | System: {name} | USD/M output" + range_head + ": {cost} | "
-        "Chips: {chips:,} | USD per chip-hour: {hourly} | Runs: {runs} | tok/s/user: {tokens_per_second_per_user:,.1f} | "
-        "TTFT: {ttft:s} | tok/s/chip: {tokens_per_second_per_chip:,.0f} | tok/s/kW: {power} | "
-        "USD/M in: {prefill_usd_per_million_tokens:USD}"
-        + (" | Rent per chip: {rent} | Layout: {layout_text} | Engine: {engine}" if full else ""),
-        placed, numbers=(2, 4, 5, 9), first_to_go=(12, 13, 11, 10, 9, 8, 7, 6, 4, 3) if full else (10, 9, 8, 7, 6, 4, 3),
-        no_wrap=(0,), style=lambda row: "green" if row.place == 1 else None,
+        " | ".join(columns), placed, first_to_go=[heads.index(head) for head in to_go if head in heads], no_wrap=(0,),
+        numbers=[place for place, head in enumerate(heads) if head in right],
+        style=lambda row: "green" if row.place == 1 else None,
         mark=lambda row: f"{row.place}{' ≈' if row.tied and row.place > 1 else ''}", name=lambda row: _name(ranking, row),
-        cost=lambda row: "~" * row.quick + ranged(row.usd_per_million_output_tokens, row.cost_range, "USD", label=""),
-        hourly=hourly,
+        cost=lambda row: "~" * row.quick + ranged(row.cost, row.range_of_cost, "USD", label=""),
+        cached=lambda row: f"{100 * row.hit_share:.0f} %" if math.isfinite(row.hit_share) else "-",
+        used=lambda row: f"{100 * row.utilisation:.0f} %", hourly=hourly,
         runs=lambda row: f"{row.runs:,}" if row.runs else "none", rent=rent,
         power=power,
     )  # fmt: skip
@@ -189,8 +268,8 @@ def _cost_chart(priced: Sequence[Standing], ranking: Ranking, width: int) -> Gro
     """Return costs with their ranges as intervals on a logarithmic axis."""
     if len(priced) < 2:
         return None
-    costs = [standing.usd_per_million_output_tokens for standing in priced]
-    ends = [standing.cost_range or (cost, cost) for standing, cost in zip(priced, costs, strict=True)]
+    costs = [standing.cost for standing in priced]
+    ends = [standing.range_of_cost or (cost, cost) for standing, cost in zip(priced, costs, strict=True)]
     names = [standing.label or _name(ranking, standing) for standing in priced]
     scale = LogScale.fit(names, chain.from_iterable(ends), width, max_name_width=MAX_PAIR_WIDTH)
     with_range = any(standing.cost_range is not None for standing in priced)
@@ -201,7 +280,8 @@ def _cost_chart(priced: Sequence[Standing], ranking: Ranking, width: int) -> Gro
         colour = "green" if standing.place == 1 else "cyan" if standing.tied else "white"
         lines.append(scale.line(name, [*edge, (low, high, "─"), (cost, cost, "●")], colour))
     legend = Text("● cost  ─ its 90 % range  ┊ upper end of the first") if with_range else None
-    return section(f"USD per million output tokens{', 90 % ranges' if with_range else ''}", [*lines, scale.labels(), legend])
+    unit_words = "USD per month" if ranking.is_fleet else "USD per million output tokens"
+    return section(f"{unit_words}{', 90 % ranges' if with_range else ''}", [*lines, scale.labels(), legend])
 
 
 # --- context ------------------------------------------------------------------------------------------------------------

@@ -380,7 +380,9 @@ def _tiers(plan: Plan, full: bool) -> list[RenderableType | None]:
     rows = [
         (
             tier.name, show(tier.capacity, "B"), show(tier.hold_seconds, "s") if tier.hold_seconds < LONG_HOLD else "always",
-            f"{tier.hit_share:.1%}", tier.why_unused or show(tier.load_seconds, "s"), f"{tier.bandwidth_share:.0%}",
+            f"{tier.hit_share:.1%}",
+            tier.why_unused or (show(tier.load_seconds, "s") if tier.hit_share >= LEAST_SHOWN else "-"),
+            f"{tier.bandwidth_share:.0%}",
         )
         for tier in cache.tiers
     ]  # fmt: skip
