@@ -32,7 +32,7 @@ MMQ = "llama.cpp b6918, ggml/src/ggml-cuda/mmq.cuh: blocks of 32 int8 values wit
 RULES = tuple(Computed(operation="weights", stored=kind, computed="int8", source=MMQ) for kind in ("gguf", "fp6", "fp4"))
 # Tokens of a step of the runs on DGX Spark (-ub 2048), and the usual ones.
 MICROBATCH = 2048
-# Steps with at most so many tokens count as decode.
+# Maximum number of tokens of a step that counts as decode.
 LARGEST_BATCH = 32
 # Weight of a run on an RTX board: they are older, and prompts repeat the routing of one text.
 RTX_WEIGHT = 0.3

@@ -212,7 +212,7 @@ def summary(rows: Sequence[dict[str, Any]], corrections: dict[str, dict[str, flo
     errors = left_out_errors(rows)
     is_tuned = np.array([row["stack"] in TUNED and row["chips"] >= TUNED_CHIPS for row in rows])
     has_experts = np.array([row["experts"] for row in rows])
-    # A search may not take the layout of some jobs, such as tensor parallelism over 32 chips to show what it costs.
+    # A search may not take the layout of some jobs, such as tensor parallelism over 32 chips to show its cost.
     is_usual = np.array([row["evident"] for row in rows])
     is_seen = np.array([row["seen"] for row in rows])
     is_evident = is_usual & is_seen

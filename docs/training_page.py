@@ -27,7 +27,7 @@ by `docs/generate.py`.
 
 | part | formula | source |
 |---|---|---|
-| products | outputs, gradients of inputs and of weights (none with a frozen base, LoRA). Each is the larger time of arithmetic and memory traffic, plus the writes that arithmetic does not hide, plus the outputs that a chip loses while it is not filled (2 k FLOP each, for sums of k values). No product exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
+| products | outputs, gradients of inputs and of weights (none with a frozen base, LoRA). Each is the larger time of arithmetic and memory traffic. Writes that arithmetic does not hide are added, and the outputs that a chip loses while it is not filled (2 k FLOP each, for sums of k values). No product exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
 | attention | causal pairs, 2.5 times backward with flash attention; without fusion, all pairs, with scores in memory | arXiv 2307.08691 |
 | scans | states of chunks of 128 tokens pass through memory four times; inputs, convolution and outputs once each | [mamba](https://github.com/state-spaces/mamba/blob/main/mamba_ssm/ops/triton/ssd_combined.py) |
 | element-wise | norms, residuals, rotary positions, activations, permutation of expert rows; each value is read or written once | |
@@ -206,8 +206,8 @@ def _stacks() -> list[str]:
              "Without it, NVIDIA chips have `megatron-lm` for dense models and `typical` for experts, AMD `rocm-mlperf`, and TPUs `maxtext`.",
              "`megatron` are recipes tuned by NVIDIA; where they ran, the answer says how much faster they are. A stack has its speed on",
              "chips where it ran. On other chips with runs it is at most as fast as all stacks together. On a chip without any run its",
-             "speed holds if it ran on several chips (recipes on B200, GB200, GB300 and H200 were within 3 % of predictions without these",
-             "chips); else `elsewhere` applies. Both factors are never multiplied.",
+             "speed holds if it ran on several chips; else `elsewhere` applies. Recipes on B200, GB200, GB300 and H200 were within 3 %",
+             "of predictions without these chips. Both factors are never multiplied.",
              "", "| stack | description | runs | speed |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| `{s.name}` | {s.title} | {s.fit.get('runs', 0):,} | {float(s.speed):.2f} |" for s in stacks]
     typical = next(s for s in stacks if s.name == "typical")

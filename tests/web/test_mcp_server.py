@@ -21,7 +21,8 @@ from steptime.cli.main import app_for
 from steptime.errors import InputError, UnknownName
 from steptime.questions.registry import HOMES, find_question
 from steptime.web import mcp_server
-from steptime.web.mcp_server import KEPT_ANSWERS, SHORT, Answers, call, fit, input_schema, questions, reply, tools
+from steptime.web.mcp_server import KEPT_ANSWERS, Answers, call, fit
+from steptime.web.mcp_tools import SHORT, input_schema, questions, reply, tools
 from steptime.web.question_requests import check_request
 
 STEP = {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 64}

@@ -14,7 +14,6 @@ from steptime.catalog.data_files import files, find, folded, is_file, line_numbe
 from steptime.catalog.schema import (
     RACK_UNITS,
     ChipEntry,
-    DomainEntry,
     Entry,
     MemoryEntry,
     QuoteEntry,
@@ -144,8 +143,8 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
     # A chip without its own limit uses the limit of the machine around it.
     limit = entry.power.get("tdp") or entry.power.get("whole")
 
-    # The usable capacity may exceed the label, the rates may not.
-    gates = {"capacity": _of_label}
+    # The usable capacity may exceed a label in GiB, the rates may not.
+    gates = {"capacity": lambda place, value, _: positive(place, value, maximum=2**30 / 1e9)}
     reached = {
         kind: reader.number(f"chip.reached.{kind}", part, "", gates.get(kind, _share)) for kind, part in entry.reached.items()
     }
@@ -215,7 +214,18 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
     _unique(
         reader, "tiers", [tier.name for tier in entry.tiers], reserved=("chip", "rack", *(tier.name for tier in chip.memory))
     )
-    domains = tuple(_domain(reader, domain, last=domain is entry.domains[-1]) for domain in entry.domains)
+    domains: tuple[Domain, ...] = ()
+    for domain in entry.domains:
+        place = domain.kind.replace("-", "_")
+        if domain.size is None and domain is not entry.domains[-1]:
+            problem = f"domains: {domain.name} needs a size; only the outermost domain may have none"
+            raise DataFileError(reader.path, problem, reader.line(f"{place}.name"))
+        bandwidth = reader.number(f"{place}.bandwidth", domain.bandwidth, "B/s")
+        link = Link(
+            bandwidth=bandwidth, latency=reader.number(f"{place}.latency", domain.latency, "s"), topology=domain.topology
+        )
+        size = math.inf if domain.size is None else domain.size
+        domains += (Domain(name=domain.name, kind=domain.kind, size=size, link=link),)
     _check_sizes(reader, entry, domains)
 
     # Only the given figures of the rack, so that a missing one is not taken as zero.
@@ -336,29 +346,11 @@ def _share(place: str, value: Number, _: str) -> Number:
     return share(place, positive(place, value))
 
 
-def _of_label(place: str, value: Number, _: str) -> Number:
-    """Return the usable share of the labelled capacity; above 1 for a label in GiB."""
-    return positive(place, value, maximum=2**30 / 1e9)
-
-
 def _unique(reader: Reader, place: str, names: list[str], key: str = "name", reserved: Iterable[str] = ()) -> None:
     for index, name in enumerate(names):
         if name in (*reserved, *names[:index]):
             line = reader.line(f"{place}.{index}.{key}")
             raise DataFileError(reader.path, f"{place}: the {key} {short_repr(name)} occurs twice", line)
-
-
-def _domain(reader: Reader, entry: DomainEntry, *, last: bool) -> Domain:
-    if entry.size is None and not last:
-        problem = f"domains: {entry.name} needs a size; only the outermost domain may have none"
-        raise DataFileError(reader.path, problem, reader.line(f"{entry.kind.replace('-', '_')}.name"))
-    place = entry.kind.replace("-", "_")
-    link = Link(
-        bandwidth=reader.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),
-        latency=reader.number(f"{place}.latency", entry.latency, "s"),
-        topology=entry.topology,
-    )
-    return Domain(name=entry.name, kind=entry.kind, size=math.inf if entry.size is None else entry.size, link=link)
 
 
 def _check_sizes(reader: Reader, entry: SystemEntry, domains: tuple[Domain, ...]) -> None:

@@ -482,27 +482,23 @@ def validated(schema: type[Schema], path: Path) -> Schema:
     data = read_file(path)
     # An unchanged file is the same dict.
     entry = _TABLES.get((schema, path))
-    if entry is None or entry[0] is not data:
-        entry = _TABLES[schema, path] = data, _fit(schema, path, data)
-    table: Schema = entry[1]
-    return table
-
-
-def _fit(schema: type[Schema], path: Path, data: dict[str, Any]) -> Schema:
-    """Return the keys and values of a file as an instance of a schema."""
+    if entry is not None and entry[0] is data:
+        cached: Schema = entry[1]
+        return cached
     expected_kind = NAMES[schema]
     if not data:
         raise DataFileError(path, f"is empty; expected the file of {expected_kind}")
 
     # A wrong kind of file gets one clear message instead of a list of missing keys.
     kind = looks_like(data)
+    wrong_kind = DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}")
     if kind and kind != expected_kind and not {"a chip", "a system"} >= {kind, expected_kind}:
-        raise DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}")
-
+        raise wrong_kind
     try:
         table: Schema = schema.from_data(data)
     except Misfit as misfit:
         if kind and kind != expected_kind:
-            raise DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}") from None
+            raise wrong_kind from None
         raise DataFileError(path, str(misfit), line_number(path, ".".join(misfit.place))) from None
+    _TABLES[schema, path] = data, table
     return table

@@ -22,8 +22,7 @@ from steptime.units import count as read_count
 
 if TYPE_CHECKING:
     from steptime.hardware.system import System
-    from steptime.models.model import Model
-    from steptime.physics.bias_correction import Anchors
+    from steptime.physics.bias_correction import Anchor, Anchors
     from steptime.physics.engine import Engine
     from steptime.result_base import Result
 
@@ -244,7 +243,8 @@ class TextOutput:
         refuse_idle(ctx, {**(needs or {}), "text, not --json": (not self.json, "full")})
         outputs = {"csv": getattr(self, "csv", None)} | files
         check_outputs({f"--{name.replace('_', '-')}": path for name, path in outputs.items()}, inputs)
-        check_picture(files.get("plot"))
+        if (plot := files.get("plot")) is not None:
+            check_picture(plot)
 
     def print(
         self, result: Result, view: str, *, summary: Callable[[Any], Mapping[str, Any]] | None = None, **settings: Any
@@ -420,30 +420,25 @@ class SubjectChanges:
             model, system, engine = read_subject(values)
         except UnknownName as problem:
             raise _swapped(values["system"], values.get("catalog")) or problem from None
-        # The engine has the imbalance already; None keeps it from being applied twice.
-        corrected = self._anchored(values, model, system, engine)
-        return values if corrected is engine else {**values, "engine": corrected, "imbalance": None}
-
-    def _anchored(self, values: Mapping[str, Any], model: Model, system: System, engine: Engine) -> Engine:
-        """Return the engine, corrected by the runs of --anchor or by stored runs of this model, system and engine."""
         from steptime.catalog.data_files import files
-        from steptime.models.model import stored_formats
-        from steptime.physics.engine import anchored
         from steptime.physics.uncertainty import has_range
 
-        catalog, formats = values.get("catalog"), stored_formats(model)
-        if self.anchor is not None:
-            settings = {"system": str(values["system"]), "weights": values.get("weights") or ""}
-            runs = read_anchor(self.anchor, settings, engine, catalog)
-            return anchored(engine, runs, model=model.name, system=system.name, formats=formats)
-        # An engine without a range is a bound, which runs do not correct.
-        if self.no_anchor or not has_range(engine) or not files("anchors", catalog):
-            return engine
+        # An engine without a range is a bound, which stored runs do not correct.
+        catalog = values.get("catalog")
+        if self.anchor is None and (self.no_anchor or not has_range(engine) or not files("anchors", catalog)):
+            return values
+        from steptime.models.model import stored_formats
+        from steptime.physics.engine import anchored
         from steptime.validation.user_calibration import kept_anchor
 
-        return anchored(
-            engine, kept_anchor(model, system, engine, catalog), model=model.name, system=system.name, formats=formats
-        )
+        if self.anchor is not None:
+            settings = {"system": str(values["system"]), "weights": values.get("weights") or ""}
+            runs: Anchors | Anchor | None = read_anchor(self.anchor, settings, engine, catalog)
+        else:
+            runs = kept_anchor(model, system, engine, catalog)
+        corrected = anchored(engine, runs, model=model.name, system=system.name, formats=stored_formats(model))
+        # The engine has the imbalance already; None keeps it from being applied twice.
+        return values if corrected is engine else {**values, "engine": corrected, "imbalance": None}
 
     def files(self, values: Mapping[str, Any]) -> list[str]:
         """Return the inputs of the command that may be files.
@@ -454,7 +449,8 @@ class SubjectChanges:
         Returns:
             Names of model, system, engine and runs, which may be paths.
         """
-        names = [*(values.get(key) for key in ("model", "system", "prefill_system", "engine")), anchor_path(self.anchor or "")]
+        names = [values.get(key) for key in ("model", "system", "prefill_system", "engine")]
+        names += [anchor_path(self.anchor)] if self.anchor else []
         return [name for name in names if isinstance(name, str) and name]
 
 

@@ -243,7 +243,10 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
         InputError: An option has no file name.
         DataFileError: A file cannot be written, is an input or another output, or has foreign content.
     """
-    input_paths = set(_inputs(inputs))
+    names = list(inputs)
+    input_paths = {Path(name).resolve() for name in names if os.path.isfile(name)}
+    for folder in filter(os.path.isdir, names):
+        input_paths |= {path.resolve() for path in Path(folder).iterdir() if path.suffix in (".json", ".jsonl", ".csv")}
     options_by_path: dict[Path, str] = {}
     for name, text in outputs.items():
         if text is None:
@@ -312,15 +315,6 @@ def _try(place: Path) -> None:
     elif not os.access(place.parent, os.W_OK | os.X_OK):
         # The new file is written to the same folder, then renamed.
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def _inputs(names: Iterable[str]) -> Iterator[Path]:
-    """Yield the files and the files in folders among names; skip names of the catalogue."""
-    for name in names:
-        if os.path.isfile(name):
-            yield Path(name).resolve()
-        elif os.path.isdir(name):
-            yield from (path.resolve() for path in Path(name).iterdir() if path.suffix in (".json", ".jsonl", ".csv"))
 
 
 def check_picture(path: str | None) -> None:

@@ -38,8 +38,7 @@ class PriceQuery:
         float | None, option("Propose a price list at this price / cost on SYSTEM, such as 2.", SOURCE, metavar="TIMES")
     ] = None
     self_host: Annotated[
-        str | None,
-        option("Compare API prices with own chips of this system, at --tokens-per-day.", SOURCE, metavar="SYSTEM"),
+        str | None, option("Compare API prices with own chips of this system, at --tokens-per-day.", SOURCE, metavar="SYSTEM")
     ] = None
     tokens_per_day: Annotated[
         str | None, option("Input and output tokens of a day, such as 500M, for --self-host.", SOURCE, metavar="N")

@@ -48,8 +48,7 @@ class RunSettings:
     """Settings of the runs that the files lack."""
 
     model: Annotated[
-        str,
-        _setting("Catalogue name or config; it replaces the model_id of a result file.", "--model", "NAME"),
+        str, _setting("Catalogue name or config; it replaces the model_id of a result file.", "--model", "NAME")
     ] = ""
     system: Annotated[str, _setting("Measured system.", "--system", "NAME")] = ""
     tp: Annotated[int | None, _count("Tensor-parallel size.", "--tp")] = None
@@ -257,8 +256,7 @@ def anchors(
     run_settings: RunSettings,
     output: Output,
     action: Annotated[
-        str | None,
-        typer.Argument(metavar="[add|remove]", help="Without it, kept runs are listed.", show_default=False),
+        str | None, typer.Argument(metavar="[add|remove]", help="Without it, kept runs are listed.", show_default=False)
     ] = None,
     target: Annotated[
         str | None,

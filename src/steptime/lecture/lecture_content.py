@@ -31,12 +31,7 @@ RELATIONS: Final = ("about", "at least", "at most")
 
 
 def verdict(
-    computed: Sequence[float],
-    stated: float,
-    *,
-    tolerance: float = 0.05,
-    factor: float = WITHIN_FACTOR,
-    relation: str = "about",
+    computed: Sequence[float], stated: float, *, tolerance: float = 0.05, factor: float = WITHIN_FACTOR, relation: str = "about"
 ) -> str:
     """Return the verdict on a stated number from one or several computed numbers.
 

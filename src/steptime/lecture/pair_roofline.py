@@ -165,12 +165,7 @@ def roofline(
     # The full model runs once; all answers read its points.
     front = full_model_front(described, machine, used, pair)
     rent = float(np.asarray(machine.rent.typical))
-    answers = (
-        *_balance(machine, pair),
-        *_times(machine, pair, front),
-        *_money(pair, rent, front),
-        *_racks(machine, pair),
-    )
+    answers = (*_balance(machine, pair), *_times(machine, pair, front), *_money(pair, rent, front), *_racks(machine, pair))
     return Roofline(
         model=described.name, system=machine.name, engine=used.name, chips=pair.chips, context=context, active=pair.active,
         total=pair.total, kv_bytes=pair.kv_bytes, answers=answers, notes=tuple(_notes(pair, front, rent)),

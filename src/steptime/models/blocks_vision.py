@@ -219,14 +219,7 @@ class Tower:
 
 
 def tower(
-    c: Config,
-    kind: Kind,
-    rule: Rule,
-    *,
-    width: int,
-    heads: int = 1,
-    layers: Kinds = (),
-    stem: tuple[Op, ...] = (),
+    c: Config, kind: Kind, rule: Rule, *, width: int, heads: int = 1, layers: Kinds = (), stem: tuple[Op, ...] = ()
 ) -> Tower:
     """Return a tower with its layers and the operators before and after them.
 

@@ -37,6 +37,7 @@ class Config:
         lookups: set[str] | None = None,
     ) -> None:
         self.fields, self.name, self.within = fields, name, within
+        self._prefix = f"{within}." if within else ""
         self.kv_name = kv_format
         # Full names of all fields that were looked up, present or not.
         self.lookups: set[str] = set() if lookups is None else lookups
@@ -52,10 +53,7 @@ class Config:
         Returns:
             The error, which names the model and the field.
         """
-        return ConfigError(f"config of {self.name or 'the model'}: {self._full_name(field)!r} {problem}")
-
-    def _full_name(self, field: str) -> str:
-        return f"{self.within}.{field}" if self.within else field
+        return ConfigError(f"config of {self.name or 'the model'}: {self._prefix + field!r} {problem}")
 
     def has(self, field: str) -> bool:
         """Return whether a field is present and not null.
@@ -66,7 +64,7 @@ class Config:
         Returns:
             True if it has a value.
         """
-        self.lookups.add(self._full_name(field))
+        self.lookups.add(self._prefix + field)
         return self.fields.get(field) is not None
 
     def raw(self, *names: str, default: Any = _MISSING) -> Any:
@@ -294,7 +292,7 @@ class Config:
         for key in ("torch_dtype", "dtype", "tie_word_embeddings"):
             if self.has(key) and fields.get(key) is None:
                 fields[key] = self.fields[key]
-        return Config(fields, name=self.name, kv_format=self.kv_name, within=self._full_name(field), lookups=self.lookups)
+        return Config(fields, name=self.name, kv_format=self.kv_name, within=self._prefix + field, lookups=self.lookups)
 
     def for_layer(self, index: int) -> Config:
         """Return the config for one layer, with its fields of `per_layer_config`.
@@ -396,7 +394,8 @@ class Config:
             The format.
         """
         base = self.base_format
-        format, scale_bytes = self.quantization.module_format(module) or base, self.quantization.cache_scale_bytes(module)
+        module_format, scale_bytes = self.quantization.of_module(module)
+        format = module_format or base
         if format is base and not scale_bytes:
             return base
         # Without shapes, the bytes of scales cannot be counted.

@@ -23,17 +23,7 @@ from typing import Final, Literal
 from steptime.catalog.acceptance_lengths import OWN_LAYERS, Head, eagle3_head
 from steptime.errors import InputError, short_repr
 from steptime.hardware.number_formats import number_format
-from steptime.models.model import (
-    Attention,
-    Drafter,
-    Layer,
-    Model,
-    Op,
-    Split,
-    kv_bytes_per_token,
-    total_parameters,
-    with_kv,
-)
+from steptime.models.model import Attention, Drafter, Layer, Model, Op, Split, kv_bytes_per_token, total_parameters, with_kv
 from steptime.models.model_loading import load_model
 
 EAGLE3: Final = "eagle3"

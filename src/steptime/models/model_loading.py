@@ -259,11 +259,7 @@ def load_model(
 
 
 def _from_path(
-    name: str | os.PathLike[str],
-    kv_format: str,
-    catalog: str | os.PathLike[str] | None,
-    *,
-    is_format_given: bool = False,
+    name: str | os.PathLike[str], kv_format: str, catalog: str | os.PathLike[str] | None, *, is_format_given: bool = False
 ) -> Model:
     """Return the model of a path or a name.
 
@@ -271,13 +267,13 @@ def _from_path(
     release of a model in the catalogue.
     """
     path = Path(name)
-    if _is_gguf(path):
+    config, weights = _files_at(path)
+    if config is None:
         from steptime.models.gguf_config import gguf_path, model_of_file
         from steptime.models.safetensors_header import signature
 
         gguf_file = gguf_path(path)
         return model_of_file(gguf_file, signature(gguf_file), kv_format)
-    config = _config_at(path)
     is_given = is_file(config)
     release: Release | None = None
     if not is_given:
@@ -291,36 +287,30 @@ def _from_path(
     # The cache of `_load` is keyed by the state of the files of weights, so changed files are read again.
     from steptime.models.safetensors_header import signature
 
-    weights = path if _holds_weights(path) else config.parent
+    weights = weights or config.parent
     model = _load(config, config.stat().st_mtime, kv_format, weights, signature(weights))
     # The cache of Hugging Face names the folder by a hash, so the id is used as the name.
     return model if is_given else _with_place(replace(model, name=str(name)), str(name))
 
 
-def _is_gguf(path: Path) -> bool:
-    """Return whether a path is a GGUF file, or a folder without a config.json."""
-    return not is_file(path / "config.json") if is_dir(path) else path.suffix == ".gguf"
+def _files_at(path: Path) -> tuple[Path | None, Path | None]:
+    """Return the config of a folder, of a file of weights, or the path itself, and the file of weights or its index.
 
-
-def _holds_weights(path: Path) -> bool:
-    """Return whether a path is a file of weights or their index."""
-    return not is_dir(path) and path.name.endswith((".safetensors", ".safetensors.index.json"))
-
-
-def _config_at(path: Path) -> Path:
-    """Return the config of a folder, of a file of weights, or the path itself.
+    There is no config for a GGUF file, or for a folder without a config.json, and no file of weights for other paths.
 
     Raises:
         DataFileError: A file of weights or its config is missing.
     """
-    if not _holds_weights(path):
-        return path / "config.json" if is_dir(path) else path
+    if is_dir(path):
+        return (path / "config.json" if is_file(path / "config.json") else None), None
+    if not path.name.endswith((".safetensors", ".safetensors.index.json")):
+        return (None if path.suffix == ".gguf" else path), None
     config = path.parent / "config.json"
     if not is_file(path):
         raise DataFileError(path, "no such file")
     if not is_file(config):
         raise DataFileError(path, "has no config.json in its folder; the config is needed to assign the tensors")
-    return config
+    return config, path
 
 
 def _from_code(
@@ -402,16 +392,16 @@ def load_config_fields(name: str | os.PathLike[str], catalog: str | os.PathLike[
         DataFileError: The file is malformed.
     """
     path = Path(name)
-    if _is_gguf(path):
+    config, _ = _files_at(path)
+    if config is None:
         from steptime.models.gguf_config import fields_of_file, gguf_path
 
         return fields_of_file(gguf_path(path))
-    path = _config_at(path)
-    data = _read_config(path if is_file(path) else _config_path_by_name(str(name), catalog)[0])
-    config = data.get("config", data)
-    if not isinstance(config, dict):
-        raise DataFileError(path, "config: must be a table of fields")
-    return config
+    data = _read_config(config if is_file(config) else _config_path_by_name(str(name), catalog)[0])
+    fields = data.get("config", data)
+    if not isinstance(fields, dict):
+        raise DataFileError(config, "config: must be a table of fields")
+    return fields
 
 
 def resolve_model(model: ModelLike) -> Model:

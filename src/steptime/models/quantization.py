@@ -106,38 +106,28 @@ class Quantization:
     def _wrong(self, field: str, problem: str) -> Exception:
         return self._error(f"quantization_config.{field}", problem)
 
-    def module_format(self, module: str) -> Format | None:
-        """Return the number format of a module.
+    def of_module(self, module: str) -> tuple[Format | None, int]:
+        """Return the number format of a module, and the bytes of KV cache scales that are stored with it.
 
         Args:
             module: Path of the module.
 
         Returns:
-            The format; None for the base format.
+            The format, None for the base format; bytes, 0 for modules other than keys and values.
         """
+        name = module.rpartition(".")[2]
+        scale_bytes = self._cache_scale if name in KEYS else 0
 
         # A list per module overrides the default and the skipped modules.
         if self._layers and (rank := self._by_module.first(module)) is not None:
-            return self._listed[rank]
-        if self._default is None or module.rpartition(".")[2] in NEVER or module.startswith("visual"):
-            return None
-        return self._default if self._kept.first(module) is None else None
+            return self._listed[rank], scale_bytes
+        is_base = self._default is None or name in NEVER or module.startswith("visual") or self._kept.first(module) is not None
+        return None if is_base else self._default, scale_bytes
 
     @property
     def bits(self) -> int:
         """Bits of an integer if several integers share a word: 8 or 4."""
         return 8 if self._default is not None and self._default.name == "int8" else 4
-
-    def cache_scale_bytes(self, module: str) -> int:
-        """Return the bytes of KV cache scales that are stored with a module.
-
-        Args:
-            module: Path of the module.
-
-        Returns:
-            Bytes; 0 for modules other than keys and values.
-        """
-        return self._cache_scale if self._cache_scale and module.rpartition(".")[2] in KEYS else 0
 
     def _strings(self, fields: Mapping[str, Any], *names: str) -> tuple[str, ...]:
         name = next((name for name in names if fields.get(name) is not None), "")

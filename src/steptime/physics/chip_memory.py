@@ -117,11 +117,7 @@ def weight_ways(op: Op, layout: Layout) -> Number:
     Returns:
         Number of shards, from the chip with the largest shard.
     """
-    return shard_count(_most_ways(op), layout.group)
-
-
-def _most_ways(op: Op) -> float:
-    return 1.0 if op.split == "replicated" else op.split_limit
+    return shard_count(1.0 if op.split == "replicated" else op.split_limit, layout.group)
 
 
 def expert_slots(op: Op, layout: Layout) -> Number:
@@ -167,28 +163,21 @@ def op_bytes(op: Op, layout: Layout) -> Number:
 
 
 @lru_cache(maxsize=256)
-def _divided(model: Model) -> tuple[dict[float, float], tuple[tuple[Op, int], ...]]:
-    """Return weight bytes of all layers by maximum shards, and the routed experts."""
+def _divided(model: Model) -> tuple[dict[float, float], list[tuple[Op, int]], dict[float, float]]:
+    """Return weight bytes by maximum shards, the routed experts, and maximum values per row of an operator by shards."""
     plain: dict[float, float] = {}
-    routed = []
+    routed: list[tuple[Op, int]] = []
+    widest: dict[float, float] = {}
     for layer, n in model.layers:
         for op in layer.ops:
             if op.rows == "routed":
+                shards, rows = 1.0, op.active
                 routed.append((op, n))
             else:
-                plain[_most_ways(op)] = plain.get(_most_ways(op), 0.0) + n * op.total_weights * op.format.bytes
-    return plain, tuple(routed)
-
-
-@lru_cache(maxsize=256)
-def _widest(model: Model) -> dict[float, float]:
-    """Return the maximum values per row of an operator, by maximum number of shards."""
-    widest: dict[float, float] = {}
-    for layer, _ in model.layers:
-        for op in layer.ops:
-            shards, rows = (1.0, op.active) if op.rows == "routed" else (_most_ways(op), 1)
+                shards, rows = 1.0 if op.split == "replicated" else op.split_limit, 1
+                plain[shards] = plain.get(shards, 0.0) + n * op.total_weights * op.format.bytes
             widest[shards] = max(widest.get(shards, 0.0), rows * (op.inputs + op.outputs))
-    return widest
+    return plain, routed, widest
 
 
 def weights_per_chip(model: Model, layout: Layout) -> Number:
@@ -204,7 +193,7 @@ def weights_per_chip(model: Model, layout: Layout) -> Number:
     Returns:
         Bytes per chip.
     """
-    plain, routed = _divided(model)
+    plain, routed, _ = _divided(model)
     layers: Number = np.asarray(0.0)
     for shards, bytes_ in plain.items():
         layers = layers + bytes_ / shard_count(shards, layout.group)
@@ -319,7 +308,7 @@ def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number
         Bytes per chip.
     """
     largest: Number = np.asarray(0.0)
-    for shards, values in _widest(model).items():
+    for shards, values in _divided(model)[2].items():
         largest = np.maximum(largest, values / shard_count(shards, layout.group))
     return tokens * ACTIVATION_BYTES * (2 * model.width + largest)
 

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.hardware.system import Chip, System
+from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Number
 from steptime.physics.engine import Engine
@@ -135,7 +135,10 @@ def energy_coefficients(system: System, shares: Mapping[str, float] | None = Non
     reference: Mapping[str, Any] = {}
     spread = 0.0
     if shares is None:
-        source, reference = _generation(chip)
+        # Chips of other generations have the pooled fit.
+        groups: dict[str, Any] = _fitted()["groups"]
+        source = next((name for name, group in groups.items() if chip.name in group["chips"]), POOLED)
+        reference = groups[source]
         shares, spread = reference, float(reference["spread"])
 
     # Energy of a byte and of a FLOP are those of the measured chip of the generation, whose own rates may be others.
@@ -152,13 +155,6 @@ def energy_coefficients(system: System, shares: Mapping[str, float] | None = Non
         spread=spread,
         source=source,
     )
-
-
-def _generation(chip: Chip) -> tuple[str, Mapping[str, Any]]:
-    """Return name and fit of a chip's generation; the pooled fit for chips of other generations."""
-    groups: dict[str, Any] = _fitted()["groups"]
-    name = next((name for name, group in groups.items() if chip.name in group["chips"]), POOLED)
-    return name, groups[name]
 
 
 def step_work(

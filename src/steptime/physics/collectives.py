@@ -23,7 +23,7 @@ from steptime.physics.engine import Engine
 from steptime.physics.expert_kernels import ANY
 from steptime.physics.layout import Layout, shard_count
 from steptime.physics.network_time import Traffic
-from steptime.physics.op_work import Work, ledger
+from steptime.physics.op_work import Pass, Work, ledger
 from steptime.physics.time_ledger import Clock
 
 # Bytes of a sum of squares in fp32 (vLLM 0.19, model_executor/layers/mamba/linear_attn.py: forward_qk).
@@ -32,18 +32,16 @@ NORMS = "norms over all heads"
 SHARED = "among the {sharing} chips that share an expert"
 
 
-def run_network(clock: Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
-    """Add the collectives of all layers to a clock.
+def run_network(clock: Clock, hops: Clock, model: Model, context: Pass) -> None:
+    """Add the collectives of all layers to a clock, and the transfers between pipeline stages to another.
 
     Args:
-        clock: Sums of seconds, which this function increases.
+        clock: Sums of seconds of collectives, which this function increases.
+        hops: The same of transfers between stages.
         model: The model.
-        work: Rows of one micro-batch.
-        system: The system.
-        layout: Parallel degrees; fields may be arrays.
-        engine: The engine.
+        context: Work of a micro-batch on a chip.
     """
-    rows = work.decode + work.prefill
+    work, system, layout, engine, rows = context.work, context.system, context.layout, context.engine, context.rows
     row_bytes = rows * model.width * ACTIVATION_BYTES
 
     # Data-parallel ranks exchange tokens with experts by dispatch and combine, which replace the all-reduce of the experts.
@@ -75,24 +73,10 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
     if sparse and has_nonzero(has_dp_ranks):
         for layer, n in model.layers:
             if layer.routed:
-                _run_exchange(clock, layer.routed, n * has_dp_ranks, model, work, system, layout, engine)
-
-
-def run_hops(clock: Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
-    """Add the transfers of a micro-batch between pipeline stages to a clock.
-
-    Args:
-        clock: Sums of seconds, which this function increases.
-        model: The model.
-        work: Rows of one micro-batch.
-        system: The system.
-        layout: Parallel degrees; fields may be arrays.
-        engine: The engine.
-    """
+                _run_exchange(clock, layer.routed, n * has_dp_ranks, model, context)
     if np.any(np.asarray(layout.pp) > 1):
-        bytes_ = (work.decode + work.prefill) * model.width * ACTIVATION_BYTES / layout.group
-        traffic = network_time.point_to_point(system, layout.pp, bytes_, layout.stage)
-        run_collective(clock, "pipeline", traffic, system, engine)
+        traffic = network_time.point_to_point(system, layout.pp, row_bytes / layout.group, layout.stage)
+        run_collective(hops, "pipeline", traffic, system, engine)
 
 
 def run_collective(
@@ -155,10 +139,9 @@ def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) 
     return gathered + network_time.all_gather(system, layout.cp, cached)
 
 
-def _run_exchange(
-    clock: Clock, op: Op, count: Number, model: Model, work: Work, system: System, layout: Layout, engine: Engine
-) -> None:
+def _run_exchange(clock: Clock, op: Op, count: Number, model: Model, context: Pass) -> None:
     """Add dispatch of tokens to their experts and combination of the results."""
+    work, system, layout, engine = context.work, context.system, context.layout, context.engine
     # Dispatch and combine differ in bytes only, so that one traffic per byte serves both.
     sharing, active = layout.stage / layout.ep, round(op.active)
     groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
@@ -180,10 +163,7 @@ def _run_exchange(
         rows = work.everywhere * distinct_hit(op.experts, active, layout.ep) / layout.ep
         gathered = network_time.all_gather(system, sharing, rows * model.width) * count
     per_byte = per_byte * count
-    for term, value_bytes in (
-        ("dispatch", min(ACTIVATION_BYTES, max(1.0, op.format.bytes))),
-        ("combine", ACTIVATION_BYTES),
-    ):
+    for term, value_bytes in (("dispatch", min(ACTIVATION_BYTES, max(1.0, op.format.bytes))), ("combine", ACTIVATION_BYTES)):
         run_collective(clock, term, per_byte.resized(value_bytes), system, engine, count=count, pipelined=True, phase=phase)
         if gathered is not None:
             run_collective(clock, term, gathered.resized(value_bytes), system, engine, name=SHARED, count=count)

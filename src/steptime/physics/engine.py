@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,18 +139,6 @@ def engine_for(system: System, engine: Engine | str | None = None, catalog: str 
     return load_engine(default_engine(system) if engine is None else engine, catalog)
 
 
-def reads_gguf(engine: Engine) -> bool:
-    """Whether an engine runs GGUF files: it has a rule for the arithmetic of their formats.
-
-    Args:
-        engine: The engine.
-
-    Returns:
-        True or false.
-    """
-    return any(rule.stored == GGUF for rule in engine.arithmetic)
-
-
 def default_formats(model: Model, engine: Engine | str | None) -> Model:
     """Return a model in the default formats of an engine: those of a GGUF file (`gguf_formats`) where it runs such files.
 
@@ -160,7 +149,10 @@ def default_formats(model: Model, engine: Engine | str | None) -> Model:
     Returns:
         The model.
     """
-    return with_gguf_formats(model) if engine is not None and reads_gguf(load_engine(engine)) else model
+    # An engine that runs GGUF files has a rule for the arithmetic of their formats.
+    if engine is None or all(rule.stored != GGUF for rule in load_engine(engine).arithmetic):
+        return model
+    return with_gguf_formats(model)
 
 
 def model_for(model: ModelLike, engine: Engine | str | None) -> Model:
@@ -343,19 +335,6 @@ def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     return dict(fit)
 
 
-def _check_regime(path: Path, place: str, quantity: str, regime: str) -> None:
-    """Raise DataFileError where no time has a regime of this name."""
-    if quantity not in REGIMES_BY_QUANTITY:
-        raise DataFileError(path, f"{place}: unknown quantity {quantity[:40]!r}; use {' or '.join(REGIMES_BY_QUANTITY)}")
-    regime_names = REGIMES_BY_QUANTITY[quantity]
-    if regime in regime_names:
-        return
-    words = f"{place}: unknown regime {regime[:40]!r}; {quantity} has {' and '.join(regime_names)}"
-    if any(regime in regimes for regimes in REGIMES_BY_QUANTITY.values()):
-        words += "; if `steptime calibrate` wrote the file, calibrate again, or rename the keys"
-    raise DataFileError(path, words)
-
-
 def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
     """Raise DataFileError where the tables behind a range are invalid."""
     deviations = fit.get("prior", {})
@@ -369,8 +348,16 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
             raise DataFileError(path, f"fit.{key}: must have tables such as [fit.{key}.tpot]")
         for quantity, table in tables.items():
+            regimes = REGIMES_BY_QUANTITY.get(quantity)
+            if regimes is None:
+                names = " or ".join(REGIMES_BY_QUANTITY)
+                raise DataFileError(path, f"fit.{key}.{quantity}: unknown quantity {quantity[:40]!r}; use {names}")
             for regime, value in table.items():
-                _check_regime(path, f"fit.{key}.{quantity}", quantity, regime)
+                if regime not in regimes:
+                    words = f"fit.{key}.{quantity}: unknown regime {regime[:40]!r}; {quantity} has {' and '.join(regimes)}"
+                    if regime in chain(*REGIMES_BY_QUANTITY.values()):
+                        words += "; if `steptime calibrate` wrote the file, calibrate again, or rename the keys"
+                    raise DataFileError(path, words)
                 numbers = value if key == "interval" else [value]
                 good = isinstance(numbers, list) and all(map(_is_figure, numbers))
                 place = f"fit.{key}.{quantity}.{regime}"

@@ -7,8 +7,8 @@ constant `expert_skew`). Token counts of DeepSeek-V3 layers on MMLU Pro fit a lo
 **Without copies** experts lie in the order of the checkpoint, at random to their popularity. The load of one of $g$ ranks over
 the mean then has the variance of a sample without replacement, $c^2 (g-1)/(n-1)$. `placement_excess` is the expected maximum.
 
-**With copies** an engine replicates the experts with the largest load per copy and packs them evenly (EPLB). The rest is the
-error of the forecast (`load_error`), and the largest load of a copy (`largest_copy`) if it is more than the mean of a rank.
+**With copies** an engine replicates the experts with the largest load per copy and packs them evenly (EPLB). The error of
+the forecast remains (`load_error`). So does the largest load of a copy (`largest_copy`), if it is more than the mean of a rank.
 
 **Requests.** Tokens of one request use similar experts, so that a batch of few requests differs from the usual popularity.
 
@@ -148,8 +148,8 @@ def packing(skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
 def load_error(variance: Number, skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
     r"""Return the excess of the busiest rank from loads that deviate from the usual or forecast ones.
 
-    If each expert's load deviates by the share $\delta$ of it, a rank's share has the variance $\delta^2 g q / n$ with the mean
-    square $q$ of loads per copy (`copy_square`).
+    Let each expert's load deviate by the share $\delta$ of it, and $q$ be the mean square of loads per copy (`copy_square`).
+    Then a rank's share has the variance $\delta^2 g q / n$.
 
     Args:
         variance: Variance $\delta^2$ of an expert's load over the expected one.

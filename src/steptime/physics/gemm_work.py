@@ -7,10 +7,9 @@ figures are columns, and each formula is evaluated once for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -92,17 +91,6 @@ class Products:
             columns = {name: getattr(self, name)[rows_slice] for name in COLUMNS}
             yield replace(self, ops=self.ops[rows_slice], **columns)
 
-    def by_term(self) -> Mapping[str, list[int]]:
-        """Return the positions of the products of each term.
-
-        Returns:
-            Positions by term.
-        """
-        places: dict[str, list[int]] = {}
-        for place, (op, _) in enumerate(self.ops):
-            places.setdefault(op.term, []).append(place)
-        return places
-
 
 COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "computed", "splits"))
 
@@ -157,39 +145,40 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
     ops, rules = tuple(ops), tuple(rules)
     arithmetic = [computed_in(rules, op.format.arithmetic, peak, vendor) for op, _ in ops]
     computed, kinds = tuple(dict.fromkeys(arithmetic)), [best_first[0] for best_first in arithmetic]
-    splits = tuple(dict.fromkeys(_split(op) for op, _ in ops))
-
-    def column(values: Iterable[Any]) -> Array:
-        return np.array(list(values))
+    # The rows of a lookup table can go to any chip of a data-parallel rank.
+    shards = [math.inf if op.rows == "lookup" else 1.0 if op.split == "replicated" else op.split_limit for op, _ in ops]
+    splits = tuple(dict.fromkeys(shards))
 
     def short(op: Op, instances: int, kind: str) -> float:
         product = 2 * op.inputs * op.outputs
         is_exact = product and abs(product - instances * op.flops_per_row) <= EXACT * product
         return instances / op.inputs / ROW_BYTES.get(kind, 2) if is_exact else 0.0
 
-    def unpacked(op: Op, kind: str) -> float:
-        return op.format.bytes if op.format.bytes < NARROW and kind in UNPACKED else math.inf
-
     return Products(
         ops=ops,
         computed=computed,
         splits=splits,
-        rate=column(map(computed.index, arithmetic)),
-        split=column(splits.index(_split(op)) for op, _ in ops),
-        flops=column(0.0 if op.rows == "lookup" else op.flops_per_row for op, _ in ops),
-        weights=column(0.0 if op.rows == "lookup" else op.weights * op.format.bytes for op, _ in ops),
-        unsharded_values=column(
-            0.0 if op.rows == "lookup" else op.outputs if op.name in SECOND else op.inputs for op, _ in ops
+        rate=np.array([*map(computed.index, arithmetic)]),
+        split=np.array([*map(splits.index, shards)]),
+        flops=np.array([0.0 if op.rows == "lookup" else op.flops_per_row for op, _ in ops]),
+        weights=np.array([0.0 if op.rows == "lookup" else op.weights * op.format.bytes for op, _ in ops]),
+        unsharded_values=np.array(
+            [0.0 if op.rows == "lookup" else op.outputs if op.name in SECOND else op.inputs for op, _ in ops]
         ),
-        sharded_values=column(op.inputs if op.name in SECOND and op.rows != "lookup" else op.outputs for op, _ in ops),
-        short=column(short(op, n, kind) for (op, n), kind in zip(ops, kinds, strict=True)),
-        second=column(op.name in SECOND for op, _ in ops),
-        narrow=column(op.format.bytes < NARROW for op, _ in ops),
-        unpacked=column(unpacked(op, kind) for (op, _), kind in zip(ops, kinds, strict=True)),
-        four=column(kind in four_bits(vendor) and kind in peak for kind in kinds),
-        blocked=column(kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)),
-        integer=column(kind == INTEGER and kind in peak for kind in kinds),
-        logits=column(op.rows == "outputs" for op, _ in ops),
+        sharded_values=np.array([op.inputs if op.name in SECOND and op.rows != "lookup" else op.outputs for op, _ in ops]),
+        short=np.array([short(op, n, kind) for (op, n), kind in zip(ops, kinds, strict=True)]),
+        second=np.array([op.name in SECOND for op, _ in ops]),
+        narrow=np.array([op.format.bytes < NARROW for op, _ in ops]),
+        unpacked=np.array(
+            [
+                op.format.bytes if op.format.bytes < NARROW and kind in UNPACKED else math.inf
+                for (op, _), kind in zip(ops, kinds, strict=True)
+            ]
+        ),
+        four=np.array([kind in four_bits(vendor) and kind in peak for kind in kinds]),
+        blocked=np.array([kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)]),
+        integer=np.array([kind == INTEGER and kind in peak for kind in kinds]),
+        logits=np.array([op.rows == "outputs" for op, _ in ops]),
     )
 
 
@@ -213,9 +202,8 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
         kernels.fp4_efficiency, kernels.block_efficiency, kernels.fill_bytes, kernels.narrow_efficiency, kernels.unpack_rate,
         kernels.activation_traffic, kernels.roofline_norm, kernels.integer_efficiency,
     )  # fmt: skip
-    axes = max(
-        map(_axes, (context.rows, context.logits, context.compute, context.memory, bandwidth, *constants, *peaks, *shards))
-    )
+    inputs = (context.rows, context.logits, context.compute, context.memory, bandwidth, *constants, *peaks, *shards)
+    axes = max(0 if type(value) is float else np.ndim(value) for value in inputs)
 
     def column(values: Array) -> Array:
         return values.reshape(-1, *(1,) * axes)
@@ -263,18 +251,6 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
         memory_efficiency=reading,
     )
     return demand, axes
-
-
-def _split(op: Op) -> float:
-    """Return the maximum number of shards of an operator's weights.
-
-    The rows of a lookup table can go to any chip of a data-parallel rank.
-    """
-    return math.inf if op.rows == "lookup" else 1.0 if op.split == "replicated" else op.split_limit
-
-
-def _axes(value: Number) -> int:
-    return 0 if type(value) is float else np.ndim(value)
 
 
 def demand_row(demand: Demand, place: int, axes: int) -> Demand:

@@ -344,6 +344,12 @@ def collect_facts(
     shape = _shape(model)
     largest = system.scale_out.size
     inside = system.scale_up.size if chips is None else min(system.scale_up.size, chips)
+    # Chips per host for DeepEP: any number in NVLink racks and on AMD chips, none without NVLink.
+    host = math.inf
+    if system.chip.vendor == "NVIDIA" and system.scale_up.name != "nvlink":
+        host = 0.0
+    elif system.chip.vendor == "NVIDIA" and np.max(system.scale_up.size, initial=0) <= host_chips(system):
+        host = float(host_chips(system))
     return Facts(
         **shape,
         system=system.name,
@@ -354,21 +360,8 @@ def collect_facts(
         engine="" if engine is None else engine.name,
         role=role,
         two_batch=2.0 if engine is None else float(engine.scheduler.two_batch),
-        host=_host(system),
+        host=host,
     )
-
-
-def _host(system: System) -> float:
-    """Return the chips per host for DeepEP: 0 without NVLink.
-
-    It is infinite in NVLink racks and on AMD chips, where any number works.
-    """
-    if system.chip.vendor != "NVIDIA":
-        return math.inf
-    if system.scale_up.name != "nvlink":
-        return 0.0
-    host = host_chips(system)
-    return math.inf if np.max(system.scale_up.size, initial=0) > host else float(host)
 
 
 def facts_of_engine(engine: Engine) -> Facts:

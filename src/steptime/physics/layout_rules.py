@@ -10,7 +10,7 @@ layouts at once. Its scope gives the meaning of a broken rule:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -34,12 +34,7 @@ def _heads(facts: Facts, layout: Layout) -> str:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    Rule(
-        name="heads",
-        scope=MODEL,
-        holds=lambda f, x: f.heads % axis(x.group) == 0,
-        reason=_heads,
-    ),
+    Rule(name="heads", scope=MODEL, holds=lambda f, x: f.heads % axis(x.group) == 0, reason=_heads),
     Rule(
         name="draft heads",
         scope=MODEL,
@@ -153,11 +148,12 @@ def check_rules(layout: Layout, model: Model, system: System) -> None:
     Raises:
         LayoutError: The first broken rule.
     """
-    for reason in reasons(layout, collect_facts(model, system), scopes=(MODEL,)):
-        raise LayoutError(reason)
+    facts = collect_facts(model, system)
+    for rule in broken(layout, facts, scopes=(MODEL,)):
+        raise LayoutError(rule.reason(facts, layout))
 
 
-def reasons(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> list[str]:
+def reasons(layout: Layout, facts: Facts, scopes: Collection[str] = (MODEL, SEARCH, ENGINE)) -> list[str]:
     """Return the reasons why a search excludes a layout, one per broken rule.
 
     Args:
@@ -171,7 +167,7 @@ def reasons(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH
     return [rule.reason(facts, layout) for rule in broken(layout, facts, scopes)]
 
 
-def broken(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> list[Rule]:
+def broken(layout: Layout, facts: Facts, scopes: Collection[str] = (MODEL, SEARCH, ENGINE)) -> list[Rule]:
     """Return the rules that a layout breaks.
 
     Args:
@@ -182,10 +178,11 @@ def broken(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH,
     Returns:
         The broken rules, in the order of the table.
     """
-    return [rule for rule in _in_force(facts, scopes) if not np.all(rule.holds(facts, layout))]
+    in_force = [rule for rule in RULES if rule.scope in scopes and rule.binds(facts.engine)]
+    return [rule for rule in in_force if not np.all(rule.holds(facts, layout))]
 
 
-def allowed(layouts: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> Any:
+def allowed(layouts: Layout, facts: Facts, scopes: Collection[str] = (MODEL, SEARCH, ENGINE)) -> Any:
     """Return which of several layouts break no rule.
 
     Args:
@@ -197,11 +194,7 @@ def allowed(layouts: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARC
         Booleans of shape (layouts,).
     """
     is_allowed = np.ones(np.broadcast_shapes(*(np.shape(getattr(layouts, name)) for name in NAMES)), dtype=bool)
-    for rule in _in_force(facts, scopes):
-        is_allowed &= rule.holds(facts, layouts)
+    for rule in RULES:
+        if rule.scope in scopes and rule.binds(facts.engine):
+            is_allowed &= rule.holds(facts, layouts)
     return is_allowed
-
-
-def _in_force(facts: Facts, scopes: Iterable[str]) -> list[Rule]:
-    requested_scopes = tuple(scopes)
-    return [rule for rule in RULES if rule.scope in requested_scopes and rule.binds(facts.engine)]

@@ -481,7 +481,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         busy = busy_parts(work.sequences, kernels.latent_contexts) if latent else 1.0
         demands["decode"] = Demand(
             flops, rate, kv=moved, efficiency=kernel.compute_share * busy, memory_efficiency=kernel.memory_share * busy,
-            seconds=_call(kernel, work.decode),
+            seconds=kernel.seconds * np.minimum(work.decode, 1.0) if has_nonzero(kernel.seconds) else 0.0,
         )  # fmt: skip
 
     # Prefill of a latent expands the cached prefix to keys and values first.
@@ -508,14 +508,9 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         moved = work.prompts * (window_tokens / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_shards)
         demands["prefill"] = Demand(
             flops, rate, activations=activations, kv=moved, efficiency=kernel.compute_share,
-            memory_efficiency=kernel.memory_share, seconds=_call(kernel, present),
+            memory_efficiency=kernel.memory_share, seconds=kernel.seconds * present if has_nonzero(kernel.seconds) else 0.0,
         )  # fmt: skip
     return demands
-
-
-def _call(kernel: AttentionKernel, rows: Number) -> Number:
-    """Return the fixed time of a call; a pass without rows has none."""
-    return kernel.seconds * np.minimum(rows, 1.0) if has_nonzero(kernel.seconds) else 0.0
 
 
 def attention_kernel(a: Attention, operation: str, system: System, engine: Engine) -> tuple[AttentionKernel, Number]:
@@ -640,11 +635,6 @@ CLOSING = ("o_proj", "out_proj", "down_proj")
 SECOND = (*CLOSING, "wo_b", "output_linear", "linear_out")
 
 
-def _reads(op: Op) -> tuple[object, ...]:
-    """Return the identity of a product's input; products of one input share a kernel."""
-    return op.inputs, op.term, op.rows, op.name in CLOSING
-
-
 @lru_cache(maxsize=256)
 def kernel_counts(
     model: Model, vendor: str = "", peak: tuple[str, ...] = (), rules: tuple[Computed, ...] = ()
@@ -670,7 +660,9 @@ def kernel_counts(
 
     counts = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
-        kernels = {_reads(op): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
+        # Products of one input share a kernel.
+        products = [op for op in layer.ops if op.flops_per_row and op.rows != "none"]
+        kernels = {(op.inputs, op.term, op.rows, op.name in CLOSING): op for op in products}
         counts["layer"] += n
         launched = [launches(op) for op in kernels.values()]
         counts["kernel"] += n * sum(count for count, _ in launched)

@@ -22,14 +22,7 @@ from steptime.models.model import Model
 from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics.engine import Engine, constant
 from steptime.physics.gemm_work import Products, collect_products, demand_row, products_demand
-from steptime.physics.op_work import (
-    Demand,
-    Ledger,
-    Pass,
-    attention_demands,
-    kernel_counts,
-    routed_demand,
-)
+from steptime.physics.op_work import Demand, Pass, attention_demands, kernel_counts, ledger, routed_demand
 from steptime.physics.time_ledger import Clock, Entry, accumulate
 
 # Replaces 0 as a divisor.
@@ -179,18 +172,22 @@ class Operator:
         return amount if type(self.count) is int and self.count == 1 else self.count * amount
 
 
-def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, merged: bool) -> None:
-    """Add the operators, token mixers and overheads of all layers to a clock.
+def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, merged: bool) -> None:
+    """Add the operators, token mixers and overheads of all layers to a clock, and embedding, head and host work to another.
 
     Args:
-        clock: Sums of seconds, which this function increases.
-        totals: The operators of the model.
+        layers: Sums of seconds of the layers, which this function increases.
+        stem: The same of embedding and head.
         model: The model.
         context: Work of a micro-batch on a chip.
         merged: Whether operators that cost the same together are joined.
     """
-    system, engine = context.system, context.engine
-    run_products(clock, _products(model, context, merged=merged, stem=False), context)
+    system, engine, chip = context.system, context.engine, context.system.chip
+    totals, overheads = ledger(model, merged=merged), engine.overheads
+    on_chip = partial(
+        collect_products, model, merged=merged, vendor=chip.vendor, peak=tuple(chip.peak), rules=engine.arithmetic
+    )
+    run_products(layers, on_chip(stem=False), context)
     operators = [
         Operator(op.term, op.name, routed_demand(op, context, instances=n), instances=n)
         for op, n in totals.layers
@@ -198,39 +195,28 @@ def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, mer
     ]
     for operator in operators:
         if has_nonzero(operator.demand.seconds):
-            clock.wait("calls of expert kernels", operator.instances, operator.demand.seconds)
+            layers.wait("calls of expert kernels", operator.instances, operator.demand.seconds)
     for mixer, n in totals.mixers:
         phases = attention_demands(mixer, context.work, system, context.layout, engine).items()
         calls = _sum([demand.seconds for _, demand in phases]) if phases else 0.0
         if has_nonzero(calls):
-            clock.wait("calls of attention kernels", n, calls)
+            layers.wait("calls of attention kernels", n, calls)
         operators += [Operator("attention", f"{mixer.name}, {phase}", demand, n, n) for phase, demand in phases]
-    run(clock, operators, system, engine)
+    run(layers, operators, system, engine)
 
     # Launch overheads do not overlap with operators.
-    for kernel, times in kernel_counts(model, system.chip.vendor, tuple(system.chip.peak), engine.arithmetic).items():
+    for kernel, times in kernel_counts(model, chip.vendor, tuple(chip.peak), engine.arithmetic).items():
         launch_seconds = constant(engine, f"seconds_per_{kernel}")
         if times and has_nonzero(launch_seconds):
-            clock.wait(OVERHEADS[kernel], times, launch_seconds)
+            layers.wait(OVERHEADS[kernel], times, launch_seconds)
 
-
-def run_stem(clock: Clock, model: Model, context: Pass, *, merged: bool) -> None:
-    """Add embedding, head and host work to a clock.
-
-    Args:
-        clock: Sums of seconds, which this function increases.
-        model: The model.
-        context: Work of a micro-batch on a chip.
-        merged: Whether operators that cost the same together are joined.
-    """
-    engine = context.engine
-    run_products(clock, _products(model, context, merged=merged, stem=True), context)
-    if has_nonzero(engine.overheads.seconds_per_step):
-        clock.wait("host work per step", 1, engine.overheads.seconds_per_step)
-    if has_nonzero(engine.overheads.top_p_share):
-        wait_for_sampling(clock, model.vocabulary, context)
-    if has_nonzero(engine.overheads.seconds_per_sequence):
-        clock.wait("sampling and host work per token", context.work.decode, engine.overheads.seconds_per_sequence)
+    run_products(stem, on_chip(stem=True), context)
+    if has_nonzero(overheads.seconds_per_step):
+        stem.wait("host work per step", 1, overheads.seconds_per_step)
+    if has_nonzero(overheads.top_p_share):
+        wait_for_sampling(stem, model.vocabulary, context)
+    if has_nonzero(overheads.seconds_per_sequence):
+        stem.wait("sampling and host work per token", context.work.decode, overheads.seconds_per_sequence)
 
 
 def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:
@@ -251,13 +237,6 @@ def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:
         clock.wait("sampling with top-p", context.work.decode, seconds)
     if has_nonzero(costs.top_p_seconds_per_step):
         clock.wait("host work of sampling per step", 1, share * costs.top_p_seconds_per_step)
-
-
-def _products(model: Model, context: Pass, *, merged: bool, stem: bool) -> Products:
-    chip = context.system.chip
-    return collect_products(
-        model, merged=merged, stem=stem, vendor=chip.vendor, peak=tuple(chip.peak), rules=context.engine.arithmetic
-    )
 
 
 def run_products(clock: Clock, products: Products, context: Pass) -> None:
@@ -294,7 +273,10 @@ def run_products(clock: Clock, products: Products, context: Pass) -> None:
             blame |= {resource: np.add.reduce(to_memory * delivered) for resource, delivered in traffic.items()}
         else:
             blame["weights"] = np.add.reduce(to_memory)
-        clock.add({term: np.add.reduce(seconds[rows]) for term, rows in part.by_term().items()}, blame, busy)
+        rows_by_term: dict[str, list[int]] = {}
+        for row, (op, _) in enumerate(part.ops):
+            rows_by_term.setdefault(op.term, []).append(row)
+        clock.add({term: np.add.reduce(seconds[rows]) for term, rows in rows_by_term.items()}, blame, busy)
         if clock.explained:
             compute, memory = np.broadcast_arrays(compute, memory)
             clock.entries += [

@@ -62,12 +62,12 @@ from steptime.number_checks import (
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import stage_share
 from steptime.physics.chunked_evaluation import Assembly, block_slices, in_threads, split_blocks
-from steptime.physics.collectives import run_hops, run_network
+from steptime.physics.collectives import run_network
 from steptime.physics.engine import Engine, anchored, engine_for, model_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
-from steptime.physics.op_work import Pass, Work, build_work, ledger, slowness
-from steptime.physics.operator_time import run_layers, run_stem
+from steptime.physics.op_work import Pass, Work, build_work, slowness
+from steptime.physics.operator_time import run_operators
 from steptime.physics.time_ledger import Clock, Entry, accumulate
 from steptime.physics.vision_encoder import tower_passes
 from steptime.result_base import Tabular, broadcast, in_words, unit
@@ -295,15 +295,11 @@ def _evaluate(
     """
     is_mergeable = not has_nonzero(engine.kernels.activation_traffic) and not has_nonzero(engine.kernels.fill_bytes)
     explained, merged = merged is not None, is_mergeable if merged is None else merged
-    totals = ledger(model, merged=merged)
-
     # One clock per part, because the parts count differently in the cycle.
     layers, stem, links, hops = (Clock(explained=explained, parts=parts) for _ in range(4))
     context = Pass(work, system, layout, engine)
-    run_layers(layers, totals, model, context, merged=merged)
-    run_stem(stem, model, context, merged=merged)
-    run_network(links, model, work, system, layout, engine)
-    run_hops(hops, model, work, system, layout, engine)
+    run_operators(layers, stem, model, context, merged=merged)
+    run_network(links, hops, model, context)
     share, m = stage_share(model, layout), layout.microbatches
     cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=m, share=share)
     cycled = cycled.slowed(slower)
@@ -384,7 +380,7 @@ def mixed_step(
         runs_on = anchored(runs_on, anchor, model=model.name, system=system.name, formats=stored_formats(model))
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     layout = Layout() if layout is None else layout
-    arrays = _arrays(inputs, layout) if legal else _checked(inputs, layout)
+    arrays = _arrays(inputs, layout, legal=legal)
 
     # Large inputs run in blocks that fit in cache, on all cores.
     blocks = split_blocks(arrays)
@@ -414,27 +410,23 @@ def ledger_of_step(
         The step, and its entries, whose `counted` seconds add up to its total.
     """
     inputs = {name: sizes.get(name, 1 if name == "query" else 0) for name in PASS_SIZES}
-    arrays = _checked(inputs, Layout() if layout is None else layout)
+    arrays = _arrays(inputs, Layout() if layout is None else layout)
     return _one_layout(model, system, engine_for(system, engine), arrays, merged=False)
 
 
-def _checked(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
-    """Return the sizes of a step and the fields of its layout as checked arrays."""
-    for name, value in inputs.items():
+def _arrays(inputs: dict[str, Number], layout: Layout, *, legal: bool = False) -> dict[str, Any]:
+    """Return the sizes of a step and the fields of its layout as arrays; they are checked unless `legal`."""
+    for name, value in () if legal else inputs.items():
         largest = MOST_SEQUENCES if name in ("batch", "prompts") else MOST_TOKENS
         if name == "query":
             between(name, value, 1, largest, "token")
         else:
             at_least_zero(name, value, maximum=largest)
-    checked_layout = check_ways(layout)
-    arrays = _arrays(inputs, checked_layout)
-    check_shapes(**arrays)
+    layout = layout if legal else check_ways(layout)
+    arrays = {name: np.asarray(value) for name, value in (inputs | {n: getattr(layout, n) for n in NAMES}).items()}
+    if not legal:
+        check_shapes(**arrays)
     return arrays
-
-
-def _arrays(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
-    values = inputs | {name: getattr(layout, name) for name in NAMES}
-    return {name: np.asarray(value) for name, value in values.items()}
 
 
 def _filled(
@@ -483,7 +475,7 @@ def _one_layout(
     slower = slowness(system, engine, layout, arrays)
     work = build_work(arrays, layout)
     step, entries = _evaluate(model, system, layout, engine, work, slower=slower, merged=merged, parts=parts)
-    for tower_pass in tower_passes(model.media, arrays, layout):
+    for tower_pass in () if model.media is None else tower_passes(model.media, arrays, layout):
         tower_step, tower_entries = _evaluate(
             tower_pass.model, system, tower_pass.layout, engine, tower_pass.work, slower=slower, merged=merged, parts=parts
         )

@@ -3,9 +3,9 @@ r"""Uncertainty: the 90 % range of a predicted time.
 The range has three sources.
 
 **Groups.** A group is all runs of a model on a system with an engine. Runs are predicted with their model, or their system,
-left out of the fit. For 90 % of the groups' runs the measured time divided by the prediction is between two factors $e^{-q_-}$
-and $e^{q_+}$, with the same weight for each group. Quantiles over runs describe the largest groups: they held 77 % of the runs
-of a group on average, and quantiles by engine and regime no more. Runs of an unknown release left out too do not change the
+left out of the fit. Two factors $e^{-q_-}$ and $e^{q_+}$ contain the measured time divided by the prediction for 90 % of the
+runs, with the same weight for each group. Quantiles over runs describe the largest groups: they held 77 % of the runs of a
+group on average, and quantiles by engine and regime no more. Runs of an unknown release left out too do not change the
 factors. An engine file contains them for time per token and time to first token.
 
 **Constants.** Let $g = \partial \log f / \partial \log \theta$ be the gradient of a time $f$. Let $\Sigma$ be the
@@ -511,13 +511,6 @@ def step_range(
     return explained_step_range(model, system, engine=engine, anchor=anchor, drafts=drafts, **inputs)[1]
 
 
-def _longest(sizes: Mapping[str, Any]) -> Number:
-    """Return the longest sequence of a pass, in tokens."""
-    prompt = np.asarray(sizes.get("prefix", 0)) + np.asarray(sizes.get("tokens", 0))
-    longest: Array = np.maximum(sizes.get("context", 0), prompt)
-    return longest
-
-
 def range_shares(
     engine: Engine, gradient: Array, flags: Iterable[tuple[Distance, Array]] = (), regime: str = REGIMES[0]
 ) -> dict[str, float]:
@@ -601,9 +594,9 @@ def explained_step_range(
     gradient = _gradient(table)
     variance = parameter_variance(gradient, engine)
     reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
-    flags = distances(
-        engine, loaded_system, layout, drafts=bool(drafts), context=_longest(inputs), batch=inputs.get("batch", 0)
-    )
+    prompt = np.asarray(inputs.get("prefix", 0)) + np.asarray(inputs.get("tokens", 0))
+    longest = np.maximum(inputs.get("context", 0), prompt)
+    flags = distances(engine, loaded_system, layout, drafts=bool(drafts), context=longest, batch=inputs.get("batch", 0))
     regime = np.where(reads, REGIMES[1], REGIMES[0])
     point = OperatingPoint(layout=layout, load=inputs.get("batch", 0), context=inputs.get("context", 0))
     low, high = factors(engine, "tpot", regime, variance=variance, system=loaded_system, wider=widening(flags), point=point)

@@ -87,19 +87,17 @@ def sequence_counts(media: Media) -> dict[tuple[Tower, int], int]:
     return counts
 
 
-def tower_passes(media: Media | None, inputs: Mapping[str, Any], layout: Layout) -> Iterator[TowerPass]:
+def tower_passes(media: Media, inputs: Mapping[str, Any], layout: Layout) -> Iterator[TowerPass]:
     """Yield the passes of towers in a step.
 
     Args:
-        media: Images and recordings of a prompt; None for text only.
+        media: Images and recordings of a prompt.
         inputs: Sizes of `mixed_step` by name.
         layout: Layout of the language model.
 
     Yields:
         One pass per tower and size.
     """
-    if media is None:
-        return
     # Prompts whose images this step processes, which may be a fraction of one.
     prompts = busiest(inputs["prompts"], layout.dp) * inputs["tokens"] / media.tokens
     if not np.any(prompts > 0):

@@ -92,8 +92,7 @@ class TokenCost:
     )
     rent: Rent = field(default=Rent(), metadata=unit("", "rent of a chip, with kind, date and grade"))
     front: tuple[tuple[float, float], ...] = field(
-        default=(),
-        metadata=unit("", "Pareto front: speed of a user [tok/s] and USD per million output tokens", left_out=True),
+        default=(), metadata=unit("", "Pareto front: speed of a user [tok/s] and USD per million output tokens", left_out=True)
     )
 
     def at_speed(self, speed: Number) -> Number:

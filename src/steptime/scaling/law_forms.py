@@ -421,11 +421,7 @@ FORMS: Final[dict[str, Form]] = {
         "L = ((N_c/N)^(alpha_N/alpha_D) + D_c/D)^alpha_D", ("N_c", "D_c", "alpha_N", "alpha_D"), (), _kaplan, _kaplan_tokens
     ),
     "overtrained": Form(
-        "L = E + (a M^eta + b M^-eta) C^-eta, M = D/N, C = 6ND",
-        ("E", "a", "b", "eta"),
-        (),
-        _overtrained,
-        _overtrained_tokens,
+        "L = E + (a M^eta + b M^-eta) C^-eta, M = D/N, C = 6ND", ("E", "a", "b", "eta"), (), _overtrained, _overtrained_tokens
     ),
     "precision": Form(
         "L = E + A / N_eff^alpha + B / D^beta, N_eff = N times 1 - exp(-P/gamma) for gamma_w, gamma_a, gamma_kv",

@@ -83,8 +83,7 @@ class Choice:
         metadata=unit("", "90 % ranges by figure, from the joint errors of the law", kind="object of pairs"),
     )
     beyond: Mapping[str, float] = field(
-        default_factory=dict,
-        metadata=unit("", "factor of extrapolation beyond the runs of the law, by input"),
+        default_factory=dict, metadata=unit("", "factor of extrapolation beyond the runs of the law, by input")
     )
 
 

@@ -55,7 +55,7 @@ class Swing:
     """One uncertain input with its range, its swing, and its share of the variance."""
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "swing": of("", "difference of the answers at both ends, or at the last values that meet the limits"),
+        "swing": of("", "difference of the answers at both ends, or at the last values that meet the limits")
     }
 
     name: str = field(metadata=of("", "name of the input"))
@@ -76,8 +76,7 @@ class Swing:
     missed: str = field(
         default="",
         metadata=of(
-            "",
-            "end at which limits are missed, or met only at a multiple of the cost: low, high or both; empty: none",
+            "", "end at which limits are missed, or met only at a multiple of the cost: low, high or both; empty: none"
         ),
     )
     feasible_range: tuple[float, float] = field(

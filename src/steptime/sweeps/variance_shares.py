@@ -232,9 +232,5 @@ def indices(answers: Array, seed: int) -> Indices:
     bootstrap_indices = np.array([_first_and_total(a[draw], b[draw], ab[:, draw]) for draw in draws])
     ends = np.quantile(bootstrap_indices, ENDS, axis=0)
     return Indices(
-        first=first,
-        first_range=ends[:, 0],
-        total=total,
-        total_range=ends[:, 1],
-        variance=float(np.var(answers[:2])),
+        first=first, first_range=ends[:, 0], total=total, total_range=ends[:, 1], variance=float(np.var(answers[:2]))
     )

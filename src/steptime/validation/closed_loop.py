@@ -9,8 +9,8 @@ A step with $k$ speculative tokens yields $a$ tokens per sequence on average. Th
 $$ t = t_{step} / a + (C/O) P $$
 
 An engine that runs prefill first starts the requests of a burst together. They end together unless their lengths differ.
-In the $r$-th round of all clients the share $1 / (1 + r x)$ is still together. Here $x = s O t_{step} / (a C P)$, and $s$ is
-the spread of lengths as a share of the mean, at least `DRIFT`. The average share $\omega$ over $R$ rounds waits for half of the
+In the $r$-th round of all clients the share $1 / (1 + r x)$ is still together. Here $x = s O t_{step} / (a C P)$. The
+spread $s$ of lengths is a share of the mean, at least `DRIFT`. The average share $\omega$ over $R$ rounds waits for half of the
 prefill burst before the first token.
 
 $$ \omega = \frac{1}{x (R - 1)} \ln \frac{1 + R x}{1 + x} $$

@@ -54,15 +54,7 @@ LEAST_OF_SET, SHARE_OF_SET = 3, 0.6
 # Ratio of TPOT to that with more clients; repeats differ by 4 %.
 SLOWER = 1.3
 # Columns in which the runs of a series may differ.
-OF_A_RUN = (
-    "id",
-    "concurrency",
-    "acceptance",
-    "note",
-    "ttft_median_s",
-    *RATES,
-    *MEASURED,
-)
+OF_A_RUN = ("id", "concurrency", "acceptance", "note", "ttft_median_s", *RATES, *MEASURED)
 SET = ("model", "system", "engine", "engine_version", "measured", "weight_dtype", "expert_dtype")
 
 

@@ -218,12 +218,7 @@ def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: 
 
 
 def with_waits(
-    engine: Engine,
-    groups: list[Runs],
-    measured: FirstTokens,
-    mean: Array,
-    deviation: Array,
-    weight: Number = 1.0,
+    engine: Engine, groups: list[Runs], measured: FirstTokens, mean: Array, deviation: Array, weight: Number = 1.0
 ) -> tuple[Engine, list[Any]]:
     """Fit the waits that the simulator needs for TTFT.
 

@@ -299,7 +299,7 @@ def watch_windows(
         sleep: Waits for a time [s].
 
     Yields:
-        A comparison for each window, or the error of a scrape after which the next window starts anew.
+        A comparison for each window, or the error of a scrape after which a new window starts.
     """
     last: Scrape | None = None
     due = clock()

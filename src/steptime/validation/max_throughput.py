@@ -10,9 +10,9 @@ Otherwise the maximum is the usual one (`most_at_once`).
 **Layout.** A layout that is not stated is the expected one and not the best: the geometric mean over likely tensor-parallel
 sizes (`layout_weights`) and divisions of experts (`expert_layouts`).
 
-**Limits.** The 99th percentile of the time per token depends on the requests in flight, and on the steps with prefill that a
-request meets (`late_token_time`). Runs within limits are at most as fast as runs of the same deployment with all requests
-at once.
+**Limits.** The 99th percentile of the time per token depends on the requests in flight. It also depends on the steps with
+prefill that a request meets (`late_token_time`). Runs within limits are at most as fast as runs of the same deployment with
+all requests at once.
 
 **Tail.** A run that starts with all its requests takes longer than a steady state, because its last requests finish with fewer
 and fewer others. While requests wait for slots, a replica delivers its steady-state rate. After that, of the $B$ sequences in
@@ -500,8 +500,8 @@ def late_token_time(state: State, work: Workload, batch: Number) -> Array:
 
     A request of $O$ tokens meets a Poisson number of steps with prefill. With the share $q$ of such steps, each longer by
     $\Delta$, the time per token has the standard deviation $\Delta \sqrt{q / O}$. The number in flight varies too. With the
-    share $g$ of a step that grows with the batch, its variance is $B / (1 - g)$, as in a processor-sharing queue
-    (`seats_for`). It persists for about the life of a request, so that an average over one life has $2 / e$ of the variance.
+    share $g$ of a step that grows with the batch, its variance is $B / (1 - g)$ (`seats_for`): that of a processor-sharing
+    queue. It persists for about the life of a request, so that an average over one life has $2 / e$ of the variance.
 
     Args:
         state: Steady state.

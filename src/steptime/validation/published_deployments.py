@@ -165,8 +165,8 @@ a prompt waits."""
 
 
 BATCH_WAIT_STEPS = 20.0
-"""Steps that TensorRT-LLM waits for more prompts in InferenceX's runs of Llama-70B with 1,024 tokens in and out on fewer than
-eight chips, unless 0.9 times 16,384 tokens wait: `batch_wait_timeout_iters: 20` of
+"""Steps that TensorRT-LLM waits for more prompts, unless 0.9 times 16,384 tokens wait. It is for InferenceX's runs of Llama-70B
+with 1,024 tokens in and out on fewer than eight chips: `batch_wait_timeout_iters: 20` of
 github.com/SemiAnalysisAI/InferenceX, benchmarks/70b_fp8_b200_trt_slurm.sh (September 2025 until its removal on 2025-10-29)."""
 BATCHED_MODEL, BATCHED_CHIPS, BATCHED_UNTIL = "llama-3.1-70b", 8.0, "2025-10-30"
 

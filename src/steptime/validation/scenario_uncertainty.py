@@ -19,8 +19,8 @@ towards zero:
 
 $$ \hat\beta = \frac{n \tau^2}{n \tau^2 + \sigma^2}\,\bar\beta $$
 
-with $n$ later rounds, the deviation $\tau$ between benchmarks (`BENCHMARK_DEVIATION`) and the deviation $\sigma$ between
-rounds of one benchmark (`ROUND_DEVIATION`).
+Here $n$ is the number of later rounds. $\tau$ is the deviation between benchmarks (`BENCHMARK_DEVIATION`), and $\sigma$ that
+between rounds of one benchmark (`ROUND_DEVIATION`).
 
 **Range.** The range of an engine is that of closed loops on a known layout. Independent errors add in quadrature:
 

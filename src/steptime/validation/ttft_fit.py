@@ -220,14 +220,7 @@ def _weighted_median(values: Array, weight: Array) -> float:
     return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
 
 
-def fit(
-    parts: list[Loops],
-    measured: Array,
-    medians: Array,
-    mean: Array,
-    deviation: Array,
-    weight: Number = 1.0,
-) -> Array:
+def fit(parts: list[Loops], measured: Array, medians: Array, mean: Array, deviation: Array, weight: Number = 1.0) -> Array:
     """Fit the wait constants to measured TTFT.
 
     Args:

@@ -398,12 +398,7 @@ def kept_anchors(catalog: str | None = None) -> Anchors:
 
 
 def keep(
-    runs: Place | Sequence[Place],
-    *,
-    name: str = "",
-    skip_bad: bool = False,
-    catalog: str | None = None,
-    **settings: str | int,
+    runs: Place | Sequence[Place], *, name: str = "", skip_bad: bool = False, catalog: str | None = None, **settings: str | int
 ) -> tuple[Path, Anchors]:
     """Store runs for later predictions.
 

@@ -61,8 +61,7 @@ class Validation(Tabular):
         ),
     )
     scripted: int = field(
-        default=0,
-        metadata=unit("", "runs in the tables with settings of their published scripts instead of their columns"),
+        default=0, metadata=unit("", "runs in the tables with settings of their published scripts instead of their columns")
     )
     unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file without effect"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))

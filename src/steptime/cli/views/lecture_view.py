@@ -73,7 +73,7 @@ def lecture_view(lecture: Lecture, *, full: bool) -> Answer:
     counts = Counter(verdicts)
     return Answer(
         sentence=f"{counted(len(verdicts), 'number')} in {counted(len(lecture.sections), 'section')}: {_counts(counts)}. "
-        "`steptime lecture 3` shows a section, `steptime lecture --quiz` asks you questions, and `steptime lecture --check` "
+        "`steptime lecture 3` shows a section, `steptime lecture --quiz` asks you questions. `steptime lecture --check` "
         "computes all numbers again, with those of the predictions and of the quiz.",
         conditions="The texts paraphrase the lecture \"The math behind how LLMs are trained and served\" by Reiner Pope, "
         "2026-04-29.", body=[grid],

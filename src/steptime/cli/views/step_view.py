@@ -64,6 +64,9 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     Returns:
         Something that a console prints.
     """
+    # The factor of own runs on the step; a step has no first token.
+    has_factor = card.anchor is not None and card.unanchored is not None and card.anchor.has("tpot")
+    applied = {"tpot": float(card.total) / float(card.unanchored.total)} if has_factor and card.unanchored else {}
     free_bytes = float(card.memory.capacity - card.memory.used)
     misfit = "" if free_bytes >= 0 else f"{show(-free_bytes, 'B')} too much on a chip"
     figures = [(RATES[name], ranged(rate, limits, "digits tok/s")) for name, (rate, limits) in card.rates().items()]
@@ -72,8 +75,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
         ("Without losses", f"{show(float(card.ideal.total), 's')} ({ONE_BY_ONE})" if card.ideal else ""),
         ("Step time", f"{show(float(card.total), 's')}, between {bounds(card.lower, card.upper)}"),
         ("Bound by", RESOURCES[str(card.bound)][0]),
-        ("Power of a chip", _power(card.energy)),
-        ("Energy", _energy(card.energy)),
+        *_power(card.energy),
         ("Fits", f"no, {misfit}" if misfit else "yes"),
         ("Width of the range", _range_causes(card.range_shares) if full else ""),
     ]
@@ -81,7 +83,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
         _answer(card, misfit),
         *([Text(f"Speculative decoding: {card.speculation.text}.")] if card.speculation.drafts else []),
         *notes(card.notes),
-        *own_runs(card.anchor, _applied(card)),
+        *(own_runs(card.anchor, applied) if card.anchor else []),
         facts(figures),
         term_table(card.terms, width, "Operator"),
         *([resource_table(card.resources, width)] if full else []),
@@ -89,23 +91,14 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     )
 
 
-def _power(energy: StepEnergy | None) -> str:
-    """Write the power of a chip at the load of the step, with the part around it."""
+def _power(energy: StepEnergy | None) -> list[tuple[str, str]]:
+    """Write the power of a chip at the load of the step, with the part around it, and the energy of a token."""
     if energy is None:
-        return ""
+        return []
     chip, total = show(float(energy.watts), "W"), show(float(energy.total_watts), "W")
-    if energy.basis not in SURROUNDINGS:
-        return chip
-    return (
-        f"{chip}, with {SURROUNDINGS[energy.basis]}" if total == chip else f"{chip}, {total} with {SURROUNDINGS[energy.basis]}"
-    )
-
-
-def _energy(energy: StepEnergy | None) -> str:
-    """Write the energy of a token with its 90 % range."""
-    if energy is None:
-        return ""
-    return f"{ranged(energy.joules_per_token, energy.joules_range, 'J')} per token"
+    around = SURROUNDINGS.get(energy.basis, "")
+    words = chip if not around else f"{chip}, with {around}" if total == chip else f"{chip}, {total} with {around}"
+    return [("Power of a chip", words), ("Energy", f"{ranged(energy.joules_per_token, energy.joules_range, 'J')} per token")]
 
 
 def _range_causes(shares: Mapping[str, float]) -> str:
@@ -157,13 +150,6 @@ def own_runs(anchor: Anchor | None, applied: Mapping[str, float] | None) -> list
     if anchor.warning:
         lines.append(Text(f"WARNING: {anchor.warning}", style="bold red"))
     return lines
-
-
-def _applied(card: StepSummary) -> dict[str, float]:
-    """Return the factor on the step; a step has no first token."""
-    if card.anchor is None or card.unanchored is None or not card.anchor.has("tpot"):
-        return {}
-    return {"tpot": float(card.total) / float(card.unanchored.total)}
 
 
 def bounds(lower: SupportsFloat, upper: SupportsFloat) -> str:
