@@ -63,6 +63,23 @@ def test_finalists_are_the_best_four_of_each_level_of_the_targets():
     assert [candidate.batch for candidate in list_finalists(case(slo=tight[0]), [rows], tight)] == [30, 20, 10]
 
 
+def test_a_finalist_has_the_most_slots_of_all_levels():
+    """Row 5 is row 4 with fewer slots, which a lower TPOT admits before a lower TTFT admits row 4."""
+    rows = table(
+        AGGREGATED,
+        rate=[10.0, 9.0, 8.0, 7.0, 6.0, 4.0],
+        layout=[0, 1, 2, 0, 1, 1],
+        batch=[80, 60, 50, 40, 91, 46],
+        replicas=[1, 1, 1, 2, 2, 2],
+        chunk=[512] * 6,
+        tpot=[0.020, 0.020, 0.020, 0.020, 0.020, 0.016],
+        ttft=[1.00, 1.00, 1.00, 1.00, 0.40, 0.40],
+    )
+    levels = [st.Slo(tpot=0.02, ttft=1.0), st.Slo(tpot=0.02, ttft=0.5)]
+    batches = [candidate.batch for candidate in list_finalists(case(slo=levels[0]), [rows], levels)]
+    assert batches == [80, 60, 50, 40, 91]
+
+
 def test_finalists_of_separate_pools_differ_in_the_prompts_of_a_pass():
     rows = table(DISAGGREGATED, rate=[5.0, 4.9, 4.8], prefill_prompts=[1, 2, 1], batch=[10, 11, 12])
     levels = [st.Slo()]

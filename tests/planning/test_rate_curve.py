@@ -113,6 +113,13 @@ def test_nothing_is_sought_below_a_least_rate():
     assert len(hopeless.asked) == MOST_RATES
 
 
+def test_the_place_of_the_least_rate_decides_where_the_first_one_is_far_above():
+    line = Line(10, 90, grows_at=11.0)
+    assert line.curve().highest(LIMITS, 40.0, least=10.5) is None
+    assert min(rate for rate, *_ in line.asked) >= GRID ** place_below(10.5)
+    assert line.curve().highest(LIMITS, 40.0, least=9.0).rate == pytest.approx(10.0, rel=1e-3)
+
+
 def test_points_of_a_curve_are_made_once():
     line = Line(10, 12)
     curve = line.curve()

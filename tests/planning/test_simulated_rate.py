@@ -98,26 +98,47 @@ def test_many_equal_replicas_are_simulated_by_a_few_with_their_share():
     assert eight.share == 1
 
 
-def test_a_part_of_a_large_decode_replica_stands_for_the_whole():
-    """A quarter of the slots with a quarter of the requests: each step takes as long as that of the whole."""
+def coarse_and_whole(pools, workload, rate, lifetime):
+    """Return a loop whose sequences stand for several, and one whose sequences do not."""
+    served = replace(deployment(workload), pools=pools)
+    loops = []
+    for most in (4, 1):
+        sizes = {"COARSE_SEQUENCES": 64, "COARSE_RANK_SEQUENCES": 16, "COARSE_STEPS": 8}
+        module = "steptime.planning.simulated_rate"
+        with mock.patch.multiple(module, **sizes), mock.patch.object(Loop, "most_parts", most):
+            loops.append(Loop(served, rate, lifetime))
+    return loops
+
+
+def test_one_sequence_of_a_decode_pool_stands_for_several():
+    """A quarter of the sequences for a quarter of the steps: each step takes as long as that of the whole."""
     pools = (
         SimulatedPool(role="prefill", layout=Layout(replicas=8), batch=4, max_num_seqs=4),
         SimulatedPool(role="decode", layout=Layout(), batch=500, max_num_seqs=1024),
     )
-    served = replace(deployment(st.Workload(input_tokens=20, output_tokens=100)), pools=pools)
-    loops = []
-    for sequences in (256, 2048):
-        with mock.patch("steptime.planning.simulated_rate.PART_SEQUENCES", sequences):
-            loops.append(Loop(served, 700.0, 0.3))
-    part, whole = loops
-    assert (part.parts, part.server.replicas / part.share) == (4, 4)
-    assert (whole.parts, whole.share) == (1, 1)
+    coarse, whole = coarse_and_whole(pools, st.Workload(input_tokens=20, output_tokens=100), 700.0, 0.4)
+    assert (coarse.parts, whole.parts, coarse.share, whole.share) == (4, 1, 1, 1)
+    policy = coarse.server.policy
+    assert (policy.acceptance_length, policy.speculative_tokens, policy.max_num_seqs) == (4, 3, 256)
+    context = float(mean_context(coarse.deployment.workload))
     for size in (1, 100, 256):
-        expected = whole.server.pace.seconds(4 * size, 4 * size * 60.0)
-        assert part.server.pace.seconds(size, size * 60.0) == pytest.approx(expected)
-    runs = [loop.run(700.0, st.Slo(tpot=1.0, ttft=100.0), "p90", 3e-3, 0.1) for loop in loops]
+        expected = whole.server.pace.seconds(4 * size, 4 * size * context)
+        assert coarse.server.pace.seconds(size, size * context) == pytest.approx(expected)
+    runs = [loop.run(700.0, st.Slo(tpot=1.0, ttft=100.0), "p90", 3e-3, 0.1) for loop in (coarse, whole)]
     for name in ("mean_tpot", "tpot", "batch", "mean_ttft"):
         assert getattr(runs[0], name) == pytest.approx(getattr(runs[1], name), rel=0.05)
+
+
+def test_one_sequence_next_to_chunks_stands_for_several():
+    """Prompts come and are chunked as in the whole pool, next to decode steps as long as there."""
+    pools = (SimulatedPool(role="serve", layout=Layout(), batch=600, max_num_seqs=2048, chunk=512),)
+    coarse, whole = coarse_and_whole(pools, equal_requests(input_tokens=200, output_tokens=200), 200.0, 1.0)
+    assert (coarse.parts, coarse.server.policy.chunk) == (3, 512)
+    # Deviations of contexts are larger in fewer sequences, of which a part enters.
+    assert coarse.server.pace.context[100] == pytest.approx(math.sqrt(3) * whole.server.pace.context[300])
+    runs = [loop.run(200.0, st.Slo(tpot=1.0, ttft=100.0), "p90", 3.4e-3, 0.007) for loop in (coarse, whole)]
+    for name in ("mean_tpot", "tpot", "batch", "mean_ttft", "ttft"):
+        assert getattr(runs[0], name) == pytest.approx(getattr(runs[1], name), rel=0.06)
 
 
 def test_a_prompt_that_is_late_saves_its_decode_unless_its_figures_enter_a_mean():

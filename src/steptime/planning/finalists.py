@@ -38,12 +38,14 @@ from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.rate_curve import GRID, MOST_STEPS, Curve, confirmed_by, place_below, worst
 from steptime.planning.session_loop import FIRST_TURNS, TURNS, SessionLoop
 from steptime.planning.simulated_rate import (
+    COARSE_SEQUENCES,
     CONFIRM_FACTORS,
     CONFIRM_SEEDS,
     CONFIRM_TOKENS,
     FEW_PIPELINE_TOKENS,
     FEW_REQUESTS,
     LIFETIMES,
+    MANY_FACTOR,
     PIPELINE_FACTOR,
     Deployment,
     Loop,
@@ -72,6 +74,8 @@ AS_FAST = 0.7
 READERS, MANY_READERS = 8, 16
 # Least and largest factor on the length of a run that confirms a candidate roughly.
 LEAST_ROUGH_FACTOR, ROUGH_FACTOR = 1.5, 4.0
+# Prompt tokens whose prefill takes a run as long as an output token.
+TOKENS_PER_STEP = 128
 # Output tokens of a run that confirms pools on two systems.
 PAIR_TOKENS = 20_000_000
 # Share of the rate that a finalist may lose to other draws.
@@ -82,6 +86,8 @@ MOST_WITH_TURNS = 3
 MOST_LEVELS, QUIET_LEVEL = 24, 3
 # Factor on the rate of closed forms up to which a candidate is among the first ones that may serve it.
 HOPEFUL = 1.3
+# Largest exponent with which a figure follows the rate, from which the next rate for a candidate beyond its limits follows.
+STEEPEST = 6.0
 # Factor on bounds by closed forms, whose passes and steps are those of mean requests.
 SPARE_BOUND = 1.1
 # Longest wait for the first token at the start of a run, over the time from there to the last one.
@@ -132,7 +138,9 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
                 break
         for candidate in kinds.values():
             usual = usual_chunk(case, candidate)
-            finalists.setdefault((usual.same, usual.prompts, usual.chunk), usual)
+            # A lower target gives the same layout fewer slots. More slots serve what fewer ones do.
+            key = usual.same, usual.prompts, usual.chunk
+            finalists[key] = max(finalists.get(key, usual), usual, key=lambda entry: entry.batch)
     aims = [] if case.rough else [replace(level, tpot=level.tpot * factor) for level, factor in product(levels, FAMILY_LEVELS)]
     for candidate in [candidate for aim in aims for candidate in best_of_families(replace(case, slo=aim), tables)]:
         usual = usual_chunk(case, candidate)
@@ -283,7 +291,7 @@ def highest_met(case: PlanProblem, candidates: Sequence[Candidate]) -> float:
         # A run alone is as long as others, so that it comes after some of these.
         if level == QUIET_LEVEL:
             courses = [course for course in courses if course.may_serve()]
-        if any(course.meets(place) for course in courses if GRID**place <= HOPEFUL * course.rate):
+        if any(course.meets(place) for course in courses if GRID**place <= min(HOPEFUL * course.rate, course.hoped)):
             return GRID**place
         place -= min(1 + level, MOST_STEPS)
     return 0.0
@@ -312,8 +320,8 @@ class Course:
         growth = max(self.pools[-1].max_num_seqs / candidate.batch, 1.0)
         self.bound = min(expected.rate * growth, expected.prefill_rate) * SPARE_BOUND
         self.curve = Curve(self.run)
-        # The lowest place of a run that missed the limits and was stopped.
-        self.missed = math.inf
+        # The lowest place of a run that missed the limits and was stopped, and the rate below which one may meet them.
+        self.missed, self.hoped = math.inf, math.inf
 
     @cached_property
     def loop(self) -> Loop | None:
@@ -341,7 +349,10 @@ class Course:
                 self.missed = place
                 return False
             self.curve.points[place] = run
-        return worst(self.curve.points[place], self.limits) <= 1
+        ratio = worst(self.curve.points[place], self.limits)
+        if 1 < ratio < math.inf:
+            self.hoped = min(self.hoped, GRID**place / ratio ** (1 / STEEPEST))
+        return ratio <= 1
 
     def may_serve(self) -> bool:
         """Return whether requests that are alone meet the limit on the first token."""
@@ -376,7 +387,7 @@ def _loop(
     lifetime = ttft + tokens * tpot
     if case.turns is not None and count:
         return SessionLoop(deployment, rate, lifetime, case.turns, count, memo=case.memo, **settings)
-    return Loop(deployment, rate, lifetime, memo=case.memo, **settings)
+    return Loop(deployment, rate, lifetime, first=ttft, memo=case.memo, **settings)
 
 
 def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
@@ -409,8 +420,10 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     in_flight = course.rate * (course.ttft + float(case.workload.output_tokens) * course.tpot)
     # Where no chips can be moved to a prefill pool, it is often nearly saturated, and its queue settles slowly.
     tokens = CONFIRM_TOKENS if case.prefill_system is None else PAIR_TOKENS
-    factor = tokens / (LIFETIMES * in_flight * float(case.workload.output_tokens))
-    least_factor = PIPELINE_FACTOR if int(candidate.layout.pp) > 1 else CONFIRM_FACTORS[0]
+    work = float(case.workload.output_tokens) + float(case.workload.input_tokens) / TOKENS_PER_STEP
+    factor = tokens / (LIFETIMES * in_flight * work)
+    has_many = in_flight > COARSE_SEQUENCES * int(candidate.layout.replicas)
+    least_factor = PIPELINE_FACTOR if int(candidate.layout.pp) > 1 else MANY_FACTOR if has_many else CONFIRM_FACTORS[0]
     least_factor = min(least_factor, LEAST_ROUGH_FACTOR) if case.rough else least_factor
     factor = float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1]))
     seeds = CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS

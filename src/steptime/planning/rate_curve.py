@@ -106,13 +106,16 @@ class Curve:
         Returns:
             The run; None where no rate above `least` meets the limits.
         """
-        low, high, place = -math.inf, math.inf, place_below(first)
+        low, high, place = -math.inf, math.inf, place_below(max(first, least))
         for attempt in range(MOST_RATES):
             ratio = worst(self.point(place), slo)
             low, high = (max(low, place), high) if ratio <= 1 else (low, min(high, place))
             if high - low == 1 or (math.isinf(low) and GRID**high <= least):
                 break
             place = self._next(low, high, slo, attempt)
+            # No rate below the least one is of use, so that this one decides.
+            if least and math.isinf(low):
+                place = max(place, place_below(least))
         if math.isinf(low):
             return None
         if math.isinf(high):

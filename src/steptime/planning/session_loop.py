@@ -69,6 +69,8 @@ class SessionLoop(Loop):
     """
 
     above = SURGE
+    # The cache of a replica has the histories of all its sequences.
+    most_parts = 1
 
     def __init__(
         self, deployment: Deployment, rate: float, lifetime: float, turns: SessionCase, count: int, **settings: Any
@@ -83,7 +85,7 @@ class SessionLoop(Loop):
         if self.reader is not None:
             self.readers = int(first.replicas) // self.shares
             self.reader = self.reader._replace(replicas=self.readers)
-        self.parts, self.share, self.read_share = 1, 1 / self.shares, 1 / self.shares
+        self.share, self.read_share = 1 / self.shares, 1 / self.shares
         self.cache = replica_cache(turns, deployment.model, deployment.system, first)
         self.count = count
 

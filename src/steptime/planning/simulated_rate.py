@@ -4,12 +4,13 @@ Closed forms rank thousands of candidates (`plan_search`). They treat waits as m
 are unequal, outputs are short, or queues are nearly full. Therefore the finalists serve drawn requests one by one in
 the event loop of `simulation`, and a plan reports what the loop shows. `rate_curve` finds their highest rates.
 
-Four things make a short run enough:
+Five things make a short run enough:
 
 - It starts in the steady state. At time 0, every decode replica has the sequences that it would have in the long run.
   Long outputs are met more often (`steady_requests`). Some prompts wait as well.
 - All candidates and rates use the same draws. Their sample means are exact.
 - Of many equal replicas, a few are simulated with their share of the requests.
+- Where a replica has thousands of sequences, each simulated one stands for several (`coarse_server`).
 - Requests count if they arrive after the first waits have passed, and before the last ones would see an emptying server.
 """
 
@@ -53,8 +54,13 @@ WAITING = 1.5
 # Most replicas that are simulated of many equal ones, and sequences in them below which there may be more: a request finds a
 # free slot among many replicas of few sequences more often than among few.
 MOST_REPLICAS, FEW_SEQUENCES = 8, 640
-# Sequences of a decode replica from which a part of it stands for the whole: many sequences hardly differ from their mean.
-PART_SEQUENCES = 2048
+# Most pipelines that are simulated: their runs have few requests, of which each replica needs those of several lifetimes.
+MOST_PIPELINES = 4
+# Fewest sequences that are simulated where one stands for several, in a replica and in a data-parallel rank, and fewest decode
+# steps of a mean output.
+COARSE_SEQUENCES, COARSE_RANK_SEQUENCES, COARSE_STEPS = 2048, 64, 32
+# Most sequences for which one stands, and fewest requests of such a run: a queue before prefill has as many as elsewhere.
+MOST_PARTS, COARSE_REQUESTS = 64, 8_000
 # Pipelines run each step of each micro-batch. Output tokens below which their runs may have more replicas, and more requests
 # than a few.
 FEW_PIPELINE_TOKENS, FEW_REQUESTS = 2_000_000, 500
@@ -73,8 +79,8 @@ NEARLY_FULL = 0.85
 # The winner is confirmed with other draws: seeds, output tokens, and the range of factors on the length of a run. Queues
 # of short outputs take the most lifetimes to settle, and theirs are the quickest runs.
 CONFIRM_SEEDS, CONFIRM_TOKENS, CONFIRM_FACTORS = (1000, 2000), 3_000_000, (3.0, 20.0)
-# The smallest factor where a replica is a pipeline.
-PIPELINE_FACTOR = 1.0
+# The smallest factor where a replica is a pipeline, and where thousands of sequences hardly differ from their mean.
+PIPELINE_FACTOR, MANY_FACTOR = 1.0, 2.0
 # Factor on the rate of the run that confirms one from above.
 CONFIRM_ABOVE = 1.05
 # Prompts that wait at the start, over those that wait or are processed in the long run: in a pass that takes all which
@@ -228,6 +234,7 @@ class Loop:
         deployment: What serves.
         rate: Expected request rate of the deployment [requests/s], which gives the length of a run.
         lifetime: Expected lifetime of a request [s].
+        first: Time to first token in it [s].
         seed: Random seed.
         factor: Factor on the length of a run.
         memo: Step times and draws that runs of other deployments share.
@@ -235,6 +242,8 @@ class Loop:
 
     # Factor on the rate of the run that confirms it from above.
     above = CONFIRM_ABOVE
+    # Most sequences for which one stands.
+    most_parts = MOST_PARTS
 
     def __init__(
         self,
@@ -242,6 +251,7 @@ class Loop:
         rate: float,
         lifetime: float,
         *,
+        first: float = 0.0,
         seed: int = 0,
         factor: float = 1.0,
         memo: dict[Any, Any] | None = None,
@@ -252,34 +262,33 @@ class Loop:
         reader = deployment.pools[0] if len(deployment.pools) > 1 else None
         self.prompts = workload_prompts(deployment.workload)
         # Closed forms of a nearly full queue have any wait, for which a run need not last longer.
-        in_flight = min(max(rate * lifetime, 1.0), WAITING * server.max_num_seqs * int(server.layout.replicas))
+        replicas, slots = int(server.layout.replicas), WAITING * server.max_num_seqs * int(server.layout.replicas)
+        in_flight = min(max(rate * lifetime, 1.0), slots)
+        self.parts = self._sequences_for_one(in_flight / replicas)
+        if self.parts > 1:
+            shorter = min(first, lifetime) + max(lifetime - first, 0.0) / self.parts
+            in_flight = min(max(rate * shorter, 1.0), slots / self.parts)
         self.lifetime = in_flight / rate
         lifetimes = factor * min(LIFETIMES, max(FEWEST_LIFETIMES, MOST_REQUESTS / in_flight))
 
         # A few of many equal replicas show the same queues; each gets its share of the requests.
-        largest_count, least = factor * MOST_REQUESTS, factor * LEAST_REQUESTS
+        largest_count = factor * MOST_REQUESTS
+        least = factor * (LEAST_REQUESTS if self.parts == 1 else COARSE_REQUESTS)
         if int(server.layout.pp) > 1:
             least = min(least, max(FEW_PIPELINE_TOKENS / float(deployment.workload.output_tokens), FEW_REQUESTS))
-        replicas = int(server.layout.replicas)
-        most_replicas = max(MOST_REPLICAS, int(self._few_sequences(lifetimes) * replicas / in_flight))
+        usual_replicas = MOST_PIPELINES if int(server.layout.pp) > 1 else MOST_REPLICAS
+        most_replicas = max(usual_replicas, int(self._few_sequences(lifetimes) * replicas / in_flight))
         enough = replicas * min(1.0, largest_count / (lifetimes * in_flight))
         server_replicas = min(max(1, math.ceil(enough)), most_replicas)
         whole_share = server_replicas / replicas
         self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * whole_share - 1e-9))
-        self.parts = 1 if reader is None or int(server.layout.pp) > 1 else max(1, server.max_num_seqs // PART_SEQUENCES)
-        server_replicas = min(server_replicas, max(1, round(enough * self.parts)))
-        self.share = server_replicas / (replicas * self.parts)
+        self.share = whole_share
         self.read_share = self.share if reader is None else self.readers / int(reader.layout.replicas)
         # Few different counts: draws and step times are shared.
         self.count = int(2 ** (math.ceil(4 * math.log2(max(least, lifetimes * in_flight * self.read_share))) / 4))
         memo = {} if memo is None else memo
-        key = ("draws", deployment.workload, self.count, seed)
-        if key not in memo:
-            memo[key] = draw(deployment.workload, self.count, seed)
-        self.draws = memo[key]
-        self.longest = longest_context(deployment.workload, model)
+        self._draw_requests(memo)
         model = replace(model, max_context=max(float(model.max_context), float(self.longest)))
-        self.inputs, self.outputs = within_context(self.draws.inputs, self.draws.outputs, self.longest)
 
         # Step times depend on the range of lengths, not on the rate.
         sample = Traffic(arrival=np.zeros(self.count), inputs=self.inputs, outputs=self.outputs)
@@ -303,7 +312,8 @@ class Loop:
             )
 
         self.whole_server = pool(server.layout, policy, server_replicas)
-        self.server = part_of_server(self.whole_server, self.parts)
+        self.accepted = self.whole_server.policy.acceptance_length
+        self.server = self._coarse_server(in_flight * self.parts / replicas)
         self.reader: Server | None = None
         self.sent: Callable[[Any], Any] | None = None
         if reader is not None:
@@ -313,6 +323,20 @@ class Loop:
                 model, system, server.layout, reader.layout, self.reader, drafts=deployment.speculation.drafts,
                 prefill_system=deployment.prefill_system,
             )  # fmt: skip
+
+    def _draw_requests(self, memo: dict[Any, Any]) -> None:
+        """Draw the requests, as within the longest context."""
+        deployment = self.deployment
+        key = ("draws", deployment.workload, self.count, self.seed)
+        if key not in memo:
+            memo[key] = draw(deployment.workload, self.count, self.seed)
+        self.draws, self.longest = memo[key], longest_context(deployment.workload, deployment.model)
+        self.inputs, self.outputs = within_context(self.draws.inputs, self.draws.outputs, self.longest)
+        if self.parts > 1:
+            # Where one sequence stands for several, an output takes a whole number of their steps.
+            tokens = self.parts * float(deployment.speculation.acceptance)
+            further = np.rint(np.rint((self.outputs - 1) / tokens) * tokens)
+            self.outputs = 1 + further.astype(np.int64)
 
     def run(
         self,
@@ -339,6 +363,8 @@ class Loop:
         Returns:
             The figures.
         """
+        if self.parts > 1:
+            self.server = self._coarse_server(self._in_flight(rate, tpot))
         arrival = np.cumsum(self.draws.gaps) / (rate * self.read_share)
         waiting = min(int(PRESENT * rate * self.read_share * ttft), self.count)
         traffic = Traffic(
@@ -384,8 +410,7 @@ class Loop:
         Returns:
             Requests, at most as many as there are slots.
         """
-        steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
-        count = rate * self.share * steps * self.server.policy.acceptance_length * tpot
+        count = self._in_flight(rate, tpot) * self.server.replicas / self.parts
         slots = self.server.policy.max_num_seqs * self.server.replicas
         longest = min(float(self.longest), float(self.server.policy.kv_tokens))
         return steady_requests(self.deployment.workload, int(min(count, slots)), longest, self.seed + 1)
@@ -402,20 +427,24 @@ class Loop:
         Returns:
             Seconds.
         """
-        steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
         context = float(mean_context(self.deployment.workload))
-        accepted, pace = self.server.policy.acceptance_length, self.server.pace
+        pace = self.server.pace
         batch = np.arange(1, min(len(pace.decode), self.server.policy.max_num_seqs + 1))
-        seconds = (pace.decode[batch] + pace.context[batch] * batch * context) / accepted
-
-        def in_flight(rate: float, tpot: Any) -> Any:
-            return rate * self.share / self.server.replicas * steps * accepted * tpot
-
-        sequences = min(max(round(in_flight(*closed_form)), 1), len(batch))
+        seconds = (pace.decode[batch] + pace.context[batch] * batch * context) / self.accepted
+        sequences = min(max(round(self._in_flight(*closed_form) / self.parts), 1), len(batch))
         prefill_share = max(0.0, 1 - float(seconds[sequences - 1]) / closed_form[1])
         tpot = seconds / (1 - min(prefill_share * rate / closed_form[0], MOST_LOADED))
-        stays = np.flatnonzero(in_flight(rate, tpot) <= batch)
+        stays = np.flatnonzero(self._in_flight(rate, tpot) / self.parts <= batch)
         return float(tpot[stays[0] if len(stays) else -1])
+
+    def _in_flight(self, rate: float, tpot: Any) -> Any:
+        """Return the sequences of a replica that decode at a rate of the whole deployment, given the time per output token."""
+        steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
+        return rate * self.share / self.server.replicas * steps * self.accepted * tpot
+
+    def _coarse_server(self, batch: float) -> Server:
+        """Return the pool that decodes, in which each sequence stands for several of a batch of a whole replica."""
+        return coarse_server(self.whole_server, self.parts, batch, float(mean_context(self.deployment.workload)))
 
     def quiet_ttft(self, percentile: str) -> float:
         """Return the TTFT of requests that are alone, which no rate can shorten.
@@ -436,6 +465,15 @@ class Loop:
         done = requests["status"] == DONE
         begins = requests["first"] + pipeline_delay_seconds(requests, pool)
         return _percentile(percentile, (begins - requests["arrival"])[done]) if np.any(done) else math.inf
+
+    def _sequences_for_one(self, sequences: float) -> int:
+        """Return for how many sequences of a replica one stands. Pipelines run each micro-batch as it is."""
+        layout, workload = self.deployment.pools[-1].layout, self.deployment.workload
+        if int(layout.pp) > 1:
+            return 1
+        steps = float(decode_steps(workload, self.deployment.speculation))
+        enough = max(COARSE_SEQUENCES, COARSE_RANK_SEQUENCES * int(layout.dp))
+        return max(1, int(min(sequences / enough, steps / COARSE_STEPS, self.most_parts)))
 
     def _few_sequences(self, lifetimes: float) -> float:
         """Return the sequences in flight below which more replicas than usual are simulated."""
@@ -506,6 +544,17 @@ class Loop:
         late = pipeline_delay_seconds(requests, self.reader or self.server)
         return visible_first_and_last(requests, self.server.pace, late, self.server.policy.acceptance_length)
 
+    def _decoding(self, requests: Any, begins: Any, ends: Any) -> Any:
+        """Return the seconds from the first to the last token that users see, also where one sequence stands for several."""
+        if self.parts == 1:
+            return ends - begins
+        # Each step of such a sequence stands for several. The wait for a slot and the steps before the first token come once.
+        raw, last = visible_first_and_last(
+            requests, replace(self.server.pace, answer=0.0), pipeline_delay_seconds(requests, self.reader or self.server)
+        )
+        joined = np.fmax(raw, requests["resumed"])
+        return np.maximum(self.parts * (last - joined) + joined - begins, 0.0)
+
     def _figures(
         self, served: Any, ends: Any, queues: Any, busy: tuple[float, ...], rate: float, slo: Slo, percentile: str
     ) -> Run:
@@ -519,7 +568,7 @@ class Loop:
                        worst=math.inf, binding="memory", saturation=math.inf, cause="memory")  # fmt: skip
         ttft = (begins - arrival)[done]
         several = done & (outputs > 1)
-        decoding = (ends_at - begins)[several]
+        decoding = self._decoding(served, begins, ends_at)[several]
         tpot = decoding / (outputs[several] - 1) if len(decoding) else np.zeros(1)
         arrivals = arrival[counted]
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
@@ -528,7 +577,7 @@ class Loop:
         sojourn = float(np.mean((ends_at - arrival)[done]))
         is_short = float(arrival[-1]) < LEAST_SOJOURNS * sojourn
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
-        batch = float(np.sum(decoding)) / span / self.server.replicas
+        batch = float(np.sum(decoding)) / self.parts / span / self.server.replicas
         saturation, cause = self._load(batch) / MOST_LOADED, "saturation"
         if grows:
             causes = {"prefill": "prefill rate", "serve": self._what_is_full(batch), "decode": "saturation"}
@@ -586,23 +635,63 @@ def _missed_run(rate: float, tpot: float) -> Run:
     )  # fmt: skip
 
 
-def part_of_server(server: Server, parts: int) -> Server:
-    """Return a pool whose replicas have a part of the slots and of the cache, with the step times of the whole.
+def coarse_server(server: Server, parts: int, batch: float, context: float) -> Server:
+    r"""Return a pool in which each sequence that decodes stands for several.
+
+    Such a sequence makes $k$ tokens a step, so that $1/k$ as many are there, for $1/k$ as many steps. Prompts come, are
+    chunked and go to data-parallel ranks as in the whole pool. A sum of contexts has deviations $\sqrt k$ times as large, of
+    which $1/\sqrt k$ enter the time of a step. The remaining contexts have their mean.
 
     Args:
         server: Pool that decodes.
-        parts: Number of equal parts of a replica.
+        parts: Sequences for which one stands, k.
+        batch: Expected sequences of the whole replica, next to which prompts are chunked.
+        context: Mean context of a sequence [tokens].
 
     Returns:
         The pool.
     """
     if parts == 1:
         return server
+    policy, pace, deviating = server.policy, server.pace, 1 / math.sqrt(parts)
     policy = replace(
-        server.policy, max_num_seqs=server.policy.max_num_seqs // parts, kv_tokens=float(server.policy.kv_tokens) / parts
+        policy,
+        max_num_seqs=math.ceil(policy.max_num_seqs / parts),
+        kv_tokens=float(policy.kv_tokens) / parts,
+        acceptance_length=parts * policy.acceptance_length,
+        speculative_tokens=parts * (policy.speculative_tokens + 1) - 1,
     )
-    pace = replace(server.pace, decode=server.pace.decode[::parts], context=parts * server.pace.context[::parts])
-    return Server(policy, pace, server.replicas)
+    sequences = np.arange(0, len(pace.decode), parts)
+    contexts = pace.context[sequences]
+    beyond = (1 - 1 / parts) * batch
+    tables: dict[str, Any] = {
+        "decode": pace.decode[sequences] + (1 - deviating) * contexts * sequences * context,
+        "context": deviating * parts * contexts,
+        "rows": _rows_beyond(pace.rows, beyond),
+        "shared_rows": _rows_beyond(pace.shared_rows, beyond),
+        "rank_rows": _rows_beyond(pace.rank_rows, beyond / pace.groups),
+        "joint": _coarse_axis(pace.joint, parts),
+        "slack": _coarse_axis(pace.slack, parts),
+    }
+    return Server(policy, replace(pace, **tables), server.replicas)
+
+
+def _rows_beyond(table: Any, rows: float) -> Any:
+    """Return the times of further rows of a pass, whose last slope continues its table."""
+    if table is None:
+        return None
+    begin, last = min(round(rows), len(table) - 2), len(table) - 1
+    return np.asarray(table)[begin : last + 1]
+
+
+def _coarse_axis(table: Any, parts: int) -> Any:
+    """Return a table whose first axis has sequences of which each stands for several."""
+    if table is None or len(table) < 2:
+        return table
+    place = np.minimum(np.log2(1 + parts * (2.0 ** np.arange(len(table)) - 1)), len(table) - 1)
+    below = np.minimum(place.astype(np.int64), len(table) - 2)
+    part = (place - below)[:, None]
+    return (1 - part) * np.asarray(table)[below] + part * np.asarray(table)[below + 1]
 
 
 def _percentile(percentile: str, values: Any) -> float:
