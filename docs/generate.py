@@ -358,7 +358,7 @@ def keys_page() -> str:
         "|---|---|---|---|",
         "| `error` |  | text | kind of the error: UnknownName, DataFileError, RangeError, DoesNotFit, ... |",
         "| `message` |  | text | cause, place and nearest valid choice |",
-        "| `nearest` |  | list of text | valid choices near an unknown name, best first |",
+        "| `nearest` |  | list of text | valid choices that the message names |",
         "",
         "## Parts",
         "",

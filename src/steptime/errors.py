@@ -24,6 +24,10 @@ from typing import Any, Final
 CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # Spreadsheets evaluate a cell with one of these first characters as a formula.
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+# Choices that a message names, up to its next part.
+CHOICES: Final = re.compile(r"\b(?:try|did you mean) ([^;?]+)")
+# Words of a choice: an option and its value. More words are advice, such as "a batch that is a multiple of 8".
+CHOICE_WORDS: Final = 2
 
 
 def replace_controls(text: str) -> str:
@@ -229,6 +233,23 @@ def did_you_mean(name: str, options: Iterable[str], max_names: int = 3, *, cutof
     close = get_close_matches(name.casefold(), list(by_folded), n=2 * max_names, cutoff=cutoff)
     close += [o for o in by_folded if name.casefold() in o and len(name) > 2][:max_names] if len(close) < max_names else []
     return tuple(dict.fromkeys(by_folded[c] for c in close))[:max_names]
+
+
+def choices_in(message: str) -> tuple[str, ...]:
+    """Return the valid choices that a message names.
+
+    Args:
+        message: Message of an error.
+
+    Returns:
+        Choices in the order of the message; none if it gives advice in other words.
+
+    >>> choices_in("tp=3 does not divide the 12 heads of m; try 2, 4 or 6"), choices_in("no such key; did you mean rent?")
+    (('2', '4', '6'), ('rent',))
+    """
+    match = CHOICES.search(message)
+    choices = re.split(", or |, | or ", match[1].strip().rstrip(".")) if match else []
+    return tuple(choices) if all(len(choice.split()) <= CHOICE_WORDS for choice in choices) else ()
 
 
 def install_hint(extra: str) -> str:

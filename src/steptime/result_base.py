@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.errors import InputError, SteptimeError, safe_cell
+from steptime.errors import InputError, SteptimeError, choices_in, safe_cell
 
 SUFFIXES = {
     "s": "_s", "B": "_bytes", "B/s": "_bytes_per_s", "FLOP": "_flop", "FLOP/s": "_flop_per_s", "W": "_w", "kg": "_kg",
@@ -146,7 +146,7 @@ def to_json(value: Any) -> str:
 def problem(error: SteptimeError) -> dict[str, Any]:
     """Return an error as the JSON of a command under --json, with exit code 2.
 
-    The class name gives the kind of error (see `errors`). nearest: Valid choices near an unknown name.
+    The class name gives the kind of error (see `errors`). nearest: Valid choices that the message names.
 
     Args:
         error: The error.
@@ -157,7 +157,7 @@ def problem(error: SteptimeError) -> dict[str, Any]:
     >>> problem(InputError("no such file"))
     {'schema': 'steptime.error/2', 'error': 'InputError', 'message': 'no such file', 'nearest': []}
     """
-    nearest = list(getattr(error, "nearest", ()))
+    nearest = list(getattr(error, "nearest", ()) or choices_in(str(error)))
     return {"schema": "steptime.error/2", "error": type(error).__name__, "message": str(error), "nearest": nearest}
 
 

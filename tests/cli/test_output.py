@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +184,24 @@ def test_words_come_only_while_one_waits(capfd):
     with patience("work of no need", 0.01, unless=lambda: True):
         time.sleep(0.1)
     assert capfd.readouterr().err == "long work\n"
+
+
+def test_long_work_tells_when_its_first_part_is_done_and_when_all_is(capfd):
+    # The first part is at work when the first message is due, and done afterwards.
+    is_done = iter([False])
+    with patience("first part of {a}", 0.02, unless=lambda: next(is_done, True), then="done after {}; second part"):
+        heard, until = "", time.monotonic() + 20
+        while "second part" not in heard and time.monotonic() < until:
+            time.sleep(0.01)
+            heard += capfd.readouterr().err
+    heard += capfd.readouterr().err
+    first, second, last = heard.splitlines()
+    assert first == "first part of {a}"
+    assert re.fullmatch(r"done after \d+ s; second part", second)
+    assert re.fullmatch(r"answer after \d+ s", last)
+    with patience("first part", 0.02, unless=lambda: True, then="done after {}"):
+        time.sleep(0.1)
+    assert capfd.readouterr().err == ""
 
 
 # --- files --------------------------------------------------------------------------------------------------------------

@@ -143,8 +143,8 @@ STATE = model_of(matrix(), attention=(Attention(name="state", state_bytes=1.0),)
 @pytest.mark.parametrize(
     ("layout", "model", "says"),
     [
-        ({"tp": 5}, DENSE, r"tp=5 does not divide the 12 heads of toy; try 4 or 6"),
-        ({"tp": 4, "cp": 2}, DENSE, r"tp x cp=8 does not divide the 12 heads of toy; try 4 or 6"),
+        ({"tp": 5}, DENSE, r"tp=5 does not divide the 12 heads of toy; try 1, 2, 3, 4 or 6"),
+        ({"tp": 4, "cp": 2}, DENSE, r"tp x cp=8 does not divide the 12 heads of toy; try 1, 2, 3, 4 or 6"),
         ({"tp": 2}, model_of(matrix(), attention=KEPT, heads=3), r"tp=2 does not divide the 3 heads of toy; try 1 or 3"),
         ({"tp": 0}, DENSE, r"tp must be at least 1, not 0"),
         ({"tp": 1.5}, DENSE, r"tp must be a whole number of at least 1, not 1.5"),

@@ -171,8 +171,8 @@ def test_rules_of_some_models_and_engines(name, facts, layout, holds):
 @pytest.mark.parametrize(
     ("layout", "says"),
     [
-        ({"tp": 5}, "tp=5 does not divide the 12 heads of m; try 4 or 6"),
-        ({"tp": 4, "cp": 2}, "tp x cp=8 does not divide the 12 heads of m; try 4 or 6"),
+        ({"tp": 5}, "tp=5 does not divide the 12 heads of m; try 1, 2, 3, 4 or 6"),
+        ({"tp": 4, "cp": 2}, "tp x cp=8 does not divide the 12 heads of m; try 1, 2, 3, 4 or 6"),
         ({"dp": 5, "ep": 3}, "ep=3 does not divide the tp x cp x dp = 5 chips of a stage; try 1 or 5"),
         ({"pp": 6, "dp": 6}, "36 chips are more than the 32 of s"),
         ({"pp": 3, "dp": 6}, "a replica of 18 chips is larger than the deployment of 16 chips"),

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from steptime.errors import DataFileError, UnknownName, short_repr
+from steptime.errors import DataFileError, UnknownName, did_you_mean, short_repr
 
 Key = tuple[str, ...]
 # Characters.
@@ -283,12 +283,21 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         return owned[0]
     aliases = [alias for path in paths.values() for alias in _aliases(path)]
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
-    hint = f"`steptime {command}` lists them; a path to a file works too."
+    hint = f"{_other_kind(kind, name, catalog)}`steptime {command}` lists them; a path to a file works too."
+    if os.path.isdir(name):
+        hint = f"It is a folder: a {singular} is a name, which `steptime {command}` lists, or a {suffix} file."
     if kind == "chips":
         # No command lists chips; only the file of a system names one.
         hint = "A chip is a name of the catalogue, a file in the folder of the system's file, or a table [chip]."
 
     raise UnknownName(singular, name, [*paths, *aliases], hint)
+
+
+def _other_kind(kind: str, name: str, catalog: str | os.PathLike[str] | None) -> str:
+    """Name the models with a name that is no system, and the systems with a name that is no model."""
+    folder = {"models": "systems", "systems": "models"}.get(kind, "")
+    names = did_you_mean(name, files(folder, catalog), cutoff=0.65) if folder else ()
+    return f"A {folder.removesuffix('s')} has a similar name: {', '.join(names)}. " if names else ""
 
 
 def _aliases(path: Path) -> list[str]:

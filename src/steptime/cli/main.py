@@ -222,7 +222,8 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
     for name in command_names or EXAMPLES:
         is_listed_only = words is not None and not command_names
         command = _stub if is_listed_only else getattr(import_module(f"steptime.cli.{MODULES.get(name, name)}"), name)
-        epilog = "\n\n".join(["Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
+        notes = _mcp_notes() if name == "mcp" and not is_listed_only else ()
+        epilog = "\n\n".join([*notes, "Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
         app.command(
             name, cls=StrictCommand, help=SUMMARIES[name], epilog=epilog, context_settings=FREE if name in OPEN else {}
         )(command)
@@ -251,6 +252,17 @@ class StrictCommand(TyperCommand):
             if order.count(option) > 1 and not getattr(option, "multiple", True) and not getattr(option, "is_flag", False):
                 raise InputError(f"{option.opts[0]}: takes one value, got {order.count(option)}; keep one of them")
         return super().parse_args(ctx, args)
+
+
+def _mcp_notes() -> tuple[str, ...]:
+    """Return the tools of `steptime mcp`, how a client starts it, and its page."""
+    from steptime.web.mcp_server import questions
+
+    return (
+        f"Tools: {', '.join(questions())}.",
+        'A client starts the server by itself: {"mcpServers": {"steptime": {"command": "steptime", "args": ["mcp"]}}}',
+        "Schemas, resources and limits: docs/mcp.md.",
+    )
 
 
 def _stub() -> None:

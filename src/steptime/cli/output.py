@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -392,22 +393,34 @@ def wrote(path: str, content: str, *, replaced: bool = False) -> None:
 
 
 @contextmanager
-def patience(words: str, seconds: float | None = None, *, unless: Any = None) -> Iterator[None]:
+def patience(
+    words: str, seconds: float | None = None, *, unless: Callable[[], bool] | None = None, then: str = ""
+) -> Iterator[None]:
     """Print a message on standard error if the block takes long.
 
     Args:
         words: The message.
         seconds: Time before the message, in s; None is `SOON`.
         unless: Function that returns whether the message is not needed; None always prints it.
+        then: Message once `unless` holds after `words` was printed, with the seconds since the start for {}; then a last line
+            tells the time of the whole block. "" prints neither.
 
     Yields:
         Nothing.
     """
     seconds = SOON if seconds is None else seconds
+    begin, messages = time.monotonic(), list[str]()
 
     def speak(*_: Any) -> None:
-        if unless is None or not unless():
-            say(words)
+        is_needed = unless is None or not unless()
+        message = words if is_needed and not messages else then if messages == [words] and not is_needed else ""
+        if message:
+            messages.append(message)
+            say(message if message == words else message.format(f"{time.monotonic() - begin:.0f} s"))
+
+    def finish() -> None:
+        if then and messages:
+            say(f"answer after {time.monotonic() - begin:.0f} s")
 
     # Signals work only in the main thread, and not on Windows.
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
@@ -418,16 +431,18 @@ def patience(words: str, seconds: float | None = None, *, unless: Any = None) ->
             yield
         finally:
             timer.cancel()
+        finish()
         return
 
     # A signal needs no second thread: a process with threads cannot be forked safely.
     before = signal.signal(signal.SIGALRM, speak)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds if then else 0.0)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    finish()
 
 
 # --- folders -----------------------------------------------------------------------------------------------------------

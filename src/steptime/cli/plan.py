@@ -169,7 +169,9 @@ def _planned(values: dict[str, Any], output: PlanOutput) -> tuple[Planned, tuple
         raise InputError(f"--launch-dir writes no scripts of {LLAMA_CPP}: --launch {LLAMA_CPP} prints its command")
     launches = output.launches(engine.name)
     try:
-        with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: not _is_compiling()):
+        # The search goes on after the compilation: silence would look as if it hung.
+        then = "compiled after {}; now searching, with simulations"
+        with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: not _is_compiling(), then=then):
             deployment = solve(values)
     except DoesNotFit as problem:
         raise DoesNotFit(f"{problem}{_smallest_system_hint(model, values.get('catalog'))}") from None

@@ -465,3 +465,23 @@ def near(total: Number, degree: Number, chips: Number = math.inf) -> str:
         return "a degree that divides it"
     possible = [divisor for divisor in divisors(int(total)) if divisor <= np.max(chips)]
     return " or ".join(str(d) for d in sorted(sorted(possible, key=lambda d: abs(d - float(degree)))[:2]))
+
+
+def dividing(total: Number, degree: Number, chips: Number) -> str:
+    """Write all divisors of `total` on some chips.
+
+    Args:
+        total: Number to divide.
+        degree: Number that does not divide it.
+        chips: Chips of a scale-up domain, which no divisor exceeds.
+
+    Returns:
+        Text such as "1, 2 or 4"; a general text for arrays.
+
+    >>> dividing(64, 3, 8), dividing(3, 2, 8)
+    ('1, 2, 4 or 8', '1 or 3')
+    """
+    if np.ndim(total) or np.ndim(degree):
+        return near(total, degree)
+    possible = [str(divisor) for divisor in divisors(int(total)) if divisor <= np.max(chips)]
+    return " or ".join(filter(None, (", ".join(possible[:-1]), possible[-1])))

@@ -19,7 +19,20 @@ from steptime.errors import LayoutError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine_rules import ENGINE_RULES
-from steptime.physics.layout import ENGINE, MODEL, NAMES, SEARCH, Facts, Layout, Rule, axis, check_ways, collect_facts, near
+from steptime.physics.layout import (
+    ENGINE,
+    MODEL,
+    NAMES,
+    SEARCH,
+    Facts,
+    Layout,
+    Rule,
+    axis,
+    check_ways,
+    collect_facts,
+    dividing,
+    near,
+)
 
 
 def _copies(layout: Layout) -> str:
@@ -29,7 +42,7 @@ def _copies(layout: Layout) -> str:
 
 def _heads(facts: Facts, layout: Layout) -> str:
     axes = "tp x cp" if np.any(axis(layout.cp) > 1) else "tp"
-    degrees = near(facts.heads, layout.group, facts.chips)
+    degrees = dividing(facts.heads, layout.group, facts.domain)
     return f"{axes}={layout.group} does not divide the {facts.heads} heads of {facts.model}; try {degrees}"
 
 

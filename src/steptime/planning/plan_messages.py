@@ -33,6 +33,8 @@ from steptime.workload.workload import Slo
 
 # Formats of published checkpoints that may fit where wider weights do not; the one with the most bits first.
 SMALL_WEIGHTS = ("fp8", "int8", "int4")
+# What a plan without the simulator says of figures at a percentile; the text of the plan labels its columns by it.
+CLOSED_FORM_MEANS: Final = "figures are means of closed forms"
 STOPS = {
     "speed": "a larger batch would make each token slower than {tpot}",
     "first token": "a larger batch would delay the first token beyond {ttft}",
@@ -187,7 +189,7 @@ def list_warnings(case: PlanProblem) -> tuple[str, ...]:
     warnings = [*warnings_of_step(case.model, case.system, reach=reach, engine=case.engine)]
     if find_spec("numba") is None and case.percentile != "mean":
         warnings.append(
-            f"{case.percentile} figures are means of closed forms, because requests are simulated only with numba, which is "
+            f"{case.percentile} {CLOSED_FORM_MEANS}, because requests are simulated only with numba, which is "
             f"not installed: {install_hint('simulate')}"
         )
     rent = case.system.rent

@@ -330,8 +330,10 @@ def objects(text: str) -> Iterator[tuple[int, Any]]:
             value, position = decoder.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             # Continue at the next line that starts an object: one broken value does not hide the others.
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deep, or a number too long"
-            yield line, InputError(f"is not valid JSON: {reason}")
+            place, reason = line, "nested too deep, or a number too long"
+            if isinstance(error, json.JSONDecodeError):
+                place, reason = error.lineno, error.msg
+            yield place, InputError(f"is not valid JSON: {reason}")
             following = text.find("\n{", start + 1)
             position = len(text) if following < 0 else following
         else:

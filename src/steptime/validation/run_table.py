@@ -334,7 +334,8 @@ def _wrong_header(header: list[str]) -> str:
         hints = [
             f"{name} ({suggestions[0]} is not a known column)" if suggestions else name for name, suggestions in near.items()
         ]
-        return f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(hints)}"
+        words = f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(hints)}"
+        return f"{words}; `steptime validate --columns` lists all columns"
     for name in MEASURED:
         misnamed_column = next(
             (column for column in header if re.fullmatch(name[:-1] + "?(|m|u|n|ms|us|ns|sec|seconds)", column.lower())), ""

@@ -41,7 +41,7 @@ from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.evidence import ANY, PUBLISHED
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_alternatives import best_alternative
-from steptime.planning.plan_messages import trained_context_warning
+from steptime.planning.plan_messages import CLOSED_FORM_MEANS, trained_context_warning
 from steptime.planning.plan_result import (
     Plan,
     Pool,
@@ -235,7 +235,9 @@ def _figure_table(plan: Plan) -> Grid:
         if limits:
             words, _, chance = limits.get(field, ("", 0.0, None))
             cells.append(f"{words} ({chance:.0%})" if chance is not None and has_ranges else words)
-        suffix = "" if plan.percentile == "mean" else f", {plan.percentile}"
+        # Without the simulator the figures are means, whatever the percentile of the limits.
+        is_mean = any(CLOSED_FORM_MEANS in words for words in plan.warnings)
+        suffix = "" if plan.percentile == "mean" else ", mean" if is_mean else f", {plan.percentile}"
         grid.add_row(name.format(at=suffix), *cells, *(write(getattr(point, field), form) for point in points.values()))
     return grid
 

@@ -128,9 +128,11 @@ def _answer(card: StepSummary, misfit: str) -> Text:
     layout = f" ({show_layout(card.layout)})" if card.layout.chips > 1 else ""
     setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system}{layout}, "
     setup += f"weights in {card.weights}, engine {card.engine}."
+    # A time that no chip can show must not be read before its condition.
     return Text.assemble(
-        f"One {card.phase} step of {card.model} takes ", (ranged(card.total, card.range, "s"), "bold green"),
-        f": {', '.join(work)}. {setup}", (f" It does not fit: {misfit}." if misfit else "", "bold red"),
+        (f"Does not fit: {misfit}. " if misfit else "", "bold red"),
+        f"One {card.phase} step of {card.model} {'would take' if misfit else 'takes'} ",
+        (ranged(card.total, card.range, "s"), "bold green"), f": {', '.join(work)}. {setup}",
     )  # fmt: skip
 
 
