@@ -27,6 +27,10 @@ from steptime.planning import planner
 # Thousands of collected tests live to the end: searching them for garbage takes a third of the collection's time.
 gc.set_threshold(100_000, 50, 50)
 
+# What Python and pytest compile is kept: without it, each worker takes 6 s more, and each process that a test starts 0.1 s.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 os.environ["STEPTIME_CATALOG"] = str(Path(__file__).parent / "golden")  # holds no data files: a home folder changes no test
 
 # The simulator compiles in 10 s at this level, in 16 s at numba's own (`NUMBA_OPT=3`), to the same figures.
@@ -199,6 +203,10 @@ def sparse_matrix(*, weights=1e8, experts=64, active=8, layers=10, kv_bytes=100.
 def closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan by closed forms, as without numba: for tests of what is done with plans, in a tenth of the time."""
     monkeypatch.setattr(planner, "find_spec", lambda name: None)
+
+
+# What a test leaves out that reads the choice of a plan alone: without these, it takes a third of the time.
+CHOICE_ALONE = {"alternatives": False, "elasticities": False, "front": False, "diagnostics": False}
 
 
 @pytest.fixture(scope="session")

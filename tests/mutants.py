@@ -1,8 +1,9 @@
 """Changes the code of physics and planning one place at a time, and sees whether a test notices: `make mutants`.
 
-Each mutant is one change at one site of the syntax tree (`changes_at`), compiled in memory and run in a process of its own that
-is forked from one which has numpy, hypothesis and pytest loaded: the tests of its own module first, then the others of both
-rooms. Nothing is written to the working tree. A test that fails, or a run beyond its limit, kills the mutant.
+Each mutant is one change at one site of the syntax tree (`changes_at`), compiled in memory and run in a process of its own: a
+copy of one that has collected the tests and has seen which functions each test calls. A change inside a function becomes the
+code of that function; after any other change all modules are imported anew. The tests that call the function run, those of its
+own module first. Nothing is written to the working tree. A test that fails, or a run beyond its limit, kills the mutant.
 
 mutmut and cosmic-ray write mutated files (into a folder beside the sources, or into the sources) and start from nothing for
 each; neither spreads a sample evenly over the sites.
@@ -13,30 +14,37 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import gc
 import importlib.abc
 import importlib.util
 import math
 import os
+import pickle
 import resource
-import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+from zlib import crc32
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "steptime"
 ROOMS = ("physics", "planning")
 RELOADED = ("steptime.", "tests.")  # what a mutant imports anew, but for the rooms below physics
 KEPT = ("models", "hardware", "catalog", "errors", "units", "number_checks", "pareto", "result_base", "data")
-OTHERS = (
+TESTS = (
     "tests/physics", "tests/planning", "tests/validation/test_measured_runs.py", "tests/test_golden.py", "tests/blackboard",
-    "tests/test_results.py::test_the_page_of_keys_is_up_to_date",
+    "tests/test_results.py::test_the_page_of_keys_is_up_to_date", "tests/test_doctests.py",
 )  # fmt: skip
-SLOW = "not a_fit_says_what_its_runs_hold"  # compiles the simulator, which is in neither room
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+MOST_BYTES = 16 * 2**30  # of address space
 
 SWAPS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
@@ -55,7 +63,8 @@ NAMES = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where it is, the code before and after, and its number among all of its file."""
+    """One change: where it is, the code before and after, its number among all of its file, and the line where the outermost
+    function around it starts (0: it is in none)."""
 
     file: str
     number: int
@@ -63,6 +72,7 @@ class Mutant:
     function: str
     before: str
     after: str
+    first: int
 
     @property
     def module(self) -> str:
@@ -128,8 +138,8 @@ def _with(node: ast.AST, **changes: object) -> ast.AST:
     return changed
 
 
-def places(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str, int | None, str]]:
-    """Yield (parent, field, index, function) of all nodes of a tree that may change, in the order of the source.
+def places(node: ast.AST, function: str = "", first: int = 0) -> Iterator[tuple[ast.AST, str, int | None, str, int]]:
+    """Yield (parent, field, index, function, its first line) of all nodes that may change, in the order of the source.
 
     Not among them: docstrings, annotations, decorators, `__all__`, errors that are raised, how values are formatted, and the
     `strict` of a `zip`, which only raises where a mistake elsewhere makes lengths unequal.
@@ -147,18 +157,21 @@ def places(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str, in
                 continue
             if isinstance(child, ast.Assign) and any(getattr(target, "id", "") == "__all__" for target in child.targets):
                 continue
-            yield node, field, index, function
-            yield from places(child, function)
+            line = first
+            if isinstance(node, ast.FunctionDef) and field == "body":
+                line = first or min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            yield node, field, index, function, line
+            yield from places(child, function, line)
 
 
 def mutants_of(file: str, required: dict[str, set[str]]) -> list[Mutant]:
     """Return all mutants of a file of the package."""
     found = []
-    for parent, field, index, function in places(ast.parse((PACKAGE / file).read_text())):
+    for parent, field, index, function, first in places(ast.parse((PACKAGE / file).read_text())):
         node = _child(parent, field, index)
         for change in changes_at(node, required):
             before, after = (" ".join(ast.unparse(n).split())[:110] for n in (node, change))
-            found.append(Mutant(file, len(found), node.lineno, function, before, after))
+            found.append(Mutant(file, len(found), node.lineno, function, before, after, first))
     return found
 
 
@@ -166,7 +179,7 @@ def mutated(mutant: Mutant, required: dict[str, set[str]]) -> ast.Module:
     """Return the syntax tree of a mutant's file with its change."""
     tree = ast.parse((PACKAGE / mutant.file).read_text())
     number = 0
-    for parent, field, index, _ in list(places(tree)):
+    for parent, field, index, _, _ in list(places(tree)):
         for change in changes_at(_child(parent, field, index), required):
             if number == mutant.number:
                 placed = ast.copy_location(change, _child(parent, field, index))
@@ -200,105 +213,232 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.tree, self.path, "exec"), module.__dict__)
 
 
-def own_tests(mutant: Mutant) -> list[str]:
-    """Return the tests of a mutant's own module: its files, as far as there are any, and its examples."""
-    room, name = mutant.file.removesuffix(".py").split("/")
-    files = sorted((ROOT / "tests" / room).glob(f"test_{name}*.py"))
-    return [str(path.relative_to(ROOT)) for path in files] + [f"tests/test_doctests.py::test_examples[{mutant.module}]"]
-
-
-def tests_fail(mutant: Mutant | None, required: dict[str, set[str]], verbose: bool) -> bool:
-    """Whether a test notices a mutant; None: whether one fails without. For a process of its own."""
+def tests_fail(mutant: Mutant, required: dict[str, set[str]], tests: Sequence[str]) -> bool:
+    """Whether one of these tests notices a mutant, with all modules of both rooms imported anew. For a process of its own."""
     import pytest
 
-    if not verbose:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
+    nothing_is_printed()
     for name in list(sys.modules):
         if name == "steptime" or (name.startswith(RELOADED) and name.split(".")[1] not in KEPT):
             del sys.modules[name]
-    options = [
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:hypothesispytest",
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ]
-    if mutant is not None:
-        sys.meta_path.insert(0, Mutated(mutant.module, PACKAGE / mutant.file, mutated(mutant, required)))
-        if pytest.main([*options, *own_tests(mutant)]):
-            return True
-    return bool(pytest.main([*options, "-k", SLOW, *(path for path in OTHERS if (ROOT / path.partition("::")[0]).exists())]))
+    sys.meta_path.insert(0, Mutated(mutant.module, PACKAGE / mutant.file, mutated(mutant, required)))
+    return bool(pytest.main(["-x", *OPTIONS, *tests]))
 
 
-def fork(mutant: Mutant | None, required: dict[str, set[str]], limit: int, verbose: bool = False) -> int:
+def nothing_is_printed() -> None:
+    """Send what this process prints from here on nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a test takes, and which functions of both rooms it calls: file and first line of each."""
+
+    seconds: float
+    called: frozenset[tuple[str, int]]
+    passed: bool
+
+
+class Mutants:
+    """In place of the tests, a run of pytest runs mutants, each in a copy of the process that has collected the tests."""
+
+    def __init__(self, sample: Sequence[Mutant], required: dict[str, set[str]], asked: argparse.Namespace) -> None:
+        self.sample, self.required, self.asked = sample, required, asked
+        self.reach: dict[str, Reach] = {}
+        self.found: dict[Mutant, str] = {}
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        gc.unfreeze()
+        functions = defaultdict(list)
+        for one in gc.get_objects():
+            if isinstance(one, FunctionType):
+                functions[one.__code__.co_filename, one.__code__.co_firstlineno].append(one)
+        gc.freeze()
+        self.session, self.functions = session, functions
+        self.items = {item.nodeid: item for item in session.items}
+        kept = Path(self.asked.reach) if self.asked.reach else None
+        if kept and kept.exists():
+            self.reach = pickle.loads(kept.read_bytes())
+        else:
+            self.record()
+        if kept:
+            kept.write_bytes(pickle.dumps(self.reach))
+        if not all(reach.passed for reach in self.reach.values()):
+            raise AssertionError([name for name, reach in self.reach.items() if not reach.passed])
+        inside = [m for m in self.sample if m.first and functions[str(PACKAGE / m.file), m.first]]
+        works = {}
+        for mutant in inside:
+            batches = self.batches(mutant)
+            works[mutant] = (partial(self.with_new_code, mutant, batches), self.limit(batches))
+        self.found = run(works, self.asked.workers)
+        Path(self.asked.results).write_bytes(pickle.dumps((self.reach, self.found)))
+        return True
+
+    def record(self) -> None:
+        """Run all tests without a change, to see what they call. A fixture counts for the first test that uses it."""
+        with tempfile.TemporaryDirectory() as folder:
+            children = []
+            for worker in range(self.asked.workers):
+                children.append(os.fork())
+                if not children[-1]:
+                    part = [i for i in self.items.values() if crc32(str(i.path).encode()) % self.asked.workers == worker]
+                    nothing_is_printed()
+                    Path(folder, str(worker)).write_bytes(pickle.dumps(self.recorded(part)))
+                    os._exit(0)
+            for worker, child in enumerate(children):
+                os.waitpid(child, 0)
+                self.reach |= pickle.loads(Path(folder, str(worker)).read_bytes())
+
+    def recorded(self, items: Sequence[Any]) -> dict[str, Reach]:
+        rooms = {str(PACKAGE / room): room for room in ROOMS}
+        called: set[tuple[str, int]] = set()
+
+        def trace(frame: Any, event: str, argument: object) -> None:
+            folder, _, name = frame.f_code.co_filename.rpartition("/")
+            if folder in rooms:
+                called.add((f"{rooms[folder]}/{name}", frame.f_code.co_firstlineno))
+
+        reach = {}
+        for item, following in pairwise([*items, None]):
+            failed, started = self.session.testsfailed, time.process_time()
+            called.clear()
+            sys.settrace(trace)
+            self.session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            sys.settrace(None)
+            used = time.process_time() - started
+            reach[item.nodeid] = Reach(used, frozenset(called), self.session.testsfailed == failed)
+        return reach
+
+    def batches(self, mutant: Mutant) -> list[list[str]]:
+        """Return the tests that call what a mutant changes: its own first, then the quick ones, each batch file by file.
+
+        A mutant outside of functions has those that call any function of its file. All together take `--seconds` at most.
+        """
+        name = Path(mutant.file).stem
+        touched = [
+            test for test, reach in self.reach.items()
+            if any(file == mutant.file and mutant.first in (0, line) for file, line in reach.called)
+        ]  # fmt: skip
+        touched.sort(key=lambda test: (f"/test_{name}" not in test, self.reach[test].seconds))
+        batches, used, order = [list[str]() for _ in range(3)], 0.0, {test: n for n, test in enumerate(self.reach)}
+        for test in touched:
+            used += self.reach[test].seconds
+            if used > self.asked.seconds:
+                break
+            batches[(used > 1) + (used > 5)].append(test)
+        return [sorted(batch, key=order.__getitem__) for batch in batches if batch]
+
+    def with_new_code(self, mutant: Mutant, batches: Sequence[Sequence[str]]) -> bool:
+        """Whether a test notices when the function of a mutant has its code. For a process of its own."""
+        nothing_is_printed()
+        path = str(PACKAGE / mutant.file)
+        for code in codes(compile(mutated(mutant, self.required), path, "exec")):
+            if code.co_firstlineno == mutant.first:
+                for function in self.functions[path, mutant.first]:
+                    if code.co_name in (function.__name__, function.__code__.co_name):
+                        function.__code__ = code
+        for batch in batches:
+            for item, following in pairwise([*(self.items[test] for test in batch), None]):
+                self.session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if self.session.testsfailed:
+                    return True
+        return False
+
+    def limit(self, batches: Sequence[Sequence[str]]) -> int:
+        """Return the seconds of work after which a mutant counts as killed."""
+        return math.ceil(10 + 3 * sum(self.reach[test].seconds for batch in batches for test in batch))
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield all pieces of compiled code inside one, the outermost of each line first."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield inner
+            yield from codes(inner)
+
+
+def fork(work: Callable[[], bool], limit: int) -> int:
     """Start a process that ends with 1 where a test notices the mutant, else 0, after `limit` seconds of work at the latest."""
     child = os.fork()
     if child:
         return child
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     try:
-        noticed = tests_fail(mutant, required, verbose)
+        noticed = work()
     except BaseException:
         noticed = True
     os._exit(int(noticed))
 
 
-def run(mutants: Sequence[Mutant], required: dict[str, set[str]], workers: int, limit: int) -> dict[Mutant, str]:
-    """Return what became of each mutant: "killed", "survived" or "time". A busy machine gets ten times as long."""
-    waiting, running, found = list(mutants)[::-1], {}, {}
+def run(works: dict[Mutant, tuple[Callable[[], bool], int]], workers: int) -> dict[Mutant, str]:
+    """Return what became of each mutant: "killed", "survived" or "time"."""
+    waiting, running, found = list(works)[::-1], {}, {}
     while waiting or running:
         while waiting and len(running) < workers:
             mutant = waiting.pop()
-            running[fork(mutant, required, limit)] = (mutant, time.monotonic())
-        for child, (mutant, started) in list(running.items()):
+            running[fork(*works[mutant])] = mutant
+        for child, mutant in list(running.items()):
             done, status = os.waitpid(child, os.WNOHANG)
-            if not done and time.monotonic() - started > 10 * limit:
-                os.kill(child, signal.SIGKILL)
-            elif done:
+            if done:
                 found[mutant] = "time" if os.WIFSIGNALED(status) else "killed" if status else "survived"
-            else:
-                continue
-            del running[child]
-            print(f"{len(found):4} / {len(mutants)} {found[mutant]:8} {mutant}", flush=True)
+                del running[child]
+                print(f"{len(found):4} / {len(works)} {found[mutant]:8} {mutant}", flush=True)
         time.sleep(0.02)
     return found
 
 
 def main() -> int:
     """Run the sample that the options ask for and print the score by module and the survivors."""
+    import pytest
+
     options = argparse.ArgumentParser(prog="make mutants", description=__doc__.partition("\n")[0])
     options.add_argument("--sites", type=int, default=300, help="how many, spread evenly over all; 0 for all")
     options.add_argument("--shift", type=float, default=0.5, help="which ones: 0 to 1, from one site of a sample to the next")
-    options.add_argument("--only", default="", help="files whose path contains this, such as physics/memory")
+    options.add_argument("--slice", default="1/1", help="which part of the sample, such as 2/3")
+    options.add_argument("--only", default="", help="files whose path contains this, such as physics/memory; or FILE:LINE")
     options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--limit", type=int, default=90, help="least seconds of work after which a mutant counts as killed")
+    options.add_argument("--seconds", type=float, default=60, help="of tests that a mutant has to survive")
+    options.add_argument("--reach", default="", help="a file that keeps what each test calls, for the next part of a sample")
     options.add_argument("--least", type=float, default=0.85, help="share of killed mutants below which the run fails")
     asked = options.parse_args()
     required = required_keywords()
     files = sorted(f"{room}/{path.name}" for room in ROOMS for path in (PACKAGE / room).glob("*.py"))
-    every = [mutant for file in files if asked.only in file for mutant in mutants_of(file, required)]
+    every = [m for file in files for m in mutants_of(file, required) if asked.only in f"{m.file}:{m.line}"]
     count = min(asked.sites or len(every), len(every))
-    sample = [every[math.floor((i + asked.shift) * len(every) / count)] for i in range(count)]
-    _, status, used = os.wait4(fork(None, required, 10 * asked.limit, verbose=True), 0)
-    if status:
-        print("the tests fail without any change")
-        return 1
-    # A mutant that makes tests take longer is not killed by that alone.
-    limit = max(asked.limit, math.ceil(2 * (used.ru_utime + used.ru_stime)))
+    part, parts = map(int, asked.slice.split("/"))
+    sample = [every[math.floor((i + asked.shift) * len(every) / count)] for i in range(count)][part - 1 :: parts]
+    sample.sort(key=lambda mutant: crc32(str(mutant).encode()))  # what a run has done when it is stopped is a sample too
     started = time.monotonic()
-    found = run(sample, required, asked.workers, limit)
+    with tempfile.TemporaryDirectory() as folder:
+        asked.results = Path(folder, "results")
+        child = os.fork()
+        if not child:  # this process stays without the modules of the tests
+            tests = [path for path in TESTS if (ROOT / path.partition("::")[0]).exists()]
+            status = pytest.main([*OPTIONS, "-s", *tests], [Mutants(sample, required, asked)])
+            os._exit(int(status != 0))
+        if os.waitpid(child, 0)[1]:
+            print("the tests fail without any change")
+            return 1
+        reach, found = pickle.loads(asked.results.read_bytes())
+    mutants = Mutants(sample, required, asked)
+    mutants.reach = reach
+    works = {}
+    for mutant in sample:
+        if mutant not in found:
+            batches = mutants.batches(mutant)
+            tests = [test for batch in batches for test in batch]
+            works[mutant] = (partial(tests_fail, mutant, required, tests), 20 + mutants.limit(batches))
+    found |= run(works, asked.workers)
     by = Counter(mutant.file for mutant in found)
     survivors = sorted((m for m, end in found.items() if end == "survived"), key=lambda m: (m.file, m.number))
     lived = Counter(mutant.file for mutant in survivors)
     score = 1 - len(survivors) / len(found)
     print(f"\n{'module':32} mutants  killed")
-    for file, n in by.items():
-        print(f"{file:32} {n:7}  {1 - lived[file] / n:6.0%}")
+    for file in sorted(by):
+        print(f"{file:32} {by[file]:7}  {1 - lived[file] / by[file]:6.0%}")
     print(f"{'all':32} {len(found):7}  {score:6.1%} of {len(every):,} sites in {time.monotonic() - started:.0f} s\n")
     print("\n".join(f"survived: {mutant}" for mutant in survivors))
     return 0 if score >= asked.least else 1

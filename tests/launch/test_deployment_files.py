@@ -20,6 +20,7 @@ import yaml
 import steptime as st
 from steptime.launch.deployment_files import FOCUS_COLUMNS, focus_rows, label, litellm_entries
 from steptime.launch.launch_commands import ENGINES, launch_files
+from tests.conftest import CHOICE_ALONE
 from tests.launch.conftest import pool
 from tests.launch.draws import plans
 from tests.launch.reading import known
@@ -130,8 +131,9 @@ def test_litellm_has_costs_of_input_and_output(build, engine):
     assert entry["model_info"]["output_cost_per_token"] == pytest.approx(9e-7)
 
 
-def test_costs_per_token_add_up_to_the_rent_of_busy_chips():
-    plan = st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=0.02))
+def test_costs_per_token_add_up_to_the_rent_of_busy_chips(closed_forms):
+    work, slo = st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=0.02)
+    plan = st.plan("llama-3.1-8b", "hgx-h100", work, slo, **CHOICE_ALONE)
     (entry,) = litellm_entries(plan, "vllm")["model_list"]
     info, rate = entry["model_info"], plan.requests_per_second
     per_second = rate * (1000 * info["input_cost_per_token"] + 200 * info["output_cost_per_token"])

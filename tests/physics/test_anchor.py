@@ -19,6 +19,7 @@ from steptime.planning.plan_result import mean_terms
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import explain_step
 from steptime.questions.step_question import step_summary
+from tests.conftest import CHOICE_ALONE
 from tests.planning.cases import closed_plan, equal_requests
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
@@ -267,7 +268,8 @@ def test_steps_of_a_plan_agree_with_its_time_per_token(ratios, closed_forms):
     """First tokens as predicted, with slower steps, take prefill work as predicted: in the run and in the steps."""
     pytest.importorskip("numba")
     own = None if ratios is None else anchor(*ratios, load=32.0, context=8704.0)
-    plan = st.plan(MODEL, SYSTEM, st.Workload(input_tokens=8192, output_tokens=1024), chips=1, anchor=own)
+    work = st.Workload(input_tokens=8192, output_tokens=1024)
+    plan = st.plan(MODEL, SYSTEM, work, chips=1, anchor=own, **CHOICE_ALONE)
     (pool,) = plan.pools
     assert pool.chunk_share > 0.3
     assert sum(mean_terms(pool).values()) == pytest.approx(plan.mean_tpot, rel=0.04)
@@ -312,7 +314,7 @@ def test_a_plan_is_replayed_with_the_runs_that_it_rests_on(closed_forms):
     pytest.importorskip("numba")
     from steptime.planning.plan_as_traffic import load_plan_inputs
 
-    plan = st.plan(MODEL, SYSTEM, WORK, chips=1, anchor=anchor(1.3))
+    plan = st.plan(MODEL, SYSTEM, WORK, chips=1, anchor=anchor(1.3), **CHOICE_ALONE)
     assert load_plan_inputs(plan)[2].anchor == plan.anchor
 
 

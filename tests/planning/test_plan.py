@@ -26,7 +26,7 @@ LIMITS = st.Slo(tpot=0.02, ttft=2)
 @pytest.fixture(scope="module", params=["ideal", "vllm"])
 def plan(request, deepseek, rack):
     """The README's plan, of the bound and of a real engine."""
-    return closed_plan(deepseek, rack, CHAT, LIMITS, engine=request.param)
+    return closed_plan(deepseek, rack, CHAT, LIMITS, engine=request.param, elasticities=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_elasticities_have_the_right_sign(plan):
 def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, engine, slo):
     """Ten per cent more arithmetic, planned anew: as much cheaper as it says, where no whole replicas are matched."""
     before, after = (
-        closed_plan(deepseek, on, CHAT, slo, engine=engine, modes=("aggregated",), alternatives=False)
+        closed_plan(deepseek, on, CHAT, slo, engine=engine, modes=("aggregated",), alternatives=False, elasticities=True)
         for on in (rack, scale(rack, "chip.peak", 1.1))
     )
     change = math.log(after.usd_per_million_output_tokens / before.usd_per_million_output_tokens) / math.log(1.1)

@@ -9,6 +9,7 @@ from steptime import blackboard as bb
 from steptime.hardware.rental_prices import revenue, usd_per_million
 from steptime.pricing.kv_storage_cost import holds, tiers
 from steptime.pricing.price_inversion import read_prices
+from tests.conftest import CHOICE_ALONE
 
 
 def test_a_petabyte_read():
@@ -43,8 +44,7 @@ def test_the_day_of_deepseek(closed_forms):
         st.Workload(input_tokens=608 / 168 * 1000, output_tokens=1000, cached_share=342 / 608),
         st.Slo(tpot=1 / 21),
         chips=176,
-        alternatives=False,
-        elasticities=False,
+        **CHOICE_ALONE,
     )
     low, high = found.cost_range
     assert low < 0.518 < high

@@ -18,6 +18,7 @@ from steptime.pricing import market, self_hosting
 from steptime.pricing.self_hosting import FleetUnit, _plan_sizes, _plans, break_even_rate
 from steptime.units import DAY, MILLION
 from tests.cli.test_commands import run
+from tests.conftest import CHOICE_ALONE
 
 AMOUNT = some.floats(0.01, 100)
 
@@ -81,7 +82,8 @@ def test_a_volume_by_hand(compared, monkeypatch):
 
 def test_own_chips_have_the_plan_of_the_cheapest_fleet(monkeypatch, closed_forms):
     """Plans by chips: 8 do not hold the model, and 32 have no fleet within the limits."""
-    plain = st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=250), rate=1.0)
+    work = st.Workload(input_tokens=1000, output_tokens=250)
+    plain = st.plan("llama-3.1-8b", "hgx-h100", work, rate=1.0, **CHOICE_ALONE)
 
     def planned(chips: int) -> Any:
         if chips == 8:

@@ -13,16 +13,16 @@ from benchmarks.plan_vs_simulation import compare
 import steptime as st
 from steptime.errors import InputError, RangeError
 from steptime.simulation.loop_state import DONE, REQUEST
+from tests.conftest import CHOICE_ALONE
 from tests.planning.cases import closed_plan, equal_requests
 
 WORK = st.Workload(input_tokens=1024, output_tokens=256)
 LIMITS = st.Slo(tpot=0.02, ttft=1.0)
-BRIEF = {"alternatives": False, "elasticities": False, "diagnostics": False}
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return st.plan("llama-3.1-8b", "hgx-h100", WORK, LIMITS, chips=2, modes="aggregated", **BRIEF)
+    return st.plan("llama-3.1-8b", "hgx-h100", WORK, LIMITS, chips=2, modes="aggregated", **CHOICE_ALONE)
 
 
 # --- by name ------------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_a_replay_costs_what_its_rate_costs(plan):
 
 
 @pytest.mark.parametrize("what", ["model", "system", "engine"])
-def test_what_the_name_does_not_stand_for_has_to_be_given(what):
+def test_what_the_name_does_not_stand_for_has_to_be_given(what, closed_forms):
     things = {
         "model": st.load_model("llama-3.1-8b", weights="fp8") if what == "model" else "llama-3.1-8b",
         "system": st.vary("hgx-h100", {"chip.hbm.bandwidth": 4e12}) if what == "system" else "hgx-h100",
@@ -56,7 +56,7 @@ def test_what_the_name_does_not_stand_for_has_to_be_given(what):
     engine = st.load_engine("vllm")
     if what == "engine":
         engine = replace(engine, kernels=replace(engine.kernels, memory_efficiency=0.5))
-    made = st.plan(*things.values(), WORK, LIMITS, chips=1, engine=engine, **BRIEF)
+    made = st.plan(*things.values(), WORK, LIMITS, chips=1, engine=engine, **CHOICE_ALONE)
     for replayed in (st.replay, compare):
         with pytest.raises(InputError, match=r"a plan contains only names, and .* differs from its inputs: a .* step takes"):
             replayed(made)
@@ -86,14 +86,15 @@ def test_requests_beyond_the_models_context_are_replayed_as_they_were_planned():
 def test_each_prompt_of_a_replay_has_its_share_in_the_cache(mode):
     """Nine tenths of a mean prompt would leave eight times the tokens of prompts of a spread of 2 to prefill."""
     workload = st.Workload(input_tokens=4000, output_tokens=100, cached_share=0.9, input_spread=2.0)
-    found = st.replay(closed_plan("llama-3.1-8b", "hgx-h100", workload, LIMITS, chips=2, modes=mode, **BRIEF), requests=1000)
+    plan = closed_plan("llama-3.1-8b", "hgx-h100", workload, LIMITS, chips=2, modes=mode, **CHOICE_ALONE)
+    found = st.replay(plan, requests=1000)
     requests = found.simulation.requests
     assert np.all(requests["cached"] == requests["inputs"] * 9 // 10)
     assert np.std(requests["inputs"]) > np.mean(requests["inputs"])
 
 
 def test_there_is_no_replay_of_nothing():
-    nothing = st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=1e-5), chips=1, **BRIEF)
+    nothing = st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=1e-5), chips=1, **CHOICE_ALONE)
     for replayed in (st.replay, compare):
         with pytest.raises(RangeError, match="plan: must be feasible"):
             replayed(nothing)
@@ -133,7 +134,7 @@ def test_seats_stay_and_the_rate_is_lowered(plan):
 def test_a_plan_of_one_attention_group_is_what_its_replay_finds(mode):
     """Without queues for seats, the time per token and the tokens delivered are those of the closed form."""
     workload = equal_requests(input_tokens=2000, output_tokens=500)
-    made = closed_plan("llama-3.3-70b", "hgx-h100", workload, LIMITS_70B, modes=mode, **BRIEF)
+    made = closed_plan("llama-3.3-70b", "hgx-h100", workload, LIMITS_70B, modes=mode, **CHOICE_ALONE)
     found = compare(made, requests=8000)
     assert found.steady
     assert found.made_tpot_ratio == pytest.approx(1, abs=0.06)
@@ -169,7 +170,7 @@ def test_at_half_the_rate_steps_are_shorter(plan):
 def test_what_an_engine_adds_before_the_answer_is_told_apart():
     """The answer comes some decode steps late: the first token that much later, and the rest that much sooner."""
     work = equal_requests(input_tokens=1024, output_tokens=256)
-    plan = closed_plan("llama-3.1-8b", "hgx-h100", work, LIMITS, chips=2, modes="aggregated", **BRIEF)
+    plan = closed_plan("llama-3.1-8b", "hgx-h100", work, LIMITS, chips=2, modes="aggregated", **CHOICE_ALONE)
     slow = st.load_engine("vllm")
     slow = replace(slow, scheduler=replace(slow.scheduler, steps_before_answer=10.0))
     found = compare(plan, "llama-3.1-8b", "hgx-h100", slow, requests=2000)

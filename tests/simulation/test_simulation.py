@@ -47,6 +47,7 @@ from steptime.validation.ttft_fit import fit as fit_first_tokens
 from steptime.workload.trace_files import read_trace
 from steptime.workload.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
 from steptime.workload.workload import Workload
+from tests.conftest import CHOICE_ALONE
 from tests.planning.cases import equal_requests
 from tests.simulation import reference_loop
 
@@ -490,7 +491,7 @@ def test_a_decode_pool_keeps_its_seats_in_a_replay(llama):
     """With fewer seats caches would wait for one, which counts as time per token."""
     model, system = llama
     workload, slo = st.Workload(input_tokens=2048, output_tokens=256), st.Slo(tpot=1 / 40, ttft=1)
-    plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",), alternatives=False)
+    plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",), **CHOICE_ALONE)
     found = replay_pools(model, system, workload, slo, plan.pools, plan.requests_per_second, engine=load_engine("vllm"))
     assert found.good
     assert found.batch == plan.pools[-1].max_num_seqs > found.planned_batch == plan.pools[-1].batch
