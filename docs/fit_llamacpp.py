@@ -1,8 +1,9 @@
 """Fit the engine llama.cpp to measured runs and write its file: `python docs/fit_llamacpp.py llamacpp_gb10.csv`.
 
 The argument has static batches of `llama-batched-bench` on DGX Spark, in the columns of `steptime validate`. Rows on RTX
-boards are in docs/llamacpp_rows.csv, with their sources: prompts in micro-batches, of which each is one step. Each model is
-left out once, on all machines. Its errors give the ranges.
+boards and Apple chips are in docs/llamacpp_rows.csv, with their sources: prompts in micro-batches, of which each is one
+step, and decoded tokens. Each model is left out once, on all machines; its errors give the ranges. Each chip is left out
+once too, with all its models.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ RULES = tuple(Computed(operation="weights", stored=kind, computed="int8", source
 MICROBATCH = 2048
 # Maximum number of tokens of a step that counts as decode.
 LARGEST_BATCH = 32
-# Weight of a run on an RTX board: they are older, and prompts repeat the routing of one text.
-RTX_WEIGHT = 0.3
+# Weight of a run of the table: they are older, and prompts repeat the routing of one text.
+ROW_WEIGHT = 0.3
 # Errors from here on count in proportion to their size, not to its square.
 HUBER = 0.2
 # Deviation of the logarithm of a start value.
@@ -104,8 +105,9 @@ class Runs:
     def __init__(self, runs: list[Run]) -> None:
         self.runs = runs
         self.seconds = np.array([run.seconds for run in runs])
-        self.weight = np.array([1.0 if run.system == "dgx-spark" else RTX_WEIGHT for run in runs])
+        self.weight = np.array([1.0 if run.system == "dgx-spark" else ROW_WEIGHT for run in runs])
         self.model = np.array([run.model for run in runs])
+        self.system = np.array([run.system for run in runs])
         self.decodes = np.array([run.decodes for run in runs])
         self.groups = []
         for key in dict.fromkeys((run.model, run.system, run.weights, run.experts) for run in runs):
@@ -152,12 +154,12 @@ def fit(runs: Runs, weight: Number) -> tuple[Number, Number]:
     return logs, covariance
 
 
-def left_out(runs: Runs) -> Number:
-    """Return the errors of each run from a fit without its model."""
+def left_out(runs: Runs, names: Number) -> Number:
+    """Return the errors of each run from a fit without the runs that have its name."""
     errors = np.empty(len(runs.runs))
-    for model in dict.fromkeys(runs.model):
-        logs, _ = fit(runs, np.where(runs.model == model, 0.0, runs.weight))
-        mine = runs.model == model
+    for name in dict.fromkeys(names):
+        mine = names == name
+        logs, _ = fit(runs, np.where(mine, 0.0, runs.weight))
         errors[mine] = runs.errors(engine_at(logs))[mine]
     return errors
 
@@ -188,17 +190,20 @@ def main() -> None:
         runs_ += [micro_batched(row) for row in csv.DictReader(table)]
     runs = Runs(runs_)
     logs, covariance = fit(runs, runs.weight)
-    engine, out = engine_at(logs), left_out(runs)
-    fitted, system = runs.errors(engine), np.array([run.system for run in runs_])
-    print("| system | model | phase | runs | fitted, median | left out, median | left out, bias |")
-    print("|---|---|---|---:|---:|---:|---:|")
+    engine, out, chip_out = engine_at(logs), left_out(runs, runs.model), left_out(runs, runs.system)
+    fitted, system = runs.errors(engine), runs.system
+    print("| system | model | phase | runs | fitted, median | model left out | its bias | chip left out |")
+    print("|---|---|---|---:|---:|---:|---:|---:|")
     for name, model in dict.fromkeys((run.system, run.model) for run in runs_):
         for decodes, phase in ((True, "decode"), (False, "prefill")):
             mine = (system == name) & (runs.model == model) & (runs.decodes == decodes)
             if mine.any():
-                both = [f"{np.median(np.abs(np.expm1(e[mine]))):.1%}" for e in (fitted, out)]
+                three = [f"{np.median(np.abs(np.expm1(e[mine]))):.1%}" for e in (fitted, out, chip_out)]
                 bias = f"{np.median(np.expm1(out[mine])):+.1%}"
-                print(f"| {name} | {model} | {phase} | {mine.sum()} | {both[0]} | {both[1]} | {bias} |")
+                print(f"| {name} | {model} | {phase} | {mine.sum()} | {three[0]} | {three[1]} | {bias} | {three[2]} |")
+    for phase, mine in (("decode", runs.decodes), ("prefill", ~runs.decodes)):
+        three = [f"{np.median(np.abs(np.expm1(e[mine]))):.1%}" for e in (fitted, out, chip_out)]
+        print(f"| all | all | {phase} | {mine.sum()} | {three[0]} | {three[1]} | | {three[2]} |")
     decode, prefill = interval(out[runs.decodes]), interval(out[~runs.decodes])
     both = [min(decode[0], prefill[0]), max(decode[1], prefill[1])]
     counts = {load_system(name).name: int(np.sum(system == name)) for name in dict.fromkeys(system)}
@@ -209,8 +214,9 @@ def main() -> None:
         # A first token waits for prefill.
         "ttft": dict.fromkeys(WAITS, by_phase[1]),
     }
+    vendors = list(dict.fromkeys(load_system(name).chip.vendor for name in system))
     fit_table = {
-        "runs": len(runs_), "vendors": ["NVIDIA"], "names": list(NAMES), "covariance": covariance.tolist(),
+        "runs": len(runs_), "vendors": vendors, "names": list(NAMES), "covariance": covariance.tolist(),
         "prior": ASSUMED, "systems": counts, "parameter_variance": means,
         "interval": {"tpot": dict(zip(REGIMES, (decode, both), strict=True)), "ttft": dict.fromkeys(WAITS, both)},
     }  # fmt: skip
@@ -218,7 +224,7 @@ def main() -> None:
     inside = (np.exp(-out) >= lower) & (np.exp(-out) <= upper)
     fit_table["held"] = {"left_out": [round(float(np.mean(inside)), 3), len(runs_)]}
     title = "llama.cpp b6918 with GGUF weights, static batches of 1 to 32"
-    note = f"{len(runs_)} public runs on GB10, RTX 3090 and RTX 4090; fitted by docs/fit_llamacpp.py"
+    note = f"{len(runs_)} public runs on GB10, RTX 3090 and 4090, and Apple M2 Ultra to M4 Max; fitted by docs/fit_llamacpp.py"
     source = {"url": URL, "date": "2026-11-28", "grade": "measured", "note": note}
     text = engine_file(replace(engine, title=title, fit=fit_table), source)
     TARGET.write_text(text, encoding="utf-8")

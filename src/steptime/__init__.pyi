@@ -66,6 +66,7 @@ from steptime.sweeps.point_grid import in_blocks as in_blocks
 from steptime.sweeps.ranking import compare as compare
 from steptime.sweeps.sensitivity import sensitivity as sensitivity
 from steptime.sweeps.sweep import sweep as sweep
+from steptime.training.training_callback import TrainingCallback as TrainingCallback
 from steptime.training.training_job import TrainingLayout as TrainingLayout
 from steptime.training.training_planner import Training as Training
 from steptime.training.training_planner import TrainingStep as TrainingStep

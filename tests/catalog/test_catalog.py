@@ -42,7 +42,7 @@ SYSTEMS = (
 # Machines without a bf16 rate, a scale-out network or a rent that anybody lists.
 WITHOUT_RENT = (
     "cs-3", "groq-rack", "m3-ultra", "dgx-spark", "strix-halo", "mi350x-8", "rtx-pro-4500-4", "intel-b70-4", "blackhole-p150-4",
-    "wormhole-n300-4", "rtx-3090-4",
+    "wormhole-n300-4", "rtx-3090-4", "m2-ultra", "m3-max", "m4-max", "m4",
 )  # fmt: skip
 
 

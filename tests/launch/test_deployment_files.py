@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 import steptime as st
+from steptime.errors import replace_controls
 from steptime.launch.deployment_files import FOCUS_COLUMNS, focus_rows, label, litellm_entries
 from steptime.launch.launch_commands import ENGINES, launch_files
 from tests.conftest import CHOICE_ALONE
@@ -144,7 +145,9 @@ def test_focus_columns_are_those_of_the_specification(build):
     mandatory = {name for name, column in COLUMNS.items() if column["level"] == "Mandatory"}
     assert mandatory <= set(FOCUS_COLUMNS) <= set(COLUMNS)
     rent = st.load_system("hgx-h100").rent
-    (row,) = csv.DictReader(io.StringIO(focus_rows(replace(build(pool(tp=8)), rent=rent), datetime.date(2026, 12, 3))))
+    text = focus_rows(replace(build(pool(tp=8)), rent=rent), datetime.date(2026, 12, 3))
+    assert replace_controls(text) == text
+    (row,) = csv.DictReader(io.StringIO(text))
     for name, value in row.items():
         column = COLUMNS[name]
         assert value or column["null"], name

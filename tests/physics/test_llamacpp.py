@@ -60,11 +60,11 @@ def test_prefill_of_4096_tokens_is_within_25_percent(model, weights, experts, se
 def test_a_batch_of_one_streams_the_weights_at_the_share_of_the_bandwidth():
     """Qwen2.5-7B in q8_0: 6.525 B weights in layers and 0.545 B in the head, 34 bytes for 32 each, at 273 GB/s."""
     step = decode_step(load_model("qwen2.5-7b", weights="q8_0"), "dgx-spark", batch=1, context=1, engine="llama.cpp")
-    weights = (6.525e9 + 0.545e9) * 34 / 32 / 273e9 / 0.8469
+    weights = (6.525e9 + 0.545e9) * 34 / 32 / 273e9 / 0.8503
     assert step.resources["weights"] == pytest.approx(weights, rel=0.01)
 
 
-def test_rows_of_rtx_boards_are_within_25_percent_at_the_median():
+def test_rows_of_rtx_boards_and_apple_chips_are_within_25_percent_at_the_median():
     rows = list(csv.DictReader(ROWS.read_text(encoding="utf-8").splitlines()))
     errors = []
     for row in rows[::4]:
@@ -73,7 +73,7 @@ def test_rows_of_rtx_boards_are_within_25_percent_at_the_median():
         step = mixed_step(loaded, row["system"], prompts=1, tokens=tokens, prefix=(prompt - tokens) / 2, engine="llama.cpp")
         errors.append(abs(np.log(step.total * float(row["tokens_per_s"]) / tokens)))
     assert np.median(errors) < 0.25
-    assert all(row["source"].startswith("https://github.com/ggml-org/llama.cpp/pull/") for row in rows)
+    assert all(row["source"].startswith("https://github.com/ggml-org/llama.cpp/") for row in rows)
 
 
 def test_mixtures_of_gguf_files_have_their_bits():
@@ -182,7 +182,7 @@ def test_explicit_formats_and_other_engines_keep_those_of_the_config():
 def test_a_first_token_has_the_range_of_the_fit():
     runs_on = load_engine("llama.cpp")
     for regime in WAITS:
-        assert [float(end) for end in factors(runs_on, "ttft", regime)] == pytest.approx([0.653, 1.353])
+        assert [float(end) for end in factors(runs_on, "ttft", regime)] == pytest.approx([0.665, 1.317])
 
 
 def test_the_command_gives_a_range_for_a_gguf_file_type():

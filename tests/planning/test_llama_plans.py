@@ -44,13 +44,31 @@ def test_the_command_has_the_slots_of_the_plan(planned):
     flags = dict(pairwise(words))
     assert int(flags["-np"]) == planned.pools[-1].max_num_seqs
     assert int(flags["-ub"]) >= planned.pools[-1].chunk
+    # llama.cpp rounds the cache up to 256 tokens, and the memory of the plan has to hold that.
+    assert int(flags["-c"]) % 256 == 0
+    assert int(flags["-c"]) <= planned.pools[-1].kv_tokens_per_rank
+    assert {"-kvu", "-cram"} & set(words) == {"-kvu"}
 
 
 def test_formats_with_a_rule_of_the_engine_have_no_warning(planned):
     assert not [words for words in planned.warnings if "multiplied" in words]
 
 
-@pytest.mark.parametrize("name", ["dgx-spark", "m3-ultra", "strix-halo"])
+@pytest.mark.parametrize("name", ["dgx-spark", "m2-ultra", "m3-max", "m3-ultra", "m4", "m4-max", "strix-halo"])
 def test_a_desk_machine_is_one_computer(name):
     system = st.load_system(name)
     assert system.chips == host_chips(system) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens_per_second"),
+    [("m2-ultra", (1238.48, 94.27)), ("m3-max", (759.70, 66.31)), ("m4-max", (885.68, 83.06)), ("m4", (221.29, 24.11))],
+)
+def test_apple_chips_are_as_fast_as_llama_bench_measured(name, tokens_per_second):
+    """A prompt of 512 tokens and decoded tokens of Llama 2 7B in Q4_0: github.com/ggml-org/llama.cpp/discussions/4167."""
+    inputs = {"engine": "llama.cpp", "layout": Layout()}
+    model = st.load_model("llama-2-7b", weights="q4_0")
+    prefill = st.prefill_step(model, name, tokens=512, prompts=1, **inputs)
+    decode = st.decode_step(model, name, batch=1, context=64, **inputs)
+    assert 512 / float(prefill.total) == pytest.approx(tokens_per_second[0], rel=0.25)
+    assert 1 / float(decode.total) == pytest.approx(tokens_per_second[1], rel=0.25)

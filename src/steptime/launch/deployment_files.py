@@ -206,7 +206,8 @@ def focus_rows(plan: Plan, day: datetime.date | None = None) -> str:
     if plan.is_pair and plan.prefill_rent is not None:
         systems.append((plan.prefill_system, plan.prefill_chips, plan.prefill_rent))
     out = io.StringIO()
-    writer = csv.DictWriter(out, FOCUS_COLUMNS, lineterminator="\r\n", restval="")
+    # Written files have no control characters but the end of a line, so that "\r" would become part of the last column.
+    writer = csv.DictWriter(out, FOCUS_COLUMNS, lineterminator="\n", restval="")
     writer.writeheader()
     for system, chips, rent in systems:
         per_chip_hour = float(rent.typical) * SECONDS_PER_HOUR
@@ -217,7 +218,7 @@ def focus_rows(plan: Plan, day: datetime.date | None = None) -> str:
             **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost),
             **dict.fromkeys(("ContractedUnitPrice", "ListUnitPrice"), f"{per_chip_hour:.6f}"),
             **dict.fromkeys(("InvoiceIssuerName", "ProviderName", "PublisherName"), owner),
-            **dict.fromkeys(("ConsumedQuantity", "PricingQuantity"), str(chips)),
+            **dict.fromkeys(("ConsumedQuantity", "PricingQuantity"), f"{chips:.1f}"),
             **dict.fromkeys(("ConsumedUnit", "PricingUnit"), "Chip-Hours"),
             "BillingAccountId": "steptime-plan",
             "BillingCurrency": "USD",

@@ -1,7 +1,17 @@
 """The command of llama.cpp's server for a plan with the engine llama.cpp.
 
-Flags: `common/arg.cpp` of https://github.com/ggml-org/llama.cpp (b6918): `-m`, `-ngl`, `-c`, `-np`, `-b`, `-ub`,
-`-fa`, `-kvu`, `-ctk`, `-ctv`. With `-kvu` all slots share one KV cache of `-c` tokens; without it each slot has an equal part.
+Flags, defaults and values are those of the table in `tools/server/README.md` of https://github.com/ggml-org/llama.cpp, which
+`common/arg.cpp` writes (names of the README in autumn 2026; `-fa` takes a value since August 2025):
+
+- `-m`; `-ngl` (auto, all, or a number; auto by default); `-c` (0: from the model); `-b` (2048); `-ub` (512);
+- `-fa on|off|auto` (auto), which a quantised cache of values needs on;
+- `-np` (auto: 4 slots and one cache); `-kvu`, off by default with a number of slots;
+- `-ctk`, `-ctv` (f16): f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1;
+- `-cram` (8192 MiB): prompts that leave their slots stay in the memory of the host;
+- `--host` (127.0.0.1), `--port`.
+
+With `-kvu` all slots share one KV cache of `-c` tokens; without it each slot has an equal part. llama.cpp rounds `-c` up to a
+multiple of 256 (`src/llama-context.cpp`, GGML_PAD) and has at most 256 sequences (`src/llama-cparams.h`, LLAMA_MAX_SEQ).
 """
 
 from __future__ import annotations
@@ -22,6 +32,8 @@ CACHE: Final = {"bf16": "bf16", "fp16": "f16", "q8_0": "q8_0", "q5_0": "q5_0", "
 # More layers than any model has: all of them are on the chip.
 ALL_LAYERS: Final = 999
 PORT: Final = 8080
+# Tokens of the KV cache are a multiple of these.
+CACHE_STEP: Final = 256
 MARK: Final = ".gguf"
 
 
@@ -43,14 +55,16 @@ def llama_server_commands(plan: Plan) -> list[str]:
     is_file = served.checkpoint.endswith(MARK) and served.checkpoint.isprintable()
     place = shlex.quote(served.checkpoint) if is_file else '"$GGUF"'
     cache = CACHE.get(served.kv, "")
-    room = args.length * args.sequences
+    room = CACHE_STEP * math.ceil(args.length * args.sequences / CACHE_STEP)
     if math.isfinite(pool.kv_tokens_per_rank):
-        room = min(room, int(pool.kv_tokens_per_rank))
+        # llama.cpp rounds up, beyond the memory that is left.
+        room = min(room, max(1, int(pool.kv_tokens_per_rank) // CACHE_STEP) * CACHE_STEP)
     tokens = max(args.tokens, args.sequences)
     notes = select_texts(
         (not is_file, f"GGUF: file of {served.checkpoint or plan.model} with weights in {formats}"),
         (not cache, f"llama.cpp has no KV cache in {served.kv}: expect a cache of another size"),
         (True, f"{args.sequences} slots are more than the mean batch of the plan; -ub is the chunk and the batch in one pass"),
+        (True, "up to 8 GiB of old prompts stay in host memory: add -cram 0 where the chip shares it and the plan is full"),
         (len(replicas) > 1, f"{counted(len(replicas), 'replica')}: the same command on each chip, with a router before them"),
     )
     words = select_texts(
