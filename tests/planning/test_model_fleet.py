@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import DataFileError
 from steptime.planning import model_fleet
-from steptime.planning.model_fleet import FleetOption, plan_fleet, possible_share, read_fleet, solve_fleet
+from steptime.planning.fleet_program import (
+    FleetOption,
+    additional_chips,
+    possible_share,
+    solve_day,
+    solve_fleet,
+    unserved_shares,
+)
+from steptime.planning.model_fleet import FleetChoice, plan_fleet, read_fleet
 
 pytest.importorskip("scipy")
 FLEET = """
@@ -89,6 +98,108 @@ def against_brute_force(cases):
         assert (share >= 1 - 1e-6) == math.isfinite(lowest)
         answers += math.isfinite(lowest)
     assert 0 < answers < cases
+
+
+def brute_force_of_a_day(options, rates, chips, reserved_rent, on_demand_rent, budget):
+    """Return the lowest mean rent over all deployments of each hour and all numbers of reserved chips."""
+    most = [chips[o.system] // o.chips for o in options]
+    counts = list(itertools.product(*(range(n + 1) for n in most)))
+    hours = []
+    for hour in range(len(rates[0])):
+        use = set()
+        for n in counts:
+            served = [sum(k * o.rate for k, o in zip(n, options, strict=True) if o.model == m) for m in range(len(rates))]
+            used = tuple(sum(k * o.chips for k, o in zip(n, options, strict=True) if o.system == s) for s in range(len(chips)))
+            fits = all(u <= limit for u, limit in zip(used, chips, strict=True))
+            if fits and all(have >= rate[hour] - 1e-9 for have, rate in zip(served, rates, strict=True)):
+                use.add(used)
+        hours.append([u for u in use if not any(v != u and all(x <= y for x, y in zip(v, u, strict=True)) for v in use)])
+    lowest = math.inf
+    for day in itertools.product(*hours):
+        paid = 0.0
+        for s, limit in enumerate(chips):
+            in_use = [used[s] for used in day]
+            mixes = []
+            for reserved in range(limit + 1):
+                extra = sum(max(0, n - reserved) for n in in_use)
+                if not extra or math.isfinite(on_demand_rent[s]):
+                    mixes.append(reserved * reserved_rent[s] + (extra * on_demand_rent[s] / len(day) if extra else 0.0))
+            paid += min(mixes)
+        lowest = min(lowest, paid)
+    return lowest if lowest <= budget + 1e-9 else math.inf
+
+
+def days_against_brute_force(cases):
+    """Options of plans within limits, two or three hours, chips of two systems, rents of two kinds, perhaps a budget."""
+    random = np.random.default_rng(7)
+    answers = 0
+    for _ in range(cases):
+        options, _, _, budget = draw(random)
+        options = options[:4]
+        models, systems = 1 + max(o.model for o in options), 1 + max(o.system for o in options)
+        hours = int(random.integers(2, 4))
+        rates = [
+            [round(float(random.uniform(0, 9)), 1) * (random.uniform() > 0.1) for _ in range(hours)] for _ in range(models)
+        ]
+        chips = [int(random.integers(2, 5)) for _ in range(systems)]
+        reserved = [round(float(random.uniform(1, 5)), 2) for _ in range(systems)]
+        extra = [price * float(random.uniform(1, 2.5)) if random.uniform() < 0.6 else math.inf for price in reserved]
+        lowest = brute_force_of_a_day(options, rates, chips, reserved, extra, budget)
+        day = solve_day(options, rates, chips, reserved, extra, budget)
+        assert (math.inf if day is None else day.usd_per_hour) == pytest.approx(lowest, rel=1e-3), (options, rates, chips)
+        answers += day is not None
+    assert 0.2 * cases < answers < cases
+
+
+def test_a_day_equals_brute_force_on_some_cases():
+    days_against_brute_force(25)
+
+
+@pytest.mark.slow
+def test_a_day_equals_brute_force_on_200_cases():
+    days_against_brute_force(200)
+
+
+def test_a_day_in_hours_is_near_the_program_of_all_hours(monkeypatch):
+    """The search hour by hour, for large days, against the program that has all of them."""
+    random = np.random.default_rng(5)
+    options = [option(m, s, c, round(c * random.uniform(2, 6), 1), 1.0) for m in range(3) for s in range(2) for c in (1, 2)]
+    rates = [[float(random.uniform(2, 30)) for _ in range(6)] for _ in range(3)]
+    exact = solve_day(options, rates, [24, 24], [2.0, 3.0], [3.0, math.inf])
+    monkeypatch.setattr("steptime.planning.fleet_program.SMALL", 0)
+    near = solve_day(options, rates, [24, 24], [2.0, 3.0], [3.0, math.inf])
+    assert exact.usd_per_hour * (1 - 1e-3) <= near.usd_per_hour <= exact.usd_per_hour * 1.06
+    # The bound holds: the lowest rent is not below it.
+    assert near.usd_per_hour * (1 - near.gap) <= exact.usd_per_hour * (1 + 1e-3)
+
+
+def test_models_whose_peaks_differ_share_chips():
+    """Peaks of 4 chips at different hours: 5 chips serve both, not 8; on demand at 1.5 times the rent pays below 16 h."""
+    both = [option(m, 0, 1, 1.0, 2.0) for m in (0, 1)]
+    rates = [[4.0] * 12 + [1.0] * 12, [1.0] * 12 + [4.0] * 12]
+    assert solve_day(both, rates, [16], [2.0]).usd_per_hour == pytest.approx(10.0)
+    short = [[4.0] * 12 + [1.0] * 12, [1.0] * 24]
+    day = solve_day(both, short, [16], [2.0], [3.0])
+    # 2 reserved at $2, and 3 more for half of the day at $3.
+    assert (day.reserved.tolist(), day.usd_per_hour) == ([2.0], pytest.approx(4.0 + 4.5))
+
+
+def test_what_does_not_fit_and_what_would_suffice():
+    options = [option(0, 0, 1, 1.0, 2.0), option(1, 0, 4, 1.0, 8.0)]
+    assert unserved_shares(options, [4.0, 1.0], [6]).tolist() == [0.5, 0.0]
+    assert additional_chips(options, [4.0, 1.0], [6], [2.0]).tolist() == [2.0]
+
+
+def test_ranges_of_rows_add_by_what_they_share():
+    """Rows of two models are independent, so that their sides add as squares; together they would add as numbers."""
+    row = FleetChoice(
+        model="a", system="s", deployments=2, chips=2, layout="", rate=2.0, usd_per_hour=10.0, usd_range=(7.0, 14.0)
+    )
+    options = [FleetOption(model=m, system=0, chips=1, rate=1.0, usd_per_hour=5.0, engine="vllm") for m in (0, 1)]
+    correlation = model_fleet._correlations(options)
+    below, above = model_fleet._range_of_rows([row, row], correlation)
+    assert (below, above) == pytest.approx((3 * math.sqrt(2), 4 * math.sqrt(2)), rel=1e-3)
+    assert model_fleet._range_of_rows([row, row], np.ones((2, 2))) == pytest.approx((6.0, 8.0))
 
 
 def test_the_program_equals_brute_force_on_some_cases():
@@ -172,6 +283,36 @@ def test_a_budget_that_is_too_small_is_the_reason(drawn, tmp_path):
     assert fleet.possible_share < 1
 
 
+DAY = FLEET.replace("rate = 30", "rate = 20\nday = 1.5\npeak_hour = 3").replace("rent = 4", "rent = 4\non_demand = 6")
+
+
+def test_a_fleet_by_hour_has_its_rates_its_chips_and_its_rents(drawn, tmp_path):
+    models, systems, budget = read_fleet(written(tmp_path, DAY))
+    assert np.argmax(models[0].rates) == 3
+    assert np.mean(models[0].rates) == pytest.approx(20.0)
+    assert max(models[0].rates) == pytest.approx(30.0)
+    assert models[1].rates == ()
+    fleet = plan_fleet(models, systems, budget)
+    # The first model needs 3 deployments at its peak and 1 at its trough of 10.8 requests/s; the second always the same.
+    first = next(choice for choice in fleet.choices if choice.model == models[0].name)
+    needed = [math.ceil(rate / 10.0 - 1e-9) for rate in models[0].rates]
+    assert list(first.by_hour) == needed
+    assert sum(choice.usd_per_hour for choice in fleet.choices) == pytest.approx(fleet.usd_per_hour)
+    assert fleet.usd_per_hour <= fleet.separate_usd_per_hour
+    assert len(fleet.columns()["deployments_23h"]) == len(fleet.choices)
+
+
+def test_a_fleet_by_hour_that_does_not_fit_names_model_hour_and_chips(drawn, tmp_path):
+    text = DAY.replace("rate = 20", "rate = 80").replace("budget = 100\n", "")
+    fleet = plan_fleet(*read_fleet(written(tmp_path, text)))
+    assert not fleet.feasible
+    assert fleet.reason.startswith("at 3 h ")
+    assert "llama-3.1-8b" in fleet.reason
+    assert "of hgx-h100 would serve them" in fleet.reason
+    # 120 requests/s need 12 chips of hgx-h100, which has 8; the second model has room on hgx-b200.
+    assert fleet.unserved == pytest.approx((1 / 3, 0.0))
+
+
 def test_chips_that_do_not_suffice_are_the_reason(drawn, tmp_path):
     models, systems, budget = read_fleet(
         written(tmp_path, FLEET.replace("rate = 30", "rate = 300").replace("budget = 100\n", ""))
@@ -190,6 +331,17 @@ def test_a_model_without_a_home_is_the_reason(monkeypatch, tmp_path):
     assert "hgx-b200: too slow" in fleet.reason
 
 
+def test_the_files_of_the_page_and_of_the_help_are_read(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
+    models, systems, budget = read_fleet(written(tmp_path, text.split("```toml")[1].split("```")[0]))
+    assert (len(models), len(systems), budget) == (2, 2, 200.0)
+    assert systems[0].on_demand == pytest.approx(3.5)
+    assert models[0].loaded is not None
+    shown = CliRunner().invoke(app_for(["fleet"]), ["fleet", "--help"]).stdout
+    for key in (*model_fleet.MODEL_KEYS, *model_fleet.SYSTEM_KEYS):
+        assert key in shown, key
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -203,6 +355,14 @@ def test_a_model_without_a_home_is_the_reason(monkeypatch, tmp_path):
         ("rent = 4", 'rent = "soon"', "rent"),
         ('weights = "fp8"', 'systems = ["tpu7x"]', "is not one of hgx-h100, hgx-b200"),
         ("speed = 30", "speed = true", "models.0.speed"),
+        ('name = "llama-3.1-8b"', 'name = "llama-3.1-9b"', "models.0: unknown model .*Llama-3.1-8B"),
+        ("ttft = 2", 'ttft = 2\npercentile = "p80"', "models.0: .*p90"),
+        ("ttft = 2", 'ttft = 2\nday = "cha"', "models.0: .*chat"),
+        ("ttft = 2", "ttft = 2\nday = 0.5", "models.0: day"),
+        ("ttft = 2", "ttft = 2\nrates = [1, 2]", "models.0.rate"),
+        ("rate = 30", "rates = [1, 2]", "models.0.rates"),
+        ("ttft = 2", "ttft = 2\npeak_hour = 3", "models.0.peak_hour"),
+        ("rent = 4", "rent = 4\non_demand = 3", "systems.1.on_demand"),
     ],
 )
 def test_a_wrong_file_says_where(tmp_path, old, new, words):

@@ -221,12 +221,15 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
     command_names = words[:1] if words and words[0] in EXAMPLES else ()
     for name in command_names or EXAMPLES:
         is_listed_only = words is not None and not command_names
-        command = _stub if is_listed_only else getattr(import_module(f"steptime.cli.{MODULES.get(name, name)}"), name)
-        notes = _mcp_notes() if name == "mcp" and not is_listed_only else ()
+        module = None if is_listed_only else import_module(f"steptime.cli.{MODULES.get(name, name)}")
+        command = _stub if module is None else getattr(module, name)
+        # A command that reads a file shows its keys.
+        summary = "\n\n".join(filter(None, (SUMMARIES[name], getattr(module, "FILE_FORMAT", ""))))
+        notes = _mcp_notes() if name == "mcp" and module is not None else ()
         epilog = "\n\n".join([*notes, "Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
-        app.command(
-            name, cls=StrictCommand, help=SUMMARIES[name], epilog=epilog, context_settings=FREE if name in OPEN else {}
-        )(command)
+        app.command(name, cls=StrictCommand, help=summary, epilog=epilog, context_settings=FREE if name in OPEN else {})(
+            command
+        )
     app.callback(invoke_without_command=True)(_version)
     return app
 
@@ -256,7 +259,7 @@ class StrictCommand(TyperCommand):
 
 def _mcp_notes() -> tuple[str, ...]:
     """Return the tools of `steptime mcp`, how a client starts it, and its page."""
-    from steptime.web.mcp_server import questions
+    from steptime.web.mcp_tools import questions
 
     return (
         f"Tools: {', '.join(questions())}.",

@@ -172,6 +172,18 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
             "find_replicas",
         ),
         "--prefill-replicas": (inputs.prefill_replicas > 0, "prefill_tp"),
+        "--rate or --find-rate; a trace has its own times": (random, "day"),
+        "--day": (inputs.day is not None, "peak_hour"),
+        "--rate or --trace without a search; --autoscale gives the number of replicas": (
+            once and not output.find_replicas and inputs.concurrency is None,
+            "autoscale",
+        ),
+        "--autoscale left out; it gives the fewest and the most replicas": (inputs.autoscale is None, "replicas"),
+        "--autoscale": (
+            inputs.autoscale is not None,
+            "scale_on scale_target scale_interval scale_down_wait cold_start image_pull load_bandwidth engine_start",
+        ),
+        "--cold-start left out, which has all of them": (inputs.cold_start is None, "image_pull load_bandwidth engine_start"),
         "--fast-replicas": (inputs.fast_replicas > 0, "fast_sequences"),
         "--fast-share, their share of the requests": (inputs.fast_share > 0, "fast_replicas"),
     }

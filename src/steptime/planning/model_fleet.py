@@ -1,19 +1,19 @@
-r"""Fleet of models: several models on one budget of chips, as a mixed-integer program over plans.
+r"""Fleet of models: several models on one budget of chips, from plans of each model on each system.
 
-Each model $m$ needs $R_m$ requests per second within its limits. An option $o$ is a deployment of one model on $k_o$
-chips of one system, found by `plan`. It serves $r_o$ requests per second for $c_o$ USD per hour. The program chooses
-whole numbers $n_o$ of deployments:
+Each model needs a rate of requests within its limits, perhaps by hour of a day. `plan` finds deployments of the model on chips
+of each system. Deployments have a power of two of chips, so that they fill hosts. The programs of `fleet_program` then choose
+whole numbers of deployments with the lowest rent.
 
-$$ \min \sum_o c_o n_o, \qquad \sum_{o \in m} \min(1, r_o / R_m) n_o \ge 1, \qquad \sum_{o \in s} k_o n_o \le K_s, \qquad
-   \sum_o c_o n_o \le B $$
+**Ranges.** A deployment serves its rate times a factor between the ends of the plan's 90 % range. With the factor $f$, the $L$
+requests per second of a row need $\lceil L / (r f) \rceil$ deployments in place of $n$, and their rent is $c n(f) / n$. The
+sides $\delta_i$ of the rows add with the correlation $\rho_{ij}$ of their errors:
 
-$K_s$ is the number of chips of each system, and $B$ the budget. A deployment that serves more than the rate counts as the
-rate. This keeps the whole-number solutions and a coefficient of 1: the solver's tolerance cannot serve a small rate with no
-deployment. If no fleet is feasible, a second program finds the largest share of all rates that fits. This share is the
-reason. Deployments have a power of two of chips, so that they fill hosts.
+$$ \delta = \sqrt{\sum_{i,j} \rho_{ij} \delta_i \delta_j}, \qquad \rho_{ij} = \frac{\sigma^2_{engine} + \sigma^2_{model} [m]
+   + (\sigma^2_{group} + \sigma^2_{release}) [g]}{\sigma^2 - \sigma^2_{noise}} $$
 
-References:
-    Huangfu and Hall, "Parallelizing the dual revised simplex method", 2018: HiGHS, in `scipy.optimize.milp`.
+A bracket is 1 where both rows share the model $m$, or model and system $g$; rows of different engines have no common error. The
+variances are those of measured runs (`physics/run_covariance.py`). Almost all of a measured error is that of its group, so that
+rows of different models hardly move together. The range in which all rows move together is an answer as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -29,14 +29,29 @@ import numpy as np
 
 from steptime.catalog.data_files import read_file
 from steptime.catalog.hardware_loading import load_system, with_rent
-from steptime.errors import DataFileError, InputError, RangeError, did_you_mean, install_hint, short_repr
+from steptime.errors import DataFileError, Impossible, InputError, RangeError, did_you_mean, short_repr
 from steptime.hardware.rental_prices import has_rent
+from steptime.hardware.system import System
+from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array, positive
 from steptime.physics.engine import default_formats
+from steptime.physics.run_covariance import read_covariances
+from steptime.planning.fleet_program import (
+    DaySolution,
+    FleetOption,
+    additional_chips,
+    possible_share,
+    solve_day,
+    solve_fleet,
+    unserved_shares,
+)
+from steptime.planning.plan_result import Plan
 from steptime.planning.planner import plan
+from steptime.planning.slo_probability import check_percentile
 from steptime.result_base import Tabular, unit
 from steptime.units import HOUR, counted, parse
+from steptime.workload.day_profile import HOURS, read_day
 from steptime.workload.workload import Slo, Workload
 
 MOST_MODELS, MOST_SYSTEMS, MOST_CHIPS, MOST_RATE = 100, 50, 1_000_000, 1e6
@@ -44,10 +59,11 @@ MOST_MODELS, MOST_SYSTEMS, MOST_CHIPS, MOST_RATE = 100, 50, 1_000_000, 1e6
 LARGER: Final = 1
 # A larger deployment is an option if each of its chips serves this factor more.
 GAIN: Final = 1.02
-# Longest time of the solver [s], and the gap to the optimum at which it stops.
-PATIENCE, GAP = 60.0, 1e-6
-MODEL_KEYS: Final = ("name", "rate", "input", "output", "cached", "speed", "ttft", "weights", "experts", "kv", "systems")
-SYSTEM_KEYS: Final = ("name", "chips", "rent", "engine")
+MODEL_KEYS: Final = (
+    "name", "rate", "rates", "day", "peak_hour", "input", "output", "cached", "speed", "ttft", "percentile", "weights",
+    "experts", "kv", "systems",
+)  # fmt: skip
+SYSTEM_KEYS: Final = ("name", "chips", "rent", "on_demand", "engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +71,28 @@ class FleetModel:
     """A model of a fleet: its rate of requests, their lengths, and their limits."""
 
     name: str = field(metadata=unit("", "name of the model"))
-    rate: float = field(metadata=unit("requests/s", "requests to serve", key="rate_requests_per_s"))
+    rate: float = field(
+        metadata=unit("requests/s", "requests to serve; with a day profile the mean", key="rate_requests_per_s")
+    )
+    rates: tuple[float, ...] = field(
+        default=(), metadata=unit("requests/s", "requests to serve by hour; empty: always the rate", key="rates_requests_per_s")
+    )
     workload: Workload = field(metadata=unit("", "the requests"))
     slo: Slo = field(metadata=unit("", "the limits"))
+    percentile: str = field(default="p90", metadata=unit("", "percentile of requests that meets the limits"))
     weights: str = field(default="", metadata=unit("", "number format of the weights; empty: the config's"))
     experts: str = field(default="", metadata=unit("", "number format of the routed experts; empty: that of weights"))
     kv: str = field(default="", metadata=unit("", "number format of the KV cache; empty: the engine's"))
     systems: tuple[str, ...] = field(default=(), metadata=unit("", "systems on which the model may run; empty: all"))
+    loaded: Model | None = field(default=None, compare=False, metadata=unit("", "the model itself", left_out=True))
+
+    def hourly(self) -> tuple[float, ...]:
+        """Return the rates of the hours: 24 with a day profile, or one.
+
+        Returns:
+            Requests per second.
+        """
+        return self.rates or (self.rate,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +101,13 @@ class FleetSystem:
 
     name: str = field(metadata=unit("", "name of the system"))
     chips: int = field(metadata=unit("", "chips of this kind"))
-    usd_per_chip_hour: float = field(metadata=unit("USD/h", "rent of a chip", key="usd_per_chip_hour"))
+    usd_per_chip_hour: float = field(metadata=unit("USD/h", "rent of a reserved chip", key="usd_per_chip_hour"))
+    on_demand: float = field(
+        default=math.inf,
+        metadata=unit("USD/h", "rent of a chip in hours of use only; null: none", key="on_demand_usd_per_chip_hour"),
+    )
     engine: str = field(default="", metadata=unit("", "name of the engine; empty: the system's"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetOption:
-    """One deployment of a model on chips of one system."""
-
-    model: int = field(metadata=unit("", "position of the model"))
-    system: int = field(metadata=unit("", "position of the system"))
-    chips: int = field(metadata=unit("", "chips of the deployment"))
-    rate: float = field(metadata=unit("requests/s", "requests that it serves within the limits", key="rate_requests_per_s"))
-    usd_per_hour: float = field(metadata=unit("USD/h", "rent of its chips", key="usd_per_hour"))
-    layout: str = field(default="", metadata=unit("", "layout in words"))
+    loaded: System | None = field(default=None, compare=False, metadata=unit("", "the system itself", left_out=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +116,31 @@ class FleetChoice:
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
-    deployments: int = field(metadata=unit("", "equal deployments"))
+    deployments: int = field(metadata=unit("", "equal deployments; with a day profile those of the busiest hour"))
     chips: int = field(metadata=unit("", "chips of all of them"))
     layout: str = field(metadata=unit("", "layout of each, in words"))
     rate: float = field(metadata=unit("requests/s", "requests that they can serve", key="rate_requests_per_s"))
-    usd_per_hour: float = field(metadata=unit("USD/h", "rent of their chips", key="usd_per_hour"))
+    usd_per_hour: float = field(metadata=unit("USD/h", "rent of their chips; with a day profile the mean", key="usd_per_hour"))
+    usd_range: tuple[float, float] | None = field(
+        default=None,
+        metadata=unit("USD/h", "90 % range of that rent, for the same requests; null: none", key="usd_per_hour_range"),
+    )
+    by_hour: tuple[int, ...] = field(
+        default=(), metadata=unit("", "deployments that run in each hour; empty without a day profile")
+    )
+    speed: float = field(
+        default=math.nan,
+        metadata=unit("tok/s", "output tokens per second of each user at the percentile", key="speed_tok_per_s"),
+    )
+    ttft: float = field(default=math.nan, metadata=unit("s", "time to first token at the percentile"))
+    percentile: str = field(default="p90", metadata=unit("", "percentile of the two"))
+    speed_limit: float | None = field(default=None, metadata=unit("tok/s", "limit on the speed; null: none", key="speed_limit"))
+    ttft_limit: float = field(
+        default=math.inf, metadata=unit("s", "limit on the time to first token; null: none", key="ttft_limit_s")
+    )
+    probability: float = field(
+        default=math.nan, metadata=unit("", "probability of meeting the limit that is the hardest to meet; null: no limit")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -107,15 +151,40 @@ class ModelFleet(Tabular):
 
     feasible: bool = field(metadata=unit("", "whether the chips and the budget serve all rates within the limits"))
     reason: str = field(default="", metadata=unit("", "why they do not"))
-    usd_per_hour: float = field(default=math.nan, metadata=unit("USD/h", "rent of all chips in use", key="usd_per_hour"))
+    usd_per_hour: float = field(
+        default=math.nan,
+        metadata=unit("USD/h", "rent of all chips; with a day profile the mean of the day", key="usd_per_hour"),
+    )
+    usd_range: tuple[float, float] | None = field(
+        default=None, metadata=unit("USD/h", "90 % range of the rent; null: no engine has ranges", key="usd_per_hour_range")
+    )
+    usd_range_together: tuple[float, float] | None = field(
+        default=None, metadata=unit("USD/h", "the range if all rows are off in the same way", key="usd_per_hour_range_together")
+    )
     budget: float = field(default=math.inf, metadata=unit("USD/h", "limit on the rent; null: none", key="budget_usd_per_hour"))
     choices: tuple[FleetChoice, ...] = field(default=(), metadata=unit("", "deployments by model"))
     models: tuple[FleetModel, ...] = field(metadata=unit("", "the models"))
     systems: tuple[FleetSystem, ...] = field(metadata=unit("", "the systems"))
-    chips_in_use: tuple[int, ...] = field(default=(), metadata=unit("", "chips in use, by system"))
+    chips_in_use: tuple[int, ...] = field(
+        default=(), metadata=unit("", "chips in use, by system; of a day in its busiest hour")
+    )
+    reserved_chips: tuple[int, ...] = field(default=(), metadata=unit("", "chips that are rented all day, by system"))
+    on_demand_chip_hours: tuple[float, ...] = field(
+        default=(), metadata=unit("", "chip-hours on demand in a day, by system; empty without a day profile")
+    )
+    separate_usd_per_hour: float = field(
+        default=math.nan,
+        metadata=unit(
+            "USD/h", "rent if each model had its own chips for its peak; null: too few chips", key="separate_usd_per_hour"
+        ),
+    )
     possible_share: float = field(
         default=math.nan, metadata=unit("", "largest share of all rates that the chips and the budget serve, at most 1")
     )
+    unserved: tuple[float, ...] = field(
+        default=(), metadata=unit("", "share of each model's rate that the chips leave unserved; empty for a fleet that fits")
+    )
+    gap: float = field(default=0.0, metadata=unit("", "largest share by which the lowest rent may be lower"))
     options: int = field(default=0, metadata=unit("", "deployments that the program chose from"))
     plan_seconds: float = field(default=0.0, metadata=unit("s", "time of the plans", key="plan_s"))
     solve_seconds: float = field(default=0.0, metadata=unit("s", "time of the program", key="solve_s"))
@@ -130,10 +199,13 @@ class ModelFleet(Tabular):
             return f"No fleet for {counted(len(self.models), 'model')}: {self.reason}", {}
         chips = sum(self.chips_in_use)
         used = zip(self.systems, self.chips_in_use, strict=True)
-        return (
-            f"{counted(len(self.models), 'model')} on {counted(chips, 'chip')} for ${self.usd_per_hour:,.2f} per hour",
-            {system.name: f"{count:,} of {system.chips:,} chips" for system, count in used},
+        low, high = self.usd_range or (math.nan, math.nan)
+        spread = f" (90 % ${low:,.2f} to ${high:,.2f})" if self.usd_range else ""
+        mean = ", mean of a day" if self.on_demand_chip_hours else ""
+        title = (
+            f"{counted(len(self.models), 'model')} on {counted(chips, 'chip')} for ${self.usd_per_hour:,.2f} per hour{spread}"
         )
+        return (title + mean, {system.name: f"{count:,} of {counted(system.chips, 'chip')}" for system, count in used})
 
     def columns(self) -> dict[str, Any]:
         """Return one row per kind of deployment.
@@ -141,9 +213,17 @@ class ModelFleet(Tabular):
         Returns:
             Columns by name.
         """
-        names = ("model", "system", "deployments", "chips", "layout", "rate", "usd_per_hour")
-        keys = {"rate": "rate_requests_per_s"}
-        return {keys.get(name, name): [getattr(choice, name) for choice in self.choices] for name in names}
+        keys = {
+            "model": "model", "system": "system", "deployments": "deployments", "chips": "chips", "layout": "layout",
+            "rate": "rate_requests_per_s", "usd_per_hour": "usd_per_hour", "speed": "speed_tok_per_s", "ttft": "ttft_s",
+            "percentile": "percentile", "probability": "probability",
+        }  # fmt: skip
+        columns = {key: [getattr(choice, name) for choice in self.choices] for name, key in keys.items()}
+        ends = [choice.usd_range or (math.nan, math.nan) for choice in self.choices]
+        columns |= {"usd_per_hour_low": [low for low, _ in ends], "usd_per_hour_high": [high for _, high in ends]}
+        if self.on_demand_chip_hours:
+            columns |= {f"deployments_{hour}h": [choice.by_hour[hour] for choice in self.choices] for hour in range(HOURS)}
+        return columns
 
 
 def read_fleet(path: str | Path) -> tuple[tuple[FleetModel, ...], tuple[FleetSystem, ...], float]:
@@ -231,26 +311,55 @@ def _text(path: Path, place: str, entry: Mapping[str, Any], key: str, *, require
 def _read_model(path: Path, place: str, entry: Mapping[str, Any]) -> FleetModel:
     _refuse_unknown(path, place, entry, MODEL_KEYS)
     name = _text(path, place, entry, "name", required=True)
-    missing = [key for key in ("rate", "input", "output") if key not in entry]
-    if missing:
-        raise DataFileError(path, f"{place}.{missing[0]}: is missing; {name} needs rate, input and output")
+    missing = [key for key in ("input", "output") if key not in entry]
+    if missing or ("rate" not in entry and "rates" not in entry):
+        key = "rate" if not missing else missing[0]
+        raise DataFileError(path, f"{place}.{key}: is missing; {name} needs rate (or 24 rates), input and output")
     sizes = {key: _number(path, f"{place}.{key}", entry[key], 1e9) for key in ("input", "output")}
     limits = {key: _number(path, f"{place}.{key}", entry[key], 1e9) for key in ("speed", "ttft") if key in entry}
     systems = entry.get("systems", [])
     if not isinstance(systems, list) or not all(isinstance(system, str) for system in systems):
         raise DataFileError(path, f"{place}.systems: must be a list of names, got {short_repr(systems)}")
+    formats = {key: _text(path, place, entry, key) for key in ("weights", "experts", "kv")}
+    rate, rates = _read_rates(path, place, entry)
     try:
         workload = Workload(input_tokens=sizes["input"], output_tokens=sizes["output"], cached_share=entry.get("cached", 0.0))
         slo = Slo(ttft=limits.get("ttft", math.inf), speed=limits.get("speed"))
+        percentile = check_percentile(entry.get("percentile", "p90"))
+        loaded = load_model(name, weights=formats["weights"], experts=formats["experts"], kv=formats["kv"])
     except InputError as problem:
         raise DataFileError(path, f"{place}: {problem}") from None
-    formats = {key: _text(path, place, entry, key) for key in ("weights", "experts", "kv")}
-    rate = _number(path, f"{place}.rate", entry["rate"], MOST_RATE)
+    return FleetModel(
+        name=name, rate=rate, rates=rates, workload=workload, slo=slo, percentile=percentile, systems=tuple(systems),
+        loaded=loaded, **formats,
+    )  # fmt: skip
+
+
+def _read_rates(path: Path, place: str, entry: Mapping[str, Any]) -> tuple[float, tuple[float, ...]]:
+    """Return the mean rate of a model, and its 24 rates; none without a day profile."""
+    if "rates" in entry:
+        if clash := [key for key in ("rate", "day") if key in entry]:
+            raise DataFileError(path, f"{place}.{clash[0]}: rates has the rate of each hour; leave one of the two out")
+        rates = entry["rates"]
+        if not isinstance(rates, list) or len(rates) != HOURS:
+            raise DataFileError(path, f"{place}.rates: must be a list of {HOURS} requests/s, one for each hour")
+        # An hour without requests is possible.
+        hours = [0.0 if rate == 0 else _number(path, f"{place}.rates.{h}", rate, MOST_RATE) for h, rate in enumerate(rates)]
+        if not sum(hours):
+            raise DataFileError(path, f"{place}.rates: must have an hour above 0 requests/s")
+        day: Any = hours
+        rate = sum(hours) / HOURS
+    else:
+        rate, day = _number(path, f"{place}.rate", entry["rate"], MOST_RATE), entry.get("day")
+    if day is None:
+        if "peak_hour" in entry:
+            raise DataFileError(path, f'{place}.peak_hour: moves the peak of a day profile; give one too, such as day = "chat"')
+        return rate, ()
     try:
-        load_model(name, weights=formats["weights"], experts=formats["experts"], kv=formats["kv"])
+        shape = read_day(day, entry.get("peak_hour"))
     except InputError as problem:
         raise DataFileError(path, f"{place}: {problem}") from None
-    return FleetModel(name=name, rate=rate, workload=workload, slo=slo, systems=tuple(systems), **formats)
+    return rate, tuple(float(rate * share) for share in shape)
 
 
 def _read_system(path: Path, place: str, entry: Mapping[str, Any]) -> FleetSystem:
@@ -267,7 +376,21 @@ def _read_system(path: Path, place: str, entry: Mapping[str, Any]) -> FleetSyste
     if not has_rent(system.rent):
         raise DataFileError(path, f'{place}.rent: is not known for {name}; give it, such as rent = "2.10"')
     rent = float(system.rent.typical * HOUR)
-    return FleetSystem(name=system.name, chips=chips, usd_per_chip_hour=rent, engine=_text(path, place, entry, "engine"))
+    on_demand = math.inf
+    if "on_demand" in entry:
+        try:
+            on_demand = float(with_rent(system, entry["on_demand"]).rent.typical * HOUR)
+        except InputError as problem:
+            raise DataFileError(path, f"{place}.on_demand: {problem}") from None
+        if not on_demand >= rent:
+            raise DataFileError(
+                path,
+                f"{place}.on_demand: must be at least the reserved rent, ${rent:,.2f} per hour, got ${on_demand:,.2f}",
+            )
+    return FleetSystem(
+        name=system.name, chips=chips, usd_per_chip_hour=rent, on_demand=on_demand, engine=_text(path, place, entry, "engine"),
+        loaded=system,
+    )  # fmt: skip
 
 
 def fleet_options(
@@ -286,19 +409,24 @@ def fleet_options(
     """
     options: list[FleetOption] = []
     reasons: dict[tuple[int, int], str] = {}
-    machines = [load_system(system.name) for system in systems]
+    machines = [system.loaded or load_system(system.name) for system in systems]
     for m, model in enumerate(models):
-        config_model = load_model(model.name, weights=model.weights, experts=model.experts, kv=model.kv)
+        config_model = model.loaded or load_model(model.name, weights=model.weights, experts=model.experts, kv=model.kv)
         for s, (system, machine) in enumerate(zip(systems, machines, strict=True)):
             if model.systems and system.name not in model.systems:
                 continue
             loaded = config_model if model.weights else default_formats(config_model, system.engine or None)
             best, larger, reason = 0.0, 0, "no size fits"
             for chips in _sizes(min(system.chips, machine.chips)):
-                deployment = plan(
-                    loaded, machine, model.workload, model.slo, chips=chips, engine=system.engine or None, quick=True,
-                    alternatives=False, elasticities=False, front=False, diagnostics=False,
-                )  # fmt: skip
+                try:
+                    deployment = plan(
+                        loaded, machine, model.workload, model.slo, chips=chips, engine=system.engine or None, quick=True,
+                        alternatives=False, elasticities=False, front=False, diagnostics=False, percentile=model.percentile,
+                    )  # fmt: skip
+                # The weights or the requests do not fit so few chips.
+                except Impossible as problem:
+                    reason = str(problem)
+                    continue
                 if not deployment.feasible:
                     reason = deployment.reason
                     if best:
@@ -306,17 +434,7 @@ def fleet_options(
                     continue
                 per_chip = deployment.requests_per_second / chips
                 if per_chip > best * (GAIN if best else 1.0):
-                    rent = chips * system.usd_per_chip_hour
-                    options.append(
-                        FleetOption(
-                            model=m,
-                            system=s,
-                            chips=chips,
-                            rate=deployment.requests_per_second,
-                            usd_per_hour=rent,
-                            layout=deployment.layout_text,
-                        )
-                    )
+                    options.append(_as_option(deployment, m, s, chips * system.usd_per_chip_hour))
                     best = per_chip
                 if larger >= LARGER:
                     break
@@ -330,119 +448,35 @@ def _sizes(maximum: int) -> list[int]:
     return [1 << power for power in range(maximum.bit_length()) if 1 << power <= maximum]
 
 
-def solve_fleet(
-    options: Sequence[FleetOption], rates: Sequence[float], chips: Sequence[int], budget: float = math.inf
-) -> Array | None:
-    """Return the number of deployments of each option with the lowest rent.
-
-    Of two fleets with equal rent, the one with fewer chips counts.
-
-    Args:
-        options: Deployments.
-        rates: Requests per second of each model.
-        chips: Chips of each system.
-        budget: Limit on the rent [USD/h].
-
-    Returns:
-        Whole numbers by option; None if the chips or the budget do not suffice.
-
-    Raises:
-        InputError: scipy is not installed, or the solver found no optimum in time.
-
-    >>> small = FleetOption(model=0, system=0, chips=1, rate=2.0, usd_per_hour=2.0)
-    >>> large = FleetOption(model=0, system=0, chips=4, rate=10.0, usd_per_hour=8.0)
-    >>> solve_fleet([large], [1e-6], [8]).tolist()
-    [1.0]
-    >>> solve_fleet([small, large], [11.0], [8]).tolist(), solve_fleet([small], [11.0], [4])
-    ([1.0, 1.0], None)
-    """
-    if not options:
-        return None
-    served, used, rent = _program(options, rates, len(chips))
-    tie = GAP * float(np.max(rent)) / max(1.0, float(sum(chips)))
-    size = np.array([option.chips for option in options], dtype=float)
-    answer = _minimum(rent + tie * size, served, used, rent, np.ones(len(rates)), chips, budget)
-    return None if answer is None else np.round(answer)
-
-
-def possible_share(
-    options: Sequence[FleetOption], rates: Sequence[float], chips: Sequence[int], budget: float = math.inf
-) -> float:
-    """Return the largest share of all rates that the chips and the budget serve, at most 1.
-
-    Args:
-        options: Deployments.
-        rates: Requests per second of each model.
-        chips: Chips of each system.
-        budget: Limit on the rent [USD/h].
-
-    Returns:
-        A share; 0 if a model has no option.
-    """
-    if not options:
-        return 0.0
-    served, used, rent = _program(options, rates, len(chips))
-    # The share is one more variable, which counts against each rate.
-    wider = np.hstack([served, -np.ones((len(rates), 1))])
-    gain = np.append(np.zeros(len(options)), -1.0)
-    answer = _minimum(
-        gain, wider, np.hstack([used, np.zeros((len(chips), 1))]), np.append(rent, 0.0), np.zeros(len(rates)), chips, budget,
-        share=True,
-    )  # fmt: skip
-    return 0.0 if answer is None else float(min(answer[-1], 1.0))
-
-
-def _program(options: Sequence[FleetOption], rates: Sequence[float], systems: int) -> tuple[Array, Array, Array]:
-    """Return the share of a model's rate (at most 1), chips by system, and rent of each option."""
-    served, used = np.zeros((len(rates), len(options))), np.zeros((systems, len(options)))
-    for column, option in enumerate(options):
-        rate = rates[option.model]
-        served[option.model, column] = 1.0 if option.rate >= rate else option.rate / rate
-        used[option.system, column] = option.chips
-    return served, used, np.array([option.usd_per_hour for option in options])
-
-
-def _minimum(
-    cost: Array,
-    served: Array,
-    used: Array,
-    rent: Array,
-    shares: Array,
-    chips: Sequence[int],
-    budget: float,
-    *,
-    share: bool = False,
-) -> Array | None:
-    """Return the variables of the program; None if it has no solution."""
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-    except ImportError:
-        raise InputError(f"a fleet needs scipy: {install_hint('simulate')}") from None
-    constraints = [LinearConstraint(served, lb=shares), LinearConstraint(used, ub=np.asarray(chips, dtype=float))]
-    if math.isfinite(budget):
-        constraints.append(LinearConstraint(rent[None, :], ub=budget))
-    integral, largest = np.ones(len(cost)), np.full(len(cost), np.inf)
-    if share:
-        integral[-1], largest[-1] = 0, 1.0
-    solved = milp(
-        cost, integrality=integral, bounds=Bounds(0, largest), constraints=constraints,
-        options={"time_limit": PATIENCE, "mip_rel_gap": GAP},
-    )  # fmt: skip
-    if solved.x is None and solved.status == 2:
-        return None
-    if solved.x is None:
-        raise InputError(f"fleet: the solver found no answer in {PATIENCE:g} s; leave out models or systems")
-    answer: Array = solved.x
-    return answer
+def _as_option(deployment: Plan, model: int, system: int, rent: float) -> FleetOption:
+    """Return a plan as an option of the program."""
+    throughput = deployment.tokens_per_second_per_chip
+    low, high = deployment.throughput_range or (throughput, throughput)
+    return FleetOption(
+        model=model,
+        system=system,
+        chips=deployment.chips,
+        rate=deployment.requests_per_second,
+        usd_per_hour=rent,
+        layout=deployment.layout_text,
+        speed=deployment.tokens_per_second_per_user,
+        ttft=deployment.ttft,
+        probability=min(deployment.slo_probability.values(), default=math.nan),
+        slowest=low / throughput,
+        fastest=high / throughput,
+        engine=deployment.engine,
+    )
 
 
 def plan_fleet(models: Sequence[FleetModel], systems: Sequence[FleetSystem], budget: float = math.inf) -> ModelFleet:
     """Return the cheapest deployments that serve several models on given chips.
 
+    If a model has rates by hour, deployments run by hour, and all models share the chips of an hour.
+
     Args:
         models: Models with rates and limits.
         systems: Systems with their chips and rents.
-        budget: Limit on the rent [USD/h].
+        budget: Limit on the rent [USD/h]; with rates by hour on its mean.
 
     Returns:
         The fleet; without an answer `feasible` is false, and `reason` has the reason.
@@ -450,68 +484,200 @@ def plan_fleet(models: Sequence[FleetModel], systems: Sequence[FleetSystem], bud
     start = time.perf_counter()
     options, reasons = fleet_options(models, systems)
     planned = time.perf_counter()
-    rates, chips = [model.rate for model in models], [system.chips for system in systems]
-    shared: dict[str, Any] = {
-        "models": tuple(models), "systems": tuple(systems), "budget": budget, "options": len(options),
-        "plan_seconds": planned - start,
-    }  # fmt: skip
+    hours = max(len(model.hourly()) for model in models)
+    rates = np.array([np.broadcast_to(model.hourly(), hours) for model in models], dtype=float)
+    nothing = ModelFleet(
+        feasible=False, models=tuple(models), systems=tuple(systems), budget=budget, options=len(options),
+        plan_seconds=planned - start, possible_share=0.0,
+    )  # fmt: skip
     homeless = [m for m in range(len(models)) if all(option.model != m for option in options)]
     if homeless:
         m = homeless[0]
         causes = [f"{systems[s].name}: {reason.rstrip('.')}" for (model, s), reason in reasons.items() if model == m]
         reason = f"{models[m].name} meets its limits on no system ({'; '.join(causes) or 'no system is allowed'})"
-        return ModelFleet(feasible=False, reason=reason, possible_share=0.0, **shared)
-    counts = solve_fleet(options, rates, chips, budget)
-    if counts is None:
-        share = possible_share(options, rates, chips, budget)
-        reason = _why_not(options, models, systems, budget, share)
-        return ModelFleet(
-            feasible=False, reason=reason, possible_share=share, solve_seconds=time.perf_counter() - planned, **shared
+        unserved = tuple(float(model in homeless) for model in range(len(models)))
+        return replace(nothing, reason=reason, unserved=unserved)
+    day = _solve(options, rates, systems, budget)
+    if day is None:
+        return replace(
+            nothing, **_why_not(options, models, systems, rates, budget), solve_seconds=time.perf_counter() - planned
         )
-    choices = tuple(
-        FleetChoice(
-            model=models[option.model].name,
-            system=systems[option.system].name,
-            deployments=int(count),
-            chips=int(count) * option.chips,
-            layout=option.layout,
-            rate=float(count) * option.rate,
-            usd_per_hour=float(count) * option.usd_per_hour,
-        )
-        for option, count in zip(options, counts, strict=True)
-        if count
+    choices = _rows(options, day, models, systems, rates)
+    parts = tuple(option for option, count in zip(options, day.counts.max(axis=1), strict=True) if count)
+    sides = _range_of_rows(choices, _correlations(parts))
+    used = np.zeros((len(systems), hours))
+    np.add.at(used, [option.system for option in options], np.array([option.chips for option in options])[:, None] * day.counts)
+    return replace(
+        nothing,
+        feasible=True,
+        usd_per_hour=day.usd_per_hour,
+        usd_range=sides and _moved(day.usd_per_hour, sides),
+        usd_range_together=sides and _moved(day.usd_per_hour, _range_of_rows(choices, np.ones((len(parts), len(parts))))),
+        choices=choices,
+        chips_in_use=tuple(int(chips) for chips in used.max(axis=1)),
+        reserved_chips=tuple(int(chips) for chips in day.reserved),
+        on_demand_chip_hours=tuple(float(chips) for chips in day.on_demand.sum(axis=1)) if hours > 1 else (),
+        separate_usd_per_hour=_separate_rent(options, rates, systems) if hours > 1 else day.usd_per_hour,
+        possible_share=1.0,
+        gap=day.gap,
+        solve_seconds=time.perf_counter() - planned,
     )
-    in_use = tuple(sum(choice.chips for choice in choices if choice.system == system.name) for system in systems)
-    return ModelFleet(
-        feasible=True, usd_per_hour=sum(choice.usd_per_hour for choice in choices), choices=choices, chips_in_use=in_use,
-        possible_share=1.0, solve_seconds=time.perf_counter() - planned, **shared,
-    )  # fmt: skip
+
+
+def _solve(options: Sequence[FleetOption], rates: Array, systems: Sequence[FleetSystem], budget: float) -> DaySolution | None:
+    """Return the deployments by hour; with one hour, all chips in use are reserved."""
+    chips, rents = [system.chips for system in systems], [system.usd_per_chip_hour for system in systems]
+    if rates.shape[1] > 1:
+        return solve_day(options, rates, chips, rents, [system.on_demand for system in systems], budget)
+    counts = solve_fleet(options, rates[:, 0].tolist(), chips, budget)
+    if counts is None:
+        return None
+    used = np.zeros(len(systems))
+    np.add.at(used, [option.system for option in options], [count * o.chips for count, o in zip(counts, options, strict=True)])
+    rent = sum(float(count) * option.usd_per_hour for count, option in zip(counts, options, strict=True))
+    return DaySolution(counts[:, None], used, np.zeros((len(systems), 1)), rent, 0.0)
+
+
+def _separate_rent(options: Sequence[FleetOption], rates: Array, systems: Sequence[FleetSystem]) -> float:
+    """Return the rent of reserved chips for the sum of all peaks; NaN if there are too few."""
+    counts = solve_fleet(options, rates.max(axis=1).tolist(), [system.chips for system in systems])
+    if counts is None:
+        return math.nan
+    return sum(float(count) * option.usd_per_hour for count, option in zip(counts, options, strict=True))
+
+
+def _rows(
+    options: Sequence[FleetOption], day: DaySolution, models: Sequence[FleetModel], systems: Sequence[FleetSystem], rates: Array
+) -> tuple[FleetChoice, ...]:
+    """Return a row for each option in use; the rent of a system is divided by chip-hours."""
+    hours, rows = rates.shape[1], []
+    chip_hours = np.array([option.chips for option in options]) * day.counts.sum(axis=1)
+    by_system = np.zeros(len(systems))
+    np.add.at(by_system, [option.system for option in options], chip_hours)
+    on_demand = day.on_demand.sum(axis=1)
+    for o, option in enumerate(options):
+        counts = day.counts[o]
+        if not counts.max():
+            continue
+        model, system = models[option.model], systems[option.system]
+        if hours == 1:
+            rent = float(counts[0]) * option.usd_per_hour
+        else:
+            extra = system.on_demand * on_demand[option.system] / hours if on_demand[option.system] else 0.0
+            system_rent = system.usd_per_chip_hour * float(day.reserved[option.system]) + extra
+            rent = system_rent * float(chip_hours[o] / by_system[option.system])
+        # The requests of a model are divided by what its deployments can serve.
+        can_serve = np.zeros(hours)
+        for position, option_j in enumerate(options):
+            if option_j.model == option.model:
+                can_serve += option_j.rate * day.counts[position]
+        load = rates[option.model] * option.rate * counts / np.maximum(can_serve, 1e-300)
+        rows.append(
+            FleetChoice(
+                model=model.name,
+                system=system.name,
+                deployments=int(counts.max()),
+                chips=int(counts.max()) * option.chips,
+                layout=option.layout,
+                rate=float(counts.max()) * option.rate,
+                usd_per_hour=rent,
+                usd_range=_row_range(option, counts, load, rent),
+                by_hour=tuple(int(count) for count in counts) if hours > 1 else (),
+                speed=option.speed,
+                ttft=option.ttft,
+                percentile=model.percentile,
+                speed_limit=model.slo.speed,
+                ttft_limit=float(model.slo.ttft),
+                probability=option.probability,
+            )
+        )
+    return tuple(rows)
+
+
+def _row_range(option: FleetOption, counts: Array, load: Array, rent: float) -> tuple[float, float] | None:
+    """Return the 90 % range of the rent of a row, whose deployments serve its load in whole numbers.
+
+    >>> one = FleetOption(model=0, system=0, chips=1, rate=10.0, usd_per_hour=2.0, slowest=0.6, fastest=1.5)
+    >>> _row_range(one, np.array([3.0]), np.array([30.0]), 6.0), _row_range(one, np.array([1.0]), np.array([4.0]), 2.0)
+    ((4.0, 10.0), (2.0, 2.0))
+    """
+    if option.slowest == option.fastest:
+        return None
+    ends = [float(np.ceil(load / (option.rate * factor) - 1e-9).sum()) for factor in (option.fastest, option.slowest)]
+    now = float(counts.sum())
+    return rent * min(ends[0], now) / now, rent * max(ends[1], now) / now
+
+
+def _correlations(options: Sequence[FleetOption]) -> Array:
+    """Return the correlation of the errors of deployments, by what they share.
+
+    >>> one = FleetOption(model=0, system=0, chips=1, rate=1.0, usd_per_hour=1.0, engine="vllm")
+    >>> rho = _correlations([one, replace(one, chips=2), replace(one, model=1), replace(one, engine="sglang")])
+    >>> [round(float(value), 2) for value in rho[0]]
+    [1.0, 0.87, 0.0, 0.0]
+    """
+    errors = read_covariances()["tpot"]
+    total = errors.total - errors.noise
+    matrix = np.eye(len(options))
+    for i, first in enumerate(options):
+        for j, second in enumerate(options):
+            if i == j or first.engine != second.engine:
+                continue
+            same_model = first.model == second.model
+            same_group = same_model and first.system == second.system
+            shared = errors.engine + errors.model * same_model + (errors.group + errors.release) * same_group
+            matrix[i, j] = shared / total
+    return matrix
+
+
+def _range_of_rows(rows: Sequence[FleetChoice], correlation: Array) -> tuple[float, float] | None:
+    """Return how far the sum of the rows reaches below and above, from the sides of the rows; None if no row has a range.
+
+    >>> ends = {"usd_per_hour": 10.0, "usd_range": (7.0, 14.0)}
+    >>> row = FleetChoice(model="a", system="b", deployments=1, chips=1, layout="", rate=1.0, **ends)
+    >>> _range_of_rows([row, row], np.ones((2, 2))), [round(side, 3) for side in _range_of_rows([row, row], np.eye(2))]
+    ((6.0, 8.0), [4.243, 5.657])
+    """
+    if all(row.usd_range is None for row in rows):
+        return None
+    ends = [row.usd_range or (row.usd_per_hour, row.usd_per_hour) for row in rows]
+    below = np.array([row.usd_per_hour - low for row, (low, _) in zip(rows, ends, strict=True)])
+    above = np.array([high - row.usd_per_hour for row, (_, high) in zip(rows, ends, strict=True)])
+    return tuple(math.sqrt(float(side @ correlation @ side)) for side in (below, above))  # type: ignore[return-value]
+
+
+def _moved(rent: float, sides: tuple[float, float] | None) -> tuple[float, float] | None:
+    return None if sides is None else (rent - sides[0], rent + sides[1])
 
 
 def _why_not(
     options: Sequence[FleetOption],
     models: Sequence[FleetModel],
     systems: Sequence[FleetSystem],
+    rates: Array,
     budget: float,
-    share: float,
-) -> str:
-    """Say whether the budget or the chips are too small, and what would suffice."""
-    rates, chips = [model.rate for model in models], [system.chips for system in systems]
-    if math.isfinite(budget):
-        counts = solve_fleet(options, rates, chips)
-        if counts is not None:
-            rent = sum(count * option.usd_per_hour for count, option in zip(counts, options, strict=True))
-            return f"the cheapest fleet costs ${rent:,.2f} per hour, above the budget of ${budget:,.2f}; raise the budget"
-    endless = solve_fleet(options, rates, [MOST_CHIPS * len(models)] * len(systems))
-    needs = ""
-    if endless is not None:
-        by_system = [0] * len(systems)
-        for count, option in zip(endless, options, strict=True):
-            by_system[option.system] += int(count) * option.chips
-        additions = [
-            f"{need - system.chips:,} more of {system.name}"
-            for need, system in zip(by_system, systems, strict=True)
-            if need > system.chips
-        ]
-        needs = f"; the cheapest fleet without that limit takes {' and '.join(additions)}" if additions else ""
-    return f"the chips serve at most {math.floor(1000 * share) / 10:g} % of all rates{needs}"
+) -> dict[str, Any]:
+    """Return whether the budget or the chips are too small, which models do not fit, and what would suffice."""
+    chips = [system.chips for system in systems]
+    if math.isfinite(budget) and (day := _solve(options, rates, systems, math.inf)) is not None:
+        rent = f"${day.usd_per_hour:,.2f} per hour"
+        share = possible_share(options, rates.max(axis=1).tolist(), chips, budget)
+        reason = f"the cheapest fleet costs {rent}, above the budget of ${budget:,.2f}; raise the budget"
+        return {"reason": reason, "possible_share": share, "unserved": (0.0,) * len(models)}
+    # Chips limit each hour by itself: the tightest hour is the reason.
+    shares = [possible_share(options, rates[:, hour].tolist(), chips) for hour in range(rates.shape[1])]
+    hour = int(np.argmin(shares))
+    tightest = rates[:, hour].tolist()
+    unserved = unserved_shares(options, tightest, chips)
+    words = [f"{_percent(part)} of the requests of {models[m].name}" for m, part in enumerate(unserved) if part]
+    additional = additional_chips(options, tightest, chips, [system.usd_per_chip_hour for system in systems])
+    extra = [] if additional is None else [f"{int(n):,} more of {systems[s].name}" for s, n in enumerate(additional) if n]
+    hour_words = f"at {hour} h " if rates.shape[1] > 1 else ""
+    reason = f"{hour_words}the chips leave {' and '.join(words) or 'a part of the requests'} unserved"
+    reason += f"; {' and '.join(extra)} would serve them" if extra else ""
+    reason += f" (the chips serve at most {math.floor(1000 * shares[hour]) / 10:g} % of all rates)"
+    return {"reason": reason, "possible_share": shares[hour], "unserved": tuple(float(part) for part in unserved)}
+
+
+def _percent(share: float) -> str:
+    return f"{math.ceil(1000 * share - 1e-6) / 10:g} %"

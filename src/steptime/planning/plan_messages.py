@@ -34,7 +34,7 @@ from steptime.workload.workload import Slo
 # Formats of published checkpoints that may fit where wider weights do not; the one with the most bits first.
 SMALL_WEIGHTS = ("fp8", "int8", "int4")
 # What a plan without the simulator says of figures at a percentile; the text of the plan labels its columns by it.
-CLOSED_FORM_MEANS: Final = "figures are means of closed forms"
+CLOSED_FORM_MEANS = "figures are means of closed forms"
 STOPS = {
     "speed": "a larger batch would make each token slower than {tpot}",
     "first token": "a larger batch would delay the first token beyond {ttft}",

@@ -32,14 +32,16 @@ from steptime.questions.subject import (
     sampling_input,
     with_prompt_media,
 )
+from steptime.units import DAY
 from steptime.workload.workload import LARGEST_SPREAD, MOST_DRAFTS, NONE, Speculation, choose_speculation
 
 if TYPE_CHECKING:
+    from steptime.simulation.autoscaler import Autoscaler
     from steptime.simulation.prefix_cache import Cache
     from steptime.simulation.scheduling_policy import Policy
     from steptime.workload.traffic import Traffic
 
-TRAFFIC, POLICY, LIMITS_GROUP = "Traffic", "Scheduler", "Limits"
+TRAFFIC, POLICY, LIMITS_GROUP, SCALING = "Traffic", "Scheduler", "Limits", "Autoscaler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,17 @@ class TrafficInputs(SessionInputs):
     fast_share: Any = number(0.0, "share of requests with priority (0 to 1)", group=TRAFFIC)
     prefixes: Any = count(0, "number of shared prompt prefixes", minimum=0, group=TRAFFIC)
     prefix_tokens: Any = count(512, "tokens per shared prefix", unit="tokens", group=TRAFFIC)
+    day: str | None = text(
+        None,
+        "rate by hour of the day, with the mean of rate: a measured profile (chat or images), the ratio of peak to mean, or 24 "
+        "numbers with commas",
+        group=TRAFFIC,
+        metavar="PROFILE",
+        default_words="a constant rate",
+    )
+    peak_hour: Any = count(
+        None, "hour of the peak of day, 0 to 23", minimum=0, maximum=23, group=TRAFFIC, default_words="that of the profile"
+    )
     seed: Any = count(0, "random seed of the traffic", minimum=0, group=TRAFFIC)
 
     def traffic(self, gained: int = 0, *, longest: float = math.inf) -> Traffic:
@@ -103,6 +116,8 @@ class TrafficInputs(SessionInputs):
                 "simulate: needs one of trace (--trace), rate (--rate) and concurrency (--concurrency), got "
                 + (" and ".join(f"{kind} (--{kind})" for kind in kinds) or "none of them")
             )
+        if self.day is not None and (self.trace is not None or self.sessions is not None):
+            raise RangeError("day: a trace and sessions have their own times; leave day out, or give a rate alone")
         if self.sessions is not None:
             return self._turns(gained, longest)
         if self.trace is not None:
@@ -115,9 +130,13 @@ class TrafficInputs(SessionInputs):
                 for mean, spread in ((self.input, self.spread), (self.output, spread_out))
             )
             requests = draw_traffic(
-                prompts, outputs, rate=self.rate, clients=self.concurrency, requests=self.requests, fast_share=self.fast_share,
-                kind=self.arrivals, burst=self.burst, seed=self.seed,
+                prompts, outputs, rate=self.rate, clients=self.concurrency, requests=self._requests_drawn(),
+                fast_share=self.fast_share, kind=self.arrivals, burst=self.burst, seed=self.seed,
             )  # fmt: skip
+            if self.day is not None:
+                from steptime.workload.day_profile import read_day, with_day
+
+                requests = with_day(requests, read_day(self.day, None if self.peak_hour is None else int(self.peak_hour)))
         if self.prefixes:
             if len(requests.starts):
                 raise RangeError(
@@ -125,6 +144,12 @@ class TrafficInputs(SessionInputs):
                 )
             requests = with_sessions(requests, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
         return longer(requests, gained) if gained else requests
+
+    def _requests_drawn(self) -> Any:
+        """Return the number of requests; those of a whole day with a profile, None for the default."""
+        if self.requests is not None or self.day is None or self.rate is None:
+            return self.requests
+        return max(1, round(float(self.rate) * DAY))
 
     def _turns(self, gained: int, longest: float) -> Traffic:
         """Return the turns of sessions."""
@@ -267,7 +292,80 @@ class PoolInputs(ParallelSizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateInputs(PricedSubject, DraftModel, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
+class AutoscalerInputs:
+    """Inputs of replicas that start and stop with the load."""
+
+    autoscale: str | None = text(
+        None, "fewest and most replicas that start and stop with the load, as MIN:MAX", group=SCALING, metavar="MIN:MAX",
+        default_words="a fixed number of replicas",
+    )  # fmt: skip
+    scale_on: str = text(
+        "concurrency", "metric of the autoscaler: concurrency (requests in a replica) or queue (requests that wait)",
+        choices=("concurrency", "queue"), group=SCALING,
+    )  # fmt: skip
+    scale_target: Any = number(
+        None, "metric per replica that the autoscaler keeps", unit="requests", group=SCALING,
+        default_words="70 % of max-sequences, or 5 in the queue",
+    )  # fmt: skip
+    scale_interval: Any = number(15.0, "time between two readings of the metric", unit="s", minimum=0.1, group=SCALING)
+    scale_down_wait: Any = number(
+        300.0, "time for which fewer replicas must be enough before one ends", unit="s", minimum=0.0, group=SCALING
+    )
+    cold_start: Any = number(
+        None, "time from the start of a replica to its first request", unit="s", minimum=0.0, group=SCALING,
+        default_words="image-pull, weights over load-bandwidth, and engine-start",
+    )  # fmt: skip
+    image_pull: Any = number(
+        510.0, "pull of the container image in a cold start; 0: the host has it", unit="s", minimum=0.0, group=SCALING
+    )
+    load_bandwidth: Any = number(
+        0.892e9, "bandwidth from storage to the chips of a replica in a cold start", unit="B/s", group=SCALING
+    )
+    engine_start: Any = number(
+        64.0, "imports, compilation and graph capture in a cold start", unit="s", minimum=0.0, group=SCALING
+    )
+
+    def autoscaler(self, model: Model, slots: float) -> Autoscaler | None:
+        """Return the autoscaler; None if the number of replicas is fixed.
+
+        Args:
+            model: The model as it is served, whose weights a cold start loads.
+            slots: Sequences that a replica has at a time.
+
+        Returns:
+            The autoscaler.
+        """
+        if self.autoscale is None:
+            return None
+        from steptime.models.model import weight_bytes
+        from steptime.simulation.autoscaler import (
+            CONCURRENCY_SHARE,
+            QUEUE_TARGET,
+            Autoscaler,
+            cold_start_seconds,
+            read_autoscale,
+        )
+
+        fewest, maximum = read_autoscale(self.autoscale)
+        cold = cold_start_seconds(
+            weight_bytes(model), image_pull=self.image_pull, load_bandwidth=self.load_bandwidth, engine_start=self.engine_start
+        )
+        target = QUEUE_TARGET if self.scale_on == "queue" else CONCURRENCY_SHARE * float(slots)
+        return Autoscaler(
+            minimum=fewest,
+            maximum=maximum,
+            metric=self.scale_on,
+            target=target if self.scale_target is None else float(self.scale_target),
+            interval=float(self.scale_interval),
+            scale_down_wait=float(self.scale_down_wait),
+            cold_start=cold if self.cold_start is None else float(self.cold_start),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateInputs(
+    PricedSubject, DraftModel, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, AutoscalerInputs, LatencyLimits
+):
     """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
 
     sampling: str = sampling_input(TOP_P)
@@ -362,6 +460,13 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
         ),
     }  # fmt: skip
 
+    autoscaler = inputs.autoscaler(as_served(model, system, engine), policy.max_num_seqs)
+    if autoscaler is not None:
+        if searches_rate:
+            raise RangeError(
+                "autoscale: a search for the highest rate has a fixed number of replicas; leave one of the two out"
+            )
+        arguments |= {"autoscaler": autoscaler}
     # Replicas of the fast tier run the same policy with their own number of slots.
     if inputs.fast_replicas:
         slots = policy.max_num_seqs if inputs.fast_sequences is None else inputs.fast_sequences

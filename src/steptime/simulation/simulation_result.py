@@ -21,6 +21,7 @@ from steptime.hardware.system import Rent
 from steptime.physics.bias_correction import Anchor
 from steptime.physics.layout import Layout, show_layout
 from steptime.result_base import Tabular, unit
+from steptime.simulation.autoscaler import Scaling
 from steptime.simulation.loop_state import DONE, REJECTED
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import Answers, Judged, at_percentile
@@ -87,6 +88,7 @@ class Simulation(Tabular):
     limited: bool = field(default=False, metadata=unit("", "whether any class has a limit"))
     rent: Rent = field(default=Rent(), metadata=unit("", "rent per chip: kind, term, date, grade and source"))
     anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: no such runs"))
+    scaling: Scaling | None = field(default=None, metadata=unit("", "replicas over time; null: their number is fixed"))
 
     @property
     def output_tokens_per_second_per_chip(self) -> float:

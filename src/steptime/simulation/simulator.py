@@ -25,6 +25,7 @@ from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import stays_inside
 from steptime.physics.speculative_step import cache_moved, drafted_sequences
+from steptime.simulation.autoscaler import Autoscaler, Scaled, account, serve_autoscaled
 from steptime.simulation.loop_state import DONE, Replicas, Rules
 from steptime.simulation.prefix_cache import ANSWER_SHARE, Cache, CacheUse, use_cache
 from steptime.simulation.replica_pools import (
@@ -154,6 +155,7 @@ def simulate(
     fast_replicas: int = 0,
     slowness: float = 1.0,
     anchor: Anchors | Anchor | None = None,
+    autoscaler: Autoscaler | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
     """Simulate a deployment under traffic and return what its users see.
@@ -180,6 +182,7 @@ def simulate(
         fast_replicas: Additional replicas of that pool.
         slowness: Factor on every predicted step time.
         anchor: Your own runs, as for `plan`.
+        autoscaler: Starts and stops replicas with the load; the layout then has no number of replicas.
         progress: Function called with the number of requests served.
 
     Returns:
@@ -196,6 +199,10 @@ def simulate(
         serving_engine(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model)
     )
     traffic = checked(traffic)
+    if autoscaler is not None:
+        combined = {"prefill": prefill, "cache": cache, "fast_replicas": fast_replicas, "sessions": traffic.turns}
+        _check_autoscaled(combined)
+        layout = replace(layout, replicas=autoscaler.maximum)
     model = as_served(model, system, runs_on)
     fast_replicas = _check_counts(
         cached, fast_replicas, slowness, traffic, has_prefill_or_cache=prefill is not None or cache is not None
@@ -229,6 +236,11 @@ def simulate(
         visible = user_visible_times(served, server.pace, late, server.policy.acceptance_length)
         return (use, pools), visible, rules.seats * len(first.count)
 
+    if autoscaler is not None:
+        return _autoscaled(
+            autoscaler, traffic, server, slo=slo, percentile=percentile, cached=cached, layout=layout, model=model.name,
+            system=system, engine=runs_on,
+        )  # fmt: skip
     traffic, ((use, pools), requests) = (traffic, once(traffic)[:2]) if traffic.turns is None else serve_turns(traffic, once)
     prefill_chips = 0 if second_system is None else chips - _chips(layout, None, fast_replicas)
     rent = deployment_rent(chips - prefill_chips, system.rent.typical)
@@ -255,6 +267,73 @@ def simulate(
         limited=_limited(slo),
         rent=system.rent,
         anchor=runs_on.anchor,
+    )
+
+
+def _check_autoscaled(combined: dict[str, Any]) -> None:
+    """Raise RangeError for what an autoscaler cannot be combined with."""
+    if conflicts := [name for name, value in combined.items() if value]:
+        raise RangeError(f"autoscale: cannot be combined with {conflicts[0]}; leave one of the two out")
+
+
+def _autoscaled(
+    autoscaler: Autoscaler,
+    traffic: Traffic,
+    server: Server,
+    *,
+    slo: Slo | tuple[Slo, ...],
+    percentile: str,
+    cached: Any,
+    layout: Layout,
+    model: str,
+    system: System,
+    engine: Engine,
+) -> Simulation:
+    """Return the run of replicas that start and stop with the load, and a fixed fleet of its most replicas."""
+    cached = (
+        np.clip(np.asarray(cached, dtype=np.int64), 0, np.maximum(np.asarray(traffic.inputs) - 1, 0)) if np.any(cached) else 0
+    )
+    policy, pace = server.policy, server.pace
+
+    def user_answers(run: Any, rules: Rules, pool: Replicas, usd_per_second: float) -> tuple[Any, Any]:
+        visible = user_visible_times(run, pace, pipeline_delay_seconds(run, server), policy.acceptance_length)
+        return visible, answers(traffic, visible, [(rules, pool)], slo=slo, usd_per_second=usd_per_second)
+
+    rent = float(deployment_rent(int(layout.chips), system.rent.typical))
+    run: Scaled = serve_autoscaled(traffic, policy, pace, autoscaler, cached=cached)
+    span = max(float(traffic.arrival[-1]), 1e-12)
+    requests, figures = user_answers(run.requests, run.rules, run.pool, rent * run.rented_seconds / span)
+    largest = int(run.line[:, 1].max())
+    fixed = serve(traffic, policy, pace, replicas=largest, cached=cached)
+    _, fixed_figures = user_answers(*fixed, rent * largest)
+    scaling = account(
+        autoscaler, run, fixed_figures.within_limits, usd_per_replica_second=rent, fixed_ttft=fixed_figures.ttft.p90,
+        fixed_tpot=fixed_figures.tpot.p90,
+    )  # fmt: skip
+    line = timeline(requests, [(run.rules, run.pool)])
+    if autoscaler.minimum < autoscaler.maximum:
+        # Shares of rented time and room, not of all places for replicas.
+        figures = replace(figures, utilisation=scaling.busy_share, pool_utilisation=(scaling.busy_share,))
+        rented = np.interp(line["seconds"], scaling.times, scaling.rented)
+        line = {**line, "kv": line["kv"] * len(run.pool.count) / np.maximum(rented, 1)}
+    return Simulation(
+        model=model,
+        system=system.name,
+        engine=engine.name,
+        layout=replace(layout, replicas=largest),
+        limits=judge(figures, slo, percentile) if _limited(slo) else None,
+        answers=figures,
+        requests=requests,
+        timeline=line,
+        traffic=traffic,
+        policy=policy,
+        pace=pace,
+        replicas=largest,
+        chips=int(layout.chips) * largest,
+        limited=_limited(slo),
+        rent=system.rent,
+        anchor=engine.anchor,
+        scaling=scaling,
     )
 
 

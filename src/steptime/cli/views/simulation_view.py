@@ -62,6 +62,7 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
         parts += [
             footnote(f"Throughput, cost and loads: from {show(a.steady_from, 's')} to the last arrival, in the steady state.")
         ]
+    parts += [] if simulation.scaling is None else [Text(), _scaling(simulation, width)]
     # Hits are a result of sessions; other requests have the prefixes that they were given.
     hits = [] if simulation.cache is None else [Text(), _cache(simulation.cache)]
     has_turns = simulation.traffic.turns is not None
@@ -233,6 +234,39 @@ def _timeline(simulation: Simulation, width: int) -> Grid:
         bars = "".join(LEVELS[min(8, math.ceil(8 * max(0.0, share) - 1e-9))] for share in values / (peak or 1.0))
         grid.add_row(name, Text(bars, style="cyan", no_wrap=True), write(peak, form))
     return grid
+
+
+def _scaling(simulation: Simulation, width: int) -> RenderableType:
+    """Return the replicas over time as bars, and hours and dollars next to those of a fixed fleet."""
+    scaling = simulation.scaling
+    assert scaling is not None
+    rule, a = scaling.autoscaler, simulation.answers
+    cells = max(8, min(96, width - 34))
+    grid = table("Replicas over time", f"0 to {show(float(scaling.times[-1]), 's')}", "Most", numbers=(2,))
+    for name, values in (("Rented", scaling.rented), ("Taking requests", scaling.ready)):
+        # Bars show the most replicas in equal times, so that short peaks are seen.
+        peaks = np.array([part.max() for part in np.array_split(np.asarray(values, dtype=float), min(cells, len(values)))])
+        bars = "".join(LEVELS[math.ceil(8 * share - 1e-9)] for share in peaks / max(scaling.largest, 1))
+        grid.add_row(name, Text(bars, style="cyan", no_wrap=True), f"{int(np.max(values)):,}")
+
+    def dollars(value: float) -> str:
+        return f"${value:,.2f}" if math.isfinite(value) else "no rent known"
+
+    rows = [
+        ("Replica-hours", f"{scaling.replica_hours:,.2f}", f"{scaling.fixed_replica_hours:,.2f}"),
+        ("Rent", dollars(scaling.usd), dollars(scaling.fixed_usd)),
+        ("First token, p90", show(a.ttft.p90, "s"), show(scaling.fixed_ttft, "s")),
+        ("Time per token, p90", show(a.tpot.p90, "s"), show(scaling.fixed_tpot, "s")),
+    ]
+    if simulation.limited:
+        rows.append(("Within the limits", f"{a.within_limits:.1%}", f"{scaling.fixed_within_limits:.1%}"))
+    fixed = f"Fixed fleet of {scaling.largest:,}"
+    words = (
+        f"Autoscaler: {rule.minimum:,} to {counted(rule.maximum, 'replica')} for {in_digits(rule.target)} requests "
+        f"{'in' if rule.metric == 'concurrency' else 'waiting in'} each, read every {show(rule.interval, 's')}; a cold start "
+        f"takes {show(rule.cold_start, 's')}; {counted(scaling.starts, 'start')}."
+    )
+    return Group(grid, table("", "Autoscaled", fixed, rows=rows, numbers=(1, 2)), Text(words))
 
 
 def _cache(use: CacheUse) -> RenderableType:
