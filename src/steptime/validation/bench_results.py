@@ -330,11 +330,12 @@ def objects(text: str) -> Iterator[tuple[int, Any]]:
             value, position = decoder.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             # Continue at the next line that starts an object: one broken value does not hide the others.
+            following = text.find("\n{", start + 1)
             place, reason = line, "nested too deep, or a number too long"
             if isinstance(error, json.JSONDecodeError):
-                place, reason = error.lineno, error.msg
+                # The parser sees the error of the last value at its place, that of others in the value that follows.
+                place, reason = error.lineno if following < 0 else line, error.msg
             yield place, InputError(f"is not valid JSON: {reason}")
-            following = text.find("\n{", start + 1)
             position = len(text) if following < 0 else following
         else:
             yield from ((line, member) for member in (value if isinstance(value, list) else [value]))
