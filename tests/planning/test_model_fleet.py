@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import DataFileError
+from steptime.physics.run_covariance import read_covariances
 from steptime.planning import model_fleet
 from steptime.planning.fleet_program import (
     FleetOption,
@@ -191,14 +192,20 @@ def test_what_does_not_fit_and_what_would_suffice():
 
 
 def test_ranges_of_rows_add_by_what_they_share():
-    """Rows of two models are independent, so that their sides add as squares; together they would add as numbers."""
+    """Rows of two models share the small error of their engine: their sides add almost as squares."""
     row = FleetChoice(
         model="a", system="s", deployments=2, chips=2, layout="", rate=2.0, usd_per_hour=10.0, usd_range=(7.0, 14.0)
     )
     options = [FleetOption(model=m, system=0, chips=1, rate=1.0, usd_per_hour=5.0, engine="vllm") for m in (0, 1)]
     correlation = model_fleet._correlations(options)
     below, above = model_fleet._range_of_rows([row, row], correlation)
-    assert (below, above) == pytest.approx((3 * math.sqrt(2), 4 * math.sqrt(2)), rel=1e-3)
+    errors = read_covariances()["tpot"]
+    levels = errors.group + errors.release + errors.layout + errors.layout_release
+    common = errors.engine / (errors.engine + errors.model + levels)
+    assert correlation[0, 1] == pytest.approx(common)
+    assert common < 0.02
+    # Two sides of 3 with this in common: the root of 9 + 9 + 2 x 9 x common; and of 4.
+    assert (below, above) == pytest.approx((3 * math.sqrt(2 + 2 * common), 4 * math.sqrt(2 + 2 * common)))
     assert model_fleet._range_of_rows([row, row], np.ones((2, 2))) == pytest.approx((6.0, 8.0))
 
 
@@ -270,6 +277,8 @@ def test_a_fleet_names_its_deployments(drawn, tmp_path):
     assert fleet.feasible
     # 3 x $2 for the first model; for the second 1 x 4 and 1 x 2 chips, at $16, or 2 x 2 chips for the same.
     assert fleet.usd_per_hour == pytest.approx(22.0)
+    limits = {choice.model: (choice.speed_limit, choice.ttft_limit) for choice in fleet.choices}
+    assert limits == {models[0].name: (pytest.approx(30.0), 2.0), models[1].name: (None, math.inf)}
     assert sum(choice.chips for choice in fleet.choices) == sum(fleet.chips_in_use) == 7
     table = fleet.columns()
     assert len(table["model"]) == len(fleet.choices)
@@ -319,7 +328,7 @@ def test_chips_that_do_not_suffice_are_the_reason(drawn, tmp_path):
     )
     fleet = plan_fleet(models, systems, budget)
     assert not fleet.feasible
-    assert "more of hgx-h100" in fleet.reason
+    assert "more chips of hgx-h100" in fleet.reason
     assert 0 < fleet.possible_share < 0.4
 
 
@@ -363,6 +372,7 @@ def test_the_files_of_the_page_and_of_the_help_are_read(tmp_path):
         ("rate = 30", "rates = [1, 2]", "models.0.rates"),
         ("ttft = 2", "ttft = 2\npeak_hour = 3", "models.0.peak_hour"),
         ("rent = 4", "rent = 4\non_demand = 3", "systems.1.on_demand"),
+        ("rent = 4", 'rent = 4\nengine = "vlmm"', "systems.1: .*vllm"),
     ],
 )
 def test_a_wrong_file_says_where(tmp_path, old, new, words):

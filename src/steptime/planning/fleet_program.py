@@ -158,13 +158,14 @@ def solve_day(
         return None
     counts, bound = solved
     if not is_small:
-        counts = _hour_by_hour(options, rates, limits, price, extra, used, counts)
-        if counts is None:
+        by_hour = _hour_by_hour(options, rates, limits, price, extra, used, counts)
+        if by_hour is None:
             # The order of the hours was wrong: the program of all hours finds an answer, or says that there is none.
             solved = _whole_day(*settings, integral=True)
             if solved is None:
                 return None
-            counts = solved[0]
+            by_hour = solved[0]
+        counts = by_hour
     # For these deployments the best mix of rents follows by system: a chip is reserved if its hours on demand cost more.
     in_use = used @ counts
     reserved = np.array([_reserved_chips(in_use[s], price[s], extra[s]) for s in range(systems)])

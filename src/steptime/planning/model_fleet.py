@@ -35,7 +35,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array, positive
-from steptime.physics.engine import default_formats
+from steptime.physics.engine import default_formats, load_engine
 from steptime.physics.run_covariance import read_covariances
 from steptime.planning.fleet_program import (
     DaySolution,
@@ -342,7 +342,8 @@ def _read_rates(path: Path, place: str, entry: Mapping[str, Any]) -> tuple[float
             raise DataFileError(path, f"{place}.{clash[0]}: rates has the rate of each hour; leave one of the two out")
         rates = entry["rates"]
         if not isinstance(rates, list) or len(rates) != HOURS:
-            raise DataFileError(path, f"{place}.rates: must be a list of {HOURS} requests/s, one for each hour")
+            words = f"must be a list of {HOURS} requests/s, one for each hour, got {_size(rates)}"
+            raise DataFileError(path, f"{place}.rates: {words}")
         # An hour without requests is possible.
         hours = [0.0 if rate == 0 else _number(path, f"{place}.rates.{h}", rate, MOST_RATE) for h, rate in enumerate(rates)]
         if not sum(hours):
@@ -362,6 +363,10 @@ def _read_rates(path: Path, place: str, entry: Mapping[str, Any]) -> tuple[float
     return rate, tuple(float(rate * share) for share in shape)
 
 
+def _size(value: Any) -> str:
+    return counted(len(value), "value") if isinstance(value, list) else short_repr(value)
+
+
 def _read_system(path: Path, place: str, entry: Mapping[str, Any]) -> FleetSystem:
     _refuse_unknown(path, place, entry, SYSTEM_KEYS)
     name = _text(path, place, entry, "name", required=True)
@@ -369,7 +374,9 @@ def _read_system(path: Path, place: str, entry: Mapping[str, Any]) -> FleetSyste
     if isinstance(chips, bool) or not isinstance(chips, int) or not 1 <= chips <= MOST_CHIPS:
         raise DataFileError(path, f"{place}.chips: must be a whole number from 1 to {MOST_CHIPS:,}, got {short_repr(chips)}")
     try:
-        system = load_system(name)
+        system, engine = load_system(name), _text(path, place, entry, "engine")
+        if engine:
+            load_engine(engine)
         system = with_rent(system, entry["rent"]) if "rent" in entry else system
     except InputError as problem:
         raise DataFileError(path, f"{place}: {problem}") from None
@@ -388,7 +395,7 @@ def _read_system(path: Path, place: str, entry: Mapping[str, Any]) -> FleetSyste
                 f"{place}.on_demand: must be at least the reserved rent, ${rent:,.2f} per hour, got ${on_demand:,.2f}",
             )
     return FleetSystem(
-        name=system.name, chips=chips, usd_per_chip_hour=rent, on_demand=on_demand, engine=_text(path, place, entry, "engine"),
+        name=system.name, chips=chips, usd_per_chip_hour=rent, on_demand=on_demand, engine=engine,
         loaded=system,
     )  # fmt: skip
 
@@ -586,7 +593,7 @@ def _rows(
                 speed=option.speed,
                 ttft=option.ttft,
                 percentile=model.percentile,
-                speed_limit=model.slo.speed,
+                speed_limit=1 / float(model.slo.tpot) if math.isfinite(model.slo.tpot) else None,
                 ttft_limit=float(model.slo.ttft),
                 probability=option.probability,
             )
@@ -614,7 +621,7 @@ def _correlations(options: Sequence[FleetOption]) -> Array:
     >>> one = FleetOption(model=0, system=0, chips=1, rate=1.0, usd_per_hour=1.0, engine="vllm")
     >>> rho = _correlations([one, replace(one, chips=2), replace(one, model=1), replace(one, engine="sglang")])
     >>> [round(float(value), 2) for value in rho[0]]
-    [1.0, 0.87, 0.0, 0.0]
+    [1.0, 0.87, 0.01, 0.0]
     """
     errors = read_covariances()["tpot"]
     total = errors.total - errors.noise
@@ -671,7 +678,8 @@ def _why_not(
     unserved = unserved_shares(options, tightest, chips)
     words = [f"{_percent(part)} of the requests of {models[m].name}" for m, part in enumerate(unserved) if part]
     additional = additional_chips(options, tightest, chips, [system.usd_per_chip_hour for system in systems])
-    extra = [] if additional is None else [f"{int(n):,} more of {systems[s].name}" for s, n in enumerate(additional) if n]
+    chips_by_system = [] if additional is None else zip(additional, systems, strict=True)
+    extra = [f"{counted(int(n), 'more chip')} of {system.name}" for n, system in chips_by_system if n]
     hour_words = f"at {hour} h " if rates.shape[1] > 1 else ""
     reason = f"{hour_words}the chips leave {' and '.join(words) or 'a part of the requests'} unserved"
     reason += f"; {' and '.join(extra)} would serve them" if extra else ""

@@ -304,25 +304,31 @@ class AutoscalerInputs:
         choices=("concurrency", "queue"), group=SCALING,
     )  # fmt: skip
     scale_target: Any = number(
-        None, "metric per replica that the autoscaler keeps", unit="requests", group=SCALING,
+        None, "requests per replica, of the metric, that the autoscaler keeps", unit="requests", group=SCALING,
         default_words="70 % of max-sequences, or 5 in the queue",
     )  # fmt: skip
-    scale_interval: Any = number(15.0, "time between two readings of the metric", unit="s", minimum=0.1, group=SCALING)
+    scale_interval: Any = number(
+        15.0, "time between two readings of the metric in seconds", unit="s", minimum=0.1, group=SCALING
+    )
     scale_down_wait: Any = number(
-        300.0, "time for which fewer replicas must be enough before one ends", unit="s", minimum=0.0, group=SCALING
+        300.0, "time in seconds for which fewer replicas must be enough before one ends", unit="s", minimum=0.0, group=SCALING
     )
     cold_start: Any = number(
-        None, "time from the start of a replica to its first request", unit="s", minimum=0.0, group=SCALING,
+        None, "time from the start of a replica to its first request in seconds", unit="s", minimum=0.0, group=SCALING,
         default_words="image-pull, weights over load-bandwidth, and engine-start",
     )  # fmt: skip
     image_pull: Any = number(
-        510.0, "pull of the container image in a cold start; 0: the host has it", unit="s", minimum=0.0, group=SCALING
+        510.0,
+        "pull of the container image in a cold start, in seconds; 0: the host has it",
+        unit="s",
+        minimum=0.0,
+        group=SCALING,
     )
     load_bandwidth: Any = number(
         0.892e9, "bandwidth from storage to the chips of a replica in a cold start", unit="B/s", group=SCALING
     )
     engine_start: Any = number(
-        64.0, "imports, compilation and graph capture in a cold start", unit="s", minimum=0.0, group=SCALING
+        64.0, "imports, compilation and graph capture in a cold start, in seconds", unit="s", minimum=0.0, group=SCALING
     )
 
     def autoscaler(self, model: Model, slots: float) -> Autoscaler | None:

@@ -30,7 +30,7 @@ References:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ import numpy as np
 from steptime.errors import RangeError, UnknownName
 from steptime.number_checks import at_least_zero, positive, whole_number
 from steptime.result_base import Result, unit
-from steptime.simulation.event_loop import advance, arrive, idle_until
+from steptime.simulation.event_loop import advance, arrive, ending, idle_until
 from steptime.simulation.loop_state import (
     BUSY,
     CLOCK,
@@ -72,6 +72,8 @@ IMAGE_PULL: Final = 510.0
 # https://tensorfuse.io/docs/blogs/reducing_gpu_cold_start
 LOAD_BANDWIDTH: Final = 16.06e9 / 18
 ENGINE_START: Final = 64.0
+# Readings of a run whose state fits in memory.
+MOST_READINGS: Final = 10_000_000
 # Conditions of a replica in the loop.
 OFF, ACTIVE, DRAINING = range(3)
 # Columns of the state of a replica: its condition, when it takes requests, and since when it is rented.
@@ -216,12 +218,17 @@ def serve_autoscaled(traffic: Traffic, policy: Policy, pace: Pace, autoscaler: A
         raise RangeError(f"autoscale: route must be round-robin or least-loaded, got {policy.route}")
     if policy.kind == "static":
         raise RangeError("autoscale: static batches wait for requests that may go to new replicas; use another policy")
+    readings = float(traffic.arrival[-1]) / autoscaler.interval
+    if readings > MOST_READINGS:
+        raise RangeError(f"scale_interval: a run has at most {MOST_READINGS:,} readings, got {readings:,.0f}; read less often")
     if autoscaler.minimum == autoscaler.maximum:
         return _fixed(traffic, policy, pace, autoscaler, cached)
     # Replicas that end need their own places while others start.
     places = 2 * autoscaler.maximum
     if places > max_replicas(policy):
         raise RangeError(f"autoscale: MAX must be at most {max_replicas(policy) // 2:,} in memory, got {autoscaler.maximum:,}")
+    if int(np.max(traffic.ranks, initial=0)) >= policy.ranks:
+        policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
     rules = policy.rules(groups=pace.groups, stages=pace.stages, waves=pace.waves)
     rules = rules._replace(before=pace.before, before_token=pace.before_token, extra_delay=pace.extra_delay)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, 0.0)
@@ -230,7 +237,9 @@ def serve_autoscaled(traffic: Traffic, policy: Policy, pace: Pace, autoscaler: A
     state[: autoscaler.minimum, CONDITION] = ACTIVE
     last = float(traffic.arrival[-1])
     line = np.zeros((int(last / autoscaler.interval) + 2, 4))
-    window = np.zeros(max(1, math.ceil(autoscaler.scale_down_wait / autoscaler.interval)), dtype=np.int64)
+    # A wait beyond the run needs no more readings than the run has.
+    memory = min(math.ceil(autoscaler.scale_down_wait / autoscaler.interval), len(line))
+    window = np.zeros(max(1, memory), dtype=np.int64)
     kind, is_least_loaded = METRICS.index(autoscaler.metric), policy.route == "least-loaded"
     limits, times = (autoscaler.minimum, autoscaler.maximum), (autoscaler.interval, autoscaler.cold_start)
     control = np.array([*limits, kind, autoscaler.target, *times, is_least_loaded], dtype=np.float64)
@@ -323,7 +332,7 @@ def _release(p: Replicas, state: Any, now: float, totals: Any) -> None:
 
 
 @compiled
-def _route(p: Replicas, state: Any, now: float, i: int, control: Any) -> int:
+def _route(p: Replicas, rules: Rules, state: Any, now: float, i: int, control: Any) -> int:
     """Return the replica of a request: that with the fewest requests, or the next one in turn, of those that take requests."""
     ready = _count(state, now, True)
     turn, best, lowest = i % ready, -1, np.inf
@@ -332,6 +341,9 @@ def _route(p: Replicas, state: Any, now: float, i: int, control: Any) -> int:
         if state[r, CONDITION] != ACTIVE or state[r, READY_AT] > now:
             continue
         load = float(p.count[r, SEATS] + p.count[r, QUEUED])
+        if rules.tracks:
+            for g in range(rules.groups):
+                load += ending(p, rules, r, g, now)
         if control[6] == 0.0:
             load = 0.0 if place == turn else 1.0
         elif place < turn:
@@ -413,7 +425,7 @@ def _serve(
                     and (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0)
                 ):
                     advance(q, p, rules, rates, r, t, True, following)
-        r = _route(p, state, t, i, control)
+        r = _route(p, rules, state, t, i, control)
         if p.seconds[r, CLOCK] < t and (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0):
             advance(q, p, rules, rates, r, t, control[6] != 0.0, following)
         if p.count[r, SEATS] == 0 and p.count[r, QUEUED] == 0 and p.seconds[r, CLOCK] < t:

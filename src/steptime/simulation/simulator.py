@@ -301,8 +301,11 @@ def _autoscaled(
 
     rent = float(deployment_rent(int(layout.chips), system.rent.typical))
     run: Scaled = serve_autoscaled(traffic, policy, pace, autoscaler, cached=cached)
+    is_fixed = autoscaler.minimum == autoscaler.maximum
     span = max(float(traffic.arrival[-1]), 1e-12)
-    requests, figures = user_answers(run.requests, run.rules, run.pool, rent * run.rented_seconds / span)
+    mean_replicas = autoscaler.minimum if is_fixed else run.rented_seconds / span
+    mean_rent = float(deployment_rent(int(layout.chips) * mean_replicas, system.rent.typical))
+    requests, figures = user_answers(run.requests, run.rules, run.pool, mean_rent)
     largest = int(run.line[:, 1].max())
     fixed = serve(traffic, policy, pace, replicas=largest, cached=cached)
     _, fixed_figures = user_answers(*fixed, rent * largest)
@@ -311,7 +314,7 @@ def _autoscaled(
         fixed_tpot=fixed_figures.tpot.p90,
     )  # fmt: skip
     line = timeline(requests, [(run.rules, run.pool)])
-    if autoscaler.minimum < autoscaler.maximum:
+    if not is_fixed:
         # Shares of rented time and room, not of all places for replicas.
         figures = replace(figures, utilisation=scaling.busy_share, pool_utilisation=(scaling.busy_share,))
         rented = np.interp(line["seconds"], scaling.times, scaling.rented)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 
 from steptime.planning.model_fleet import FleetChoice, ModelFleet
-from steptime.units import in_digits, show
+from steptime.units import counted, in_digits, show
+from steptime.workload.day_profile import HOURS
 
 
 def fleet_view(fleet: ModelFleet) -> Any:
@@ -24,69 +26,73 @@ def fleet_view(fleet: ModelFleet) -> Any:
     title, figures = fleet.headline()
     if not fleet.feasible:
         return title
-    table = _table(
-        "Model", "System", "Deployments", Chips=True, **{"Requests/s": True, "USD per hour": True, "90 % range": True}
-    )
+    table = _table("Model", "System", "Deployments", **{"Chips": True, "Requests/s": True, "USD/h": True, "90 % range": True})
+    limits = _table("Model", "System", "Layout", **{"Tokens/s": True, "First token": True, "Meets limits": True})
     for choice in fleet.choices:
         low, high = choice.usd_range or (math.nan, math.nan)
+        name, layout = _short(choice.model), _layout(choice)
         table.add_row(
-            _short(choice.model),
+            name,
             choice.system,
-            f"{choice.deployments} x {choice.layout}",
+            f"{choice.deployments:,} x {layout}",
             f"{choice.chips:,}",
             in_digits(choice.rate),
-            f"${choice.usd_per_hour:,.2f}",
-            f"${low:,.2f} to ${high:,.2f}" if choice.usd_range else "none",
+            f"{choice.usd_per_hour:,.2f}",
+            f"{low:,.2f} to {high:,.2f}" if choice.usd_range else "none",
         )
-    limits = _table(
-        "Model", "System", **{"Speed per user": True, "First token": True, "Percentile": True, "Meets the limits": True}
-    )
-    for choice in fleet.choices:
-        speed, first = (
-            _against(choice.speed, choice.speed_limit, "tok/s", "≥"),
-            _against(choice.ttft, choice.ttft_limit, "s", "≤"),
-        )
-        chance = f"{choice.probability:.0%} sure" if math.isfinite(choice.probability) else "no limit"
-        limits.add_row(_short(choice.model), choice.system, speed, first, choice.percentile, chance)
+        speed = in_digits(choice.speed) + ("" if choice.speed_limit is None else f" ≥ {in_digits(choice.speed_limit)}")
+        first = show(choice.ttft, "s") + (f" ≤ {show(choice.ttft_limit, 's')}" if math.isfinite(choice.ttft_limit) else "")
+        chance = f"{choice.probability:.0%} at {choice.percentile}" if math.isfinite(choice.probability) else "no limit"
+        limits.add_row(name, choice.system, layout, speed, first, chance)
     chips = ", ".join(f"{name}: {text}" for name, text in figures.items())
     planned, solved = in_digits(fleet.plan_seconds), in_digits(fleet.solve_seconds)
-    times = f"{fleet.options} options from plans in {planned} s, solved in {solved} s."
-    return Group(f"{title}.", "", table, "", limits, "", *_day(fleet), f"{chips}.", *_ranges(fleet), times)
+    times = f"{counted(fleet.options, 'option')} from plans in {planned} s, solved in {solved} s."
+    note = (
+        "Tokens/s: output of each user. Meets limits: probability of meeting the limit that is the hardest to meet, at this "
+        "percentile of requests."
+    )
+    used = f"Chips in use{' in the busiest hour' if fleet.on_demand_chip_hours else ''}: {chips}."
+    return Group(f"{title}.", "", table, "", limits, "", note, *_day(fleet), used, *_ranges(fleet), times)
 
 
 def _table(*texts: str, **right: bool) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in texts:
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
+    # Numbers stay whole on narrow screens; names are wrapped instead.
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _layout(choice: FleetChoice) -> str:
+    """Return the layout in words: x2 is 2 replicas of one chip."""
+    text = choice.layout
+    return f"{text[1:]} replicas" if text.startswith("x") and text[1:].isdigit() else text
 
 
 def _short(model: str) -> str:
     return model.rpartition("/")[2]
 
 
-def _against(value: float, limit: float | None, dimension: str, sign: str) -> str:
-    """Return a figure with its limit."""
-    text = show(value, dimension)
-    return text if limit is None or not math.isfinite(limit) else f"{text} {sign} {show(limit, dimension)}"
-
-
 def _day(fleet: ModelFleet) -> list[str]:
     """Return the deployments by hour, and what is reserved and on demand; nothing without a day profile."""
     if not fleet.on_demand_chip_hours:
         return []
-    lines = ["Deployments by hour, 0 to 23 h:", *(_hours(choice) for choice in fleet.choices), ""]
+    width = 1 + max(2, *(len(str(max(choice.by_hour))) for choice in fleet.choices))
+    lines = ["", "Deployments by hour, from 0 to 23 h:", _hours(range(HOURS), width)]
+    for choice in fleet.choices:
+        lines += [f"{_short(choice.model)} on {choice.system}, {_layout(choice)}:", _hours(choice.by_hour, width)]
+    lines.append("")
     for system, reserved, extra in zip(fleet.systems, fleet.reserved_chips, fleet.on_demand_chip_hours, strict=True):
         if reserved or extra:
-            rent = f"{reserved:,} reserved at ${system.usd_per_chip_hour:,.2f} per hour"
-            rent += f", {extra:,.0f} chip-hours a day on demand at ${system.on_demand:,.2f}" if extra else ""
+            rent = f"{counted(reserved, 'chip')} reserved at ${system.usd_per_chip_hour:,.2f} per hour"
+            rent += f", {extra:,.0f} chip-hours a day on demand at ${system.on_demand:,.2f} per hour" if extra else ""
             lines.append(f"{system.name}: {rent}.")
     if math.isfinite(fleet.separate_usd_per_hour):
         saving = 1 - fleet.usd_per_hour / fleet.separate_usd_per_hour
         lines.append(
-            f"With chips of its own for the peak of each model: ${fleet.separate_usd_per_hour:,.2f} per hour; "
+            f"If each model had its own chips for its peak: ${fleet.separate_usd_per_hour:,.2f} per hour; "
             f"sharing saves {saving:.0%}."
         )
     else:
@@ -96,9 +102,8 @@ def _day(fleet: ModelFleet) -> list[str]:
     return lines
 
 
-def _hours(choice: FleetChoice) -> str:
-    counts = " ".join(str(count) for count in choice.by_hour)
-    return f"  {_short(choice.model)} on {choice.system}: {counts}"
+def _hours(counts: Iterable[int], width: int) -> str:
+    return "".join(f"{count:{width}d}" for count in counts)
 
 
 def _ranges(fleet: ModelFleet) -> list[str]:
