@@ -106,6 +106,31 @@ def test_the_main_job(columns, closed_forms):
     assert max(len(line) for line in shown.stdout.splitlines()) <= columns
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [("--tp 4 --batch 800 --context 8k", "batch"), ("--tp 4 --batch 8 --context 2M", "context")],
+)
+def test_a_step_that_does_not_fit_names_a_batch_or_context_that_does(words, option):
+    """Following the hint, the step fits; 10 % more does not."""
+    shown = run(f"step llama-3.1-70b hgx-h100 {words}", columns=120)
+    assert shown.returncode == 1
+    hint = re.search(rf"--{option} ([0-9]+)", shown.stdout)
+    assert hint
+    value = int(hint[1])
+    for factor, code in ((1.0, 0), (1.1, 1)):
+        changed = re.sub(rf"--{option} \S+", f"--{option} {int(factor * value)}", words)
+        assert run(f"step llama-3.1-70b hgx-h100 {changed}").returncode == code
+
+
+def test_a_step_whose_weights_do_not_fit_names_a_number_of_chips():
+    """671 GB of weights in fp8 and the cache of 64 sequences need more than the 8 chips of a host, and fit on two hosts."""
+    shown = " ".join(run("step deepseek-v3 hgx-h100 --batch 64 --tp 8", columns=120).stdout.split())
+    chips = re.search(r"Use some ([0-9]+) chips in place of 8", shown)
+    assert chips
+    assert 8 < int(chips[1]) <= 16
+    assert run("step deepseek-v3 hgx-h100 --batch 64 --tp 16").returncode == 0
+
+
 def test_the_main_job_as_json():
     shown = run(MAIN + " --json")
     found = json.loads(shown.stdout)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from steptime.cli.views.comparison_view import ranking_view
+from steptime.sweeps.ranking import Ranking, Standing
+from steptime.workload.workload import Slo, Workload
 from tests.cli.test_commands import run
 
 ASKED = "compare llama-3.3-70b hgx-h100,hgx-b200,l4-8 --input 2k --output 500 --speed 40 --ttft 1"
@@ -170,3 +176,53 @@ def test_loads_that_contradict_each_other_are_refused(words, message):
     refused = run(words)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert message in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("--percentile p93", "unknown percentile 'p93'"),
+        ("--evidence mesured", "did you mean measured?"),
+        ("--sessions chat --prefix-cache hosts=1TB", "unknown memory tier 'hosts'"),
+        ("--sessions chat --think-time -5", "--think-time must be at least 0 s"),
+        ("--sessions chat --system-prompt -5", "--system-prompt must be at least 0 tokens"),
+        ("--think-time 5", "only sessions have one"),
+    ],
+)
+def test_a_wrong_input_of_all_pairs_is_an_error_not_a_reason(words, cause):
+    """Such an input was the reason of a pair without a plan, with exit code 1."""
+    shown = run(f"compare llama-3.1-8b hgx-h100 {words}")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert cause in shown.stderr
+
+
+def standing(system: str, cost: float, place: int, replicas: int) -> Standing:
+    """Return a row of a fleet."""
+    return Standing(
+        place=place, model="m", system=system, vendor="v", year=2025, feasible=True, usd_per_month=cost, replicas=replicas,
+        replica_chips=2, hosts=replicas, fleet_chips=2 * replicas, utilisation=0.5, tokens_per_second_per_user=20.0, ttft=1.0,
+        chips=2, mode="aggregated",
+    )  # fmt: skip
+
+
+def printed(ranking: Ranking, *, full: bool) -> str:
+    """Return the text of a ranking."""
+    console = Console(file=io.StringIO(), width=160)
+    console.print(replace(ranking_view(ranking, width=160, full=full), full=full))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("cost", "is_far"), [(9.9e4, False), (10.1e4, True)])
+def test_a_row_above_ten_times_the_first_cost_is_named_and_cut(cost, is_far):
+    ranking = Ranking(
+        workload=Workload(input_tokens=4096, output_tokens=1024), slo=Slo(), rate=4.0,
+        standings=(standing("near", 1e4, 1, 2), standing("remote", cost, 2, 5105)),
+    )  # fmt: skip
+    short, full = (printed(ranking, full=is_full) for is_full in (False, True))
+    assert ("1 pair above 10 times the first cost" in short) == is_far
+    # The name stands in the sentence of the second place; its replicas are in the table or in the footnote.
+    assert "5,105" in short
+    assert any(line.lstrip().startswith("2") and "remote" in line for line in full.splitlines())
+    assert any(line.lstrip().startswith("2") and "remote" in line for line in short.splitlines()) != is_far
+    # 4 requests/s of 5,120 tokens for 86,400 s are 1.77 Gtokens; 1,024 of 5,120 are output.
+    assert "1.77 Gtokens a day, 20 % of them output" in " ".join(short.split())

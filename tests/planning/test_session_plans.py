@@ -22,10 +22,11 @@ from steptime.planning.session_hits import (
     hold_seconds,
     tokens_used_within,
 )
-from steptime.planning.session_plan import Trial, load_wait, next_share, plan_sessions, plan_turns
+from steptime.planning.session_plan import SessionProblem, Trial, load_wait, next_share, plan_sessions, plan_turns
 from steptime.questions.plan_question import solve
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.workload.sessions import PRESETS, Sessions, as_workload, draw_sessions, held_share, mean_history
+from steptime.workload.workload import Slo
 from tests.cli.test_commands import run
 from tests.planning.test_session_truth import simulated
 
@@ -286,7 +287,7 @@ def test_wrong_inputs_are_refused():
     ):
         with pytest.raises(error, match=words):
             solve({"model": MODEL, "system": "l40s-8", "sessions": "chat", **more})
-    for more, words in (({"prefix_cache": "host=1TB"}, "give sessions too"), ({"think_time": 3}, "needs sessions")):
+    for more, words in (({"prefix_cache": "host=1TB"}, "give sessions too"), ({"think_time": 3}, "only sessions have one")):
         with pytest.raises(RangeError, match=words):
             solve({"model": MODEL, "system": "l40s-8", **more})
     model, system = st.load_model("mamba-2.8b"), st.load_system("hgx-h100")
@@ -384,3 +385,10 @@ def test_an_infeasible_plan_for_sessions_assumes_no_hits():
     assert refused.returncode == 1
     assert "assumed" not in refused.stdout
     assert "--prefix-cache" in refused.stdout
+
+
+@pytest.mark.parametrize(("ttft", "expected"), [(math.inf, 0.0), (2.0, 0.5)])
+def test_loads_take_time_only_from_a_limit(ttft, expected):
+    """Infinity minus infinity is no number: separate pools without a limit had no plan for sessions."""
+    problem = SessionProblem(lambda work, slo, modes, turns: turns, CHAT, Slo(ttft=ttft), (), None, st.load_model(MODEL))
+    assert problem.plan(("disaggregated",), 0.5, 0.5, quick=False).load == expected

@@ -134,3 +134,11 @@ def test_the_command(compared, closed_forms):
     assert data["provisions"][-1]["usd_per_month"] == pytest.approx(compared.provisions[-1].usd_per_month)
     assert run("prices llama-3.1-8b --self-host hgx-h100").returncode == 2
     assert run("prices llama-3.1-8b --self-host hgx-h100 --tokens-per-day 100M --date 2026-03-01").returncode == 2
+
+
+def test_the_compare_command_of_the_note_has_the_same_fleet(compared, closed_forms):
+    """A reader who compares both commands gets one cost."""
+    command = compared.notes[-1].partition("steptime compare ")[2]
+    first = json.loads(run(f"compare {command} --json").stdout)["standings"][0]
+    assert first["usd_per_month"] == pytest.approx(compared.fleet.usd_per_month)
+    assert "20 % of these tokens are output" in compared.notes[-1]

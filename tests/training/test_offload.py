@@ -85,6 +85,12 @@ def test_host_memory_has_an_end():
     assert replace(roomy, host_capacity=1e13).fits
 
 
+def test_an_offload_is_named_next_to_a_narrower_optimizer():
+    """Adam in 8 bits changes the arithmetic; host memory holds the same states."""
+    with pytest.raises(NothingFits, match=r"it fits with --optimizer adamw-fp8 or with --offload optimizer$"):
+        st.train("llama-3.1-405b", "hgx-h100", chips=64, seq=4096, batch=256)
+
+
 def test_a_job_that_does_not_fit_names_an_offload_that_does():
     with pytest.raises(NothingFits, match=r"it fits with --offload optimizer$"):
         st.train(SMALL, "hgx-h100", chips=1, seq=4096, batch=8)

@@ -89,7 +89,7 @@ def unable(run: Run) -> list[str]:
         (not _policy(run), f"it has no policy that recomputes {run.layout.recompute!r}{scope_text}; use {policies}"),
     )
     if job.offload != NO_OFFLOAD:
-        problems.append("steptime cannot configure its offload to host memory; use the stack megatron")
+        problems.append("steptime cannot configure its offload to host memory; use --launch megatron")
     return [*problems, *_axes_cannot(run), *_pipeline_cannot(run)]
 
 

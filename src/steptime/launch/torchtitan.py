@@ -103,7 +103,7 @@ def unable(run: Run) -> list[str]:
         (run.drafts and not trains_drafts, "it trains multi-token-prediction layers only of DeepSeek-V3"),
     )
     if job.offload != NO_OFFLOAD:
-        problems.append("steptime cannot configure its offload to host memory; use the stack megatron")
+        problems.append("steptime cannot configure its offload to host memory; use --launch megatron")
     return [*problems, *_axes_cannot(run), *_pipeline_cannot(run)]
 
 

@@ -18,7 +18,7 @@ from steptime.models.model import Model, stored_formats, weight_bytes, with_form
 from steptime.number_checks import Number
 from steptime.physics.chip_memory import reserved_per_chip, weights_per_chip
 from steptime.physics.compute_dtype import has_rule
-from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.engine import IDEAL, Engine, load_engine
 from steptime.physics.layout import Layout, collect_facts, show_layout
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
@@ -31,6 +31,8 @@ from steptime.planning.steady_state import MOST_UTILISED
 from steptime.units import counted, show
 from steptime.workload.workload import Slo
 
+# Engine with runs on machines on a desk.
+DESK_ENGINE = "llama.cpp"
 # Formats of published checkpoints that may fit where wider weights do not; the one with the most bits first.
 SMALL_WEIGHTS = ("fp8", "int8", "int4")
 # What a plan without the simulator says of figures at a percentile; the text of the plan labels its columns by it.
@@ -208,10 +210,16 @@ def list_warnings(case: PlanProblem) -> tuple[str, ...]:
         )
     if has_range(case.engine) and not measured_on(case.engine, case.system):
         warnings.append(
-            f"no run on chips of {case.system.chip.vendor or 'this vendor'} was measured: times are a guess from others, and "
-            "ranges reach from half to twice the time or further"
+            f"engine {case.engine.name} has no measured run on chips of {case.system.chip.vendor or 'this vendor'}: times are "
+            f"a guess from others, and ranges reach from half to twice the time or further{_measured_engine(case.system)}"
         )
     return (*warnings, *case.model.notes)
+
+
+def _measured_engine(system: System) -> str:
+    """Name the engine for machines on a desk where it has runs on the chips of a system."""
+    has_runs = measured_on(load_engine(DESK_ENGINE), system)
+    return f". --engine {DESK_ENGINE} has measured runs there" if has_runs else ""
 
 
 def _days(system: System) -> str:

@@ -106,7 +106,11 @@ class SessionProblem(NamedTuple):
         slo = self.slo
         if math.isfinite(slo.ttft):
             slo = replace(slo, ttft=max(slo.ttft - load, 1e-3 * slo.ttft))
-        turns = None if quick else SessionCase(self.sessions, self.capacities, self.slo.ttft - slo.ttft if load else 0.0)
+        # Without a limit on the first token, loads take no time from it.
+        has_less_time = bool(load) and math.isfinite(slo.ttft)
+        turns = (
+            None if quick else SessionCase(self.sessions, self.capacities, self.slo.ttft - slo.ttft if has_less_time else 0.0)
+        )
         return self.make_plan(as_workload(self.sessions, share, self.longest), slo, modes, turns)
 
     def cache(self, deployment: Plan) -> SessionCache:

@@ -149,7 +149,7 @@ def compare_self_hosting(
     Raises:
         InputError: Nobody sells the model, or the system has no known rent.
     """
-    volume = float(positive("tokens per day", tokens_per_day, "tokens/day"))
+    volume = float(positive("tokens_per_day", tokens_per_day, "tokens/day"))
     request, product, machine = read_mix(mix), family_named(model), resolve_system(system)
     if not has_rent(machine.rent):
         raise InputError(
@@ -193,7 +193,9 @@ def compare_self_hosting(
         ttft_limit=math.inf if ttft is None else ttft, weights=deployment.served.weights,
         feasible=deployment.feasible, reason=deployment.reason, sellers=sellers, provisions=tuple(provisions),
     )  # fmt: skip
-    return common if deployment.fleet is None else _with_fleet(common, plans, deployment.fleet, machine, market.median_price)
+    return common if deployment.fleet is None else _with_fleet(
+        common, plans, deployment.fleet, machine, market.median_price, _same_fleet(common, deployment, evidence, mode)
+    )  # fmt: skip
 
 
 def _plan_sizes(machine: System) -> list[int]:
@@ -231,7 +233,30 @@ def _unit(fleet: Fleet) -> FleetUnit:
     )
 
 
-def _with_fleet(common: SelfHosting, plans: Sequence[Plan], fleet: Fleet, machine: System, price: float) -> SelfHosting:
+def _same_fleet(common: SelfHosting, deployment: Plan, evidence: str, modes: tuple[str, ...]) -> str:
+    """Say how `compare` differs by default, and which of its commands has the same fleet."""
+    mix, fleet = common.mix, deployment.fleet
+    options = [
+        f"--weights {common.weights} --tokens-per-day {common.tokens_per_day:.12g} --input {mix.input_tokens:g}",
+        f"--output {mix.output_tokens:g}",
+        f"--cached {mix.cached_share:g}" if mix.cached_share else "",
+        f"--speed {common.speed:g}",
+        f"--ttft {common.ttft_limit:g}" if math.isfinite(common.ttft_limit) else "",
+        f"--chips {deployment.chips} --evidence {evidence}",
+        f"--mode {modes[0]}" if len(modes) == 1 else "",
+        f"--spare {fleet.spare}" if fleet is not None and fleet.spare else "",
+    ]
+    share = mix.output_tokens / (mix.input_tokens + mix.output_tokens)
+    return (
+        f"{100 * share:.0f} % of these tokens are output. compare and plan have other defaults: 50 % output, one number of "
+        f"chips, measured layouts. The same fleet: steptime compare {common.model} {common.system} "
+        f"{' '.join(filter(None, options))}"
+    )
+
+
+def _with_fleet(
+    common: SelfHosting, plans: Sequence[Plan], fleet: Fleet, machine: System, price: float, same_fleet: str
+) -> SelfHosting:
     """Return a comparison with the fleet of the first plan, and the volume from which fleets of any plan cost less."""
     deployment, units = plans[0], [_unit(option.fleet) for option in plans if option.fleet is not None]
     cheapest = common.provisions[0].usd_per_request
@@ -254,6 +279,7 @@ def _with_fleet(common: SelfHosting, plans: Sequence[Plan], fleet: Fleet, machin
             f"rent {rent_in_words(machine.rent)}; people, network and storage are not in it",
             "the volume arrives evenly over the day; hosts report that their chips are busy "
             f"{100 * low:.0f} to {100 * high:.0f} % of it, because users sleep: plan for the busiest hour (plan --rate)",
+            same_fleet,
         ),
     )  # fmt: skip
 

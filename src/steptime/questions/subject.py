@@ -574,7 +574,9 @@ class SessionInputs:
         if self.sessions is None:
             for name in ("think_time", "system_prompt"):
                 if getattr(self, name) is not None:
-                    raise RangeError(f"{name}: needs sessions, got {getattr(self, name):g} without; give sessions (--sessions)")
+                    raise RangeError(
+                        f"{name}: only sessions have one, got {getattr(self, name):g}; give sessions too (--sessions)"
+                    )
             return {}
         kind = read_turns(self.sessions)
         if not isinstance(kind, Sessions):

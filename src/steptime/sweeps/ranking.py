@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import InputError, RangeError, short_repr
+from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import missing_units, number_format
 from steptime.hardware.rental_prices import KINDS, has_rent, kind_and_date, kind_asked, kind_in_words, rents_by_kind, usd
 from steptime.hardware.rental_prices import with_rent as rented
@@ -36,6 +36,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, likely_prefill, plan
 from steptime.planning.session_result import SessionCache
+from steptime.planning.slo_probability import check_percentile
 from steptime.planning.two_systems import LikelyPair
 from steptime.processes import can_fork, map_in_processes
 from steptime.questions.plan_question import read_rate
@@ -417,6 +418,12 @@ def compare(
 
     # Inputs of all pairs are checked here, since errors of one plan are only reasons.
     check_limits(sure, slo)
+    check_percentile(percentile)
+    if evidence not in EVIDENCE:
+        raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
+    if prefix_cache is not None:
+        for system in distinct_systems:
+            prefix_cache(system)
     rate = read_rate(rate, tokens_per_day, workload, has_sessions=sessions is not None)
     if rate is None and spare:
         raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate)")

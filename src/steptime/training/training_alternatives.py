@@ -106,12 +106,15 @@ def _nearest_change(
             return f"; it fits with {change_text} than {fixed_axes[name]}"
     if engine.shardings and fits(engine=replace(engine, shardings=())):
         return "; it fits with sharded weights (--sharding zero3, FSDP), which --engine typical has"
-    for optimizer in ("adamw-bf16", "adamw-fp8"):
-        if job.task != "lora" and job.optimizer == "adamw" and fits(job=replace(job, optimizer=optimizer)):
-            return f"; it fits with --optimizer {optimizer}"
-    for offload in offload_choices(job, system):
-        if fits(job=replace(job, offload=offload)):
-            return f"; it fits with --offload {offload}"
+    # Narrower states change the arithmetic of the optimizer, and states in host memory do not, so that both are named.
+    is_adamw = job.task != "lora" and job.optimizer == "adamw"
+    optimizers = ("adamw-bf16", "adamw-fp8") if is_adamw else ()
+    changed_options = [
+        next((f"--optimizer {name}" for name in optimizers if fits(job=replace(job, optimizer=name))), ""),
+        next((f"--offload {name}" for name in offload_choices(job, system) if fits(job=replace(job, offload=name))), ""),
+    ]
+    if any(changed_options):
+        return f"; it fits with {' or with '.join(filter(None, changed_options))}"
     if not system.is_box:
         axes_without_dp = {k: v for k, v in fixed_axes.items() if k != "dp"}
         for factor in CHIP_MULTIPLES:

@@ -52,8 +52,8 @@ class Sessions:
         between("turns", self.turns, 1, MOST_TURNS)
         between("input tokens per turn", self.input_tokens, 1, MOST_TOKENS, "token")
         between("output tokens per turn", self.output_tokens, 1, MOST_TOKENS, "token")
-        between("think time", self.think_time, 0, LONGEST_THINK_TIME, "s")
-        between("system prompt", self.system_prompt, 0, MOST_TOKENS, "token")
+        between("think_time", self.think_time, 0, LONGEST_THINK_TIME, "s")
+        between("system_prompt", self.system_prompt, 0, MOST_TOKENS, "token")
         for name, spread in (("input_spread", self.input_spread), ("output_spread", self.output_spread)):
             between(name, spread, 0.0, LARGEST_SPREAD)
 

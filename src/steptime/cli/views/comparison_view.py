@@ -15,13 +15,20 @@ from steptime.cli.views.widgets import Answer, Grid, footnote, listing, ranged, 
 from steptime.hardware.rental_prices import has_rent, usd
 from steptime.sweeps.context_limit import ContextWall, ContextWalls, tokens
 from steptime.sweeps.ranking import Ranking, Standing
-from steptime.units import HOUR, counted, in_digits, show
+from steptime.units import DAY, HOUR, counted, in_digits, show
 
 # Columns next to the axis of the chart, at most, of compare and of context.
 MAX_PAIR_WIDTH, MAX_TECHNIQUE_WIDTH = 34, 30
 ON_DEMAND = "ondemand"
 # Pairs up to which the reasons of missing plans stand in the answer.
 FEW_PAIRS = 8
+# Times the first cost from which a row stands only in the full answer, since nobody would buy it.
+FAR_COST = 10
+# Why the same volume costs another amount there.
+SELF_HOST_NOTE = (
+    "prices --self-host has other defaults: 4,096 tokens in and 1,024 out, layouts published elsewhere too, and the cheapest "
+    "of several numbers of chips. The same --input, --output, --evidence and --chips have the same cost."
+)
 # Letters from which the name of a combination of techniques stands below the table.
 COMBINED_WIDTH = 24
 # Why a smaller cache is not always faster, or a faster one smaller.
@@ -51,7 +58,9 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
         conditions.append(f"at least {show(1 / ranking.slo.tpot, 'tok/s')} per user")
     if math.isfinite(ranking.slo.ttft):
         conditions.append(f"first token within {show(ranking.slo.ttft, 's')}")
-    placed = [standing for standing in ranking.standings if standing.place]
+    ranked = [standing for standing in ranking.standings if standing.place]
+    far = [row for row in ranking.priced if row.cost > FAR_COST * ranking.priced[0].cost]
+    placed = ranked if full else [row for row in ranked if row not in far]
     unpriced = [standing for standing in ranking.standings if standing.feasible and not standing.place]
     unable = [standing for standing in ranking.standings if not standing.feasible]
     speeds = [
@@ -65,6 +74,7 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
         sentence=_ranking_sentence(ranking), conditions=f"{'; '.join(conditions)}. {_settings(ranking)}",
         body=[
             *([_ranking_table(placed, ranking, full=full), footnote(_ranking_meaning(placed, full=full))] if placed else []),
+            _far_words(ranking, far, full=full),
             section("No plan", reasons) if is_brief else None,
             section("What would change the order of the first two", [f"{words}." for words in ranking.flips]),
         ],
@@ -74,7 +84,7 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
             section(f"A plan, but no rent{_kind_words(ranking)} is known", speeds),
             None if is_brief else section(f"No plan on {counted(len(unable), 'pair')}", reasons),
         ],
-        warnings=ranking.notes,
+        warnings=[*ranking.notes, *([SELF_HOST_NOTE] if ranking.is_fleet and ranking.sessions is None else [])],
         full_adds=[
             *(["rent and layout of each", "chart of costs"] if placed else []),
             "prefix cache by tier" if ranking.sessions is not None and placed else "",
@@ -84,6 +94,26 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
     )  # fmt: skip
 
 
+def _far_words(ranking: Ranking, far: Sequence[Standing], *, full: bool) -> Text | None:
+    """Name the pairs whose cost is many times that of the first, with the dearest one's size."""
+    if not far:
+        return None
+    last = far[-1]
+    size = f", with {counted(last.replicas, 'replica')}" if last.replicas else ""
+    dearest = f"{_name(ranking, last)} costs {last.cost / ranking.priced[0].cost:,.0f} times as much{size}"
+    place = "are in the table, and far from sensible" if full else "are only in --full, --csv and --json"
+    return footnote(f"{counted(len(far), 'pair')} above {FAR_COST} times the first cost {place}: {dearest}.")
+
+
+def _daily_words(ranking: Ranking) -> str:
+    """Return the tokens of a day of the fleet's requests, with the shares of output and of cached prompts."""
+    work = ranking.workload
+    tokens = work.input_tokens + work.output_tokens
+    cached = f"{100 * work.cached_share:.0f} % of prompts cached" if work.cached_share else "no prompt cached"
+    share = f"{100 * work.output_tokens / tokens:.0f} % of them output, {cached}"
+    return f" ({show(ranking.rate * tokens * DAY, 'tokens')} a day, {share})"
+
+
 def _load_words(ranking: Ranking) -> str:
     """Return the requests or sessions, and their rate, in words."""
     rate = f"{in_digits(ranking.rate)} {'turns' if ranking.sessions else 'requests'}/s of " if ranking.is_fleet else ""
@@ -91,7 +121,7 @@ def _load_words(ranking: Ranking) -> str:
     sessions = ranking.sessions
     if sessions is None:
         sizes = f"{ranking.workload.input_tokens:,.0f} tokens in, {ranking.workload.output_tokens:,.0f} out on average"
-        return f"{rate}{sizes}{spare}"
+        return f"{rate}{sizes}{_daily_words(ranking) if ranking.is_fleet else ''}{spare}"
     prompt = f", system prompt of {sessions.system_prompt:,.0f} tokens" if sessions.system_prompt else ""
     return (
         f"{rate}sessions of {sessions.turns:,.3g} turns on average, with {sessions.input_tokens:,.0f} new tokens in and "

@@ -111,7 +111,7 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
         front = [Text(), _front_chart(plan, width)] if full and plan.front else []
         return Group(reason, *notes(plan.warnings), *front)
     drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
-    warnings = _warnings(plan)
+    warnings = _warnings(plan, full=full)
     parts: list[RenderableType | None] = [
         *_fleet(plan), _answer(plan), *cautions(_cautions(plan)), _conditions(plan), *_single_systems(plan), *_sessions(plan),
         *replay, *_tiers(plan, full), _figure_table(plan), _pools(plan, full), _short_legend(plan, full),
@@ -277,11 +277,11 @@ def _own_runs(plan: Plan) -> list[Text]:
     return own_runs(plan.anchor, plan.anchor.applied(point))
 
 
-def _warnings(plan: Plan) -> list[str]:
-    """Return the warnings of a plan."""
+def _warnings(plan: Plan, *, full: bool) -> list[str]:
+    """Return the warnings of a plan, each in a line where `full` is off and it can be."""
     first_lines = _cautions(plan)
     cached = float(plan.workload.cached_share)
-    warnings = [*_evidence(plan), *(words for words in plan.warnings if words not in first_lines)]
+    warnings = [*_evidence(plan, full=full), *(words for words in plan.warnings if words not in first_lines)]
     if cached and plan.sessions is None:
         warnings.append(
             f"The cached share of {100 * cached:.0f} % is assumed: nothing holds it or takes time to load. "
@@ -295,9 +295,8 @@ def _warnings(plan: Plan) -> list[str]:
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
     if SEPARATE_POOLS.words in plan.distance:
-        warnings.append(
-            "In public runs with separate pools, TTFT was 2.1 times the prediction (median); 3 of 4 runs are inside the range."
-        )
+        inside = "; 3 of 4 runs are inside the range" if full else ""
+        warnings.append(f"Measured TTFT with separate pools: 2.1 times the prediction (median){inside}.")
     # Probability of the limits: promised by --sure, or low enough to name the option.
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {100 * plan.sure:.3g} % probability (--sure {plan.sure:g}).")
@@ -312,7 +311,7 @@ def _warnings(plan: Plan) -> list[str]:
     return warnings
 
 
-def _evidence(plan: Plan) -> list[str]:
+def _evidence(plan: Plan, *, full: bool) -> list[str]:
     """Return what layouts of this kind rest on, and what the cheapest of all layouts would save."""
     lines = []
     if plan.evidence == PUBLISHED:
@@ -328,12 +327,12 @@ def _evidence(plan: Plan) -> list[str]:
         cheapest = plan.unmeasured
         if has_rent(plan):
             saving = 1 - cheapest.usd_per_million_output_tokens / plan.usd_per_million_output_tokens
-            gain = f"cost {usd(cheapest.usd_per_million_output_tokens)}, {100 * saving:.0f} % less"
+            gain = f"costs {usd(cheapest.usd_per_million_output_tokens)}, {100 * saving:.0f} % less"
         else:
-            gain = f"yield {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
+            gain = f"yields {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
         # The same layout has less evidence with smaller chunks.
         words = cheapest.layout_text + (" with smaller prefill chunks" if cheapest.layout_text == plan.layout_text else "")
-        lines.append(f"A layout with fewer measured runs, or none, would {gain} (--evidence any): {words}.")
+        lines.append(f"--evidence any {gain}, with fewer measured runs or none{f': {words}' if full else ''}.")
     if plan.free is not None and has_rent(plan):
         cheapest, cost = plan.free, plan.usd_per_million_output_tokens
         saving = 1 - cheapest.usd_per_million_output_tokens / cost

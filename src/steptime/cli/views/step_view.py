@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, SupportsFloat
@@ -82,6 +83,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     return Group(
         _answer(card, misfit),
         *([Text(f"Speculative decoding: {card.speculation.text}.")] if card.speculation.drafts else []),
+        *([Text(_remedy(card))] if misfit else []),
         *notes(card.notes),
         *(own_runs(card.anchor, applied) if card.anchor else []),
         facts(figures),
@@ -134,6 +136,28 @@ def _answer(card: StepSummary, misfit: str) -> Text:
         f"One {card.phase} step of {card.model} {'would take' if misfit else 'takes'} ",
         (ranged(card.total, card.range, "s"), "bold green"), f": {', '.join(work)}. {setup}",
     )  # fmt: skip
+
+
+def _remedy(card: StepSummary) -> str:
+    """Say what would make a step fit: fewer sequences or a shorter context if the weights do, else more chips."""
+    memory, chips = card.memory, int(card.layout.chips)
+    if float(memory.weights + memory.reserved) >= float(memory.capacity):
+        needed = math.ceil(chips * float(memory.used - memory.reserved) / float(memory.capacity - memory.reserved))
+        return (
+            f"The weights of a chip are larger than its memory. Use some {needed:,} chips in place of {chips:,} "
+            "(--tp, --pp, --dp with --ep), or a narrower format (--weights)."
+        )
+    if card.phase != "decode":
+        return "Fewer or shorter sequences (--batch, --context, --prompts, --tokens) or more chips (--tp, --pp) may fit."
+    # Each data-parallel rank has whole sequences.
+    ranks, share = int(card.layout.dp), float(memory.cache_room) / float(memory.cache)
+    batch = math.floor(share * float(card.batch) / ranks) * ranks
+    if batch >= 1:
+        return f"{counted(batch, 'sequence')} of this context would fit (--batch {batch})."
+    context = math.floor(share * float(card.context))
+    more_chips = "more chips (--tp, --pp) or a narrower KV cache (--kv) may"
+    sequences = counted(int(card.batch), "sequence")
+    return f"No sequence of this context fits. {sequences} of {context:,} tokens would (--context {context}), and {more_chips}."
 
 
 def own_runs(anchor: Anchor | None, applied: Mapping[str, float] | None) -> list[Text]:
