@@ -1,8 +1,8 @@
-"""Make the README's pictures: the Pareto front of its plan, and a screenshot of the page.
+"""Make the README's pictures: the Pareto front of its plan, and screenshots of the page.
 
 usage: python docs/pictures.py
 
-The screenshot needs Chromium and Playwright (`pip install '.[dev]'`).
+The screenshots need Chromium and Playwright (`pip install '.[dev]'`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ def main() -> None:
     workload = st.Workload(input_tokens=8192, output_tokens=1024)
     st.plan("deepseek-ai/DeepSeek-V3", "gb200-nvl72", workload, st.Slo(tpot=0.02, ttft=2)).plot(str(IMAGES / "pareto.png"))
     with served() as address, browser() as chromium:
-        for name, width, step, share in (("lecture", 1440, "roofline-3", 0.3), ("lecture_phone", 390, "trains-2", 0.62)):
-            page = chromium.new_page(viewport={"width": width, "height": 800}, reduced_motion="reduce")
+        for name, width, step, share, colours in (
+            ("lecture", 1440, "roofline-3", 0.3, "light"), ("lecture_phone", 390, "trains-2", 0.62, "light"),
+            ("lecture_dark", 1440, "experts-2", 0.3, "dark"),
+        ):  # fmt: skip
+            size = {"width": width, "height": 800}
+            page = chromium.new_page(viewport=size, reduced_motion="reduce", color_scheme=colours)
             page.goto(address)
             page.wait_for_selector("html[data-ready]")
             page.evaluate(

@@ -113,3 +113,81 @@ def test_keyboard_alone_reaches_and_moves_each_kind_of_control(chromium, address
             if outline.startswith("none") and kind not in ("BODY.", "circle.point", "moved")
         ]
         assert said == []
+
+
+# What the focus is on: place in the page, whether it is seen, and the number that it holds.
+FOCUS = """() => {
+    const one = document.activeElement, box = (one.type === "radio" ? one.parentElement : one).getBoundingClientRect();
+    const top = document.elementFromPoint((box.left + box.right) / 2, (box.top + box.bottom) / 2);
+    const seen = top && (one.contains(top) || one.parentElement.contains(top));
+    const number = one.getAttribute("aria-valuenow") ?? (one.type === "range" ? one.value : null);
+    return { end: one === document.body, seen: Boolean(seen), stage: Boolean(one.closest(".stage")), number,
+        name: one.getAttribute("aria-label") || one.id || one.textContent, kind: one.tagName };
+}"""
+NOT_REACHED = """() => [...document.querySelectorAll("a[href], button, input, select, summary, [tabindex='0']")].filter((one) =>
+    one.checkVisibility({ visibilityProperty: true }) && !one.disabled && one.tabIndex >= 0 && !one.closest(".stage")
+    && !(one.type === "radio" && !one.checked) && !reached.has(one)).map((one) => one.outerHTML.slice(0, 120))"""
+
+
+def test_tab_goes_through_the_whole_page_in_view_and_arrows_move_each_number(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        # Without smooth scrolling the place of the focus is known at once.
+        page.emulate_media(reduced_motion="reduce")
+        page.goto(address)
+        page.wait_for_selector("html[data-ready]")
+        page.evaluate("window.reached = new Set(); document.addEventListener('focusin', (event) => reached.add(event.target));")
+        stops, moved, unseen, still = 0, 0, [], []
+        while stops < 900:
+            page.keyboard.press("Tab")
+            focus = page.evaluate(FOCUS)
+            if focus["end"]:
+                break
+            stops += 1
+            if not focus["seen"]:
+                unseen.append(focus["name"])
+            if focus["number"] is not None and focus["kind"] == "SPAN":
+                # At its upper end a number moves down.
+                for key in ("ArrowRight", "ArrowLeft"):
+                    page.keyboard.press(key)
+                    # The page draws in the next frame.
+                    page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 20)))")
+                    if page.evaluate(FOCUS)["number"] != focus["number"]:
+                        moved += 1
+                        break
+                else:
+                    still.append(focus["name"])
+        assert 300 < stops < 900
+        assert page.evaluate(NOT_REACHED) == []
+        assert unseen == []
+        assert still == []
+        assert moved > 60
+        assert said == []
+
+
+def test_keys_reach_the_sliders_of_each_step(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        page.emulate_media(reduced_motion="reduce")
+        page.goto(address)
+        page.wait_for_selector("html[data-ready]")
+        for chapter in chapters():
+            for index, step in enumerate(chapter["steps"]):
+                place = f"{chapter['id']}-{index + 1}"
+                page.evaluate(
+                    "(id) => scrollBy(0, document.getElementById(id).getBoundingClientRect().top - innerHeight * 0.3)",
+                    place,
+                )
+                page.wait_for_selector(f"#{place}.here", timeout=5_000)
+                page.wait_for_timeout(60)
+                # The picture stays in view, so the focus in it scrolls nothing.
+                page.locator(f"#{chapter['id']} .stage .bench").focus()
+                names = []
+                for _ in range(12):
+                    page.keyboard.press("Shift+Tab")
+                    focus = page.evaluate(FOCUS)
+                    if not focus["stage"]:
+                        break
+                    names.append(focus["name"])
+                    assert page.locator(f"#{place}.here").count() == 1, place
+                for control in step.get("controls", ()):
+                    assert [name for name in names if name.startswith(f"slider-{control}-") or name == control], (place, names)
+        assert said == []

@@ -153,6 +153,51 @@ def test_the_spoken_numbers_the_table_the_words_and_the_machine(chromium, addres
         assert said == []
 
 
+# Pairs of texts of a picture that cover each other, and texts that its frame cuts.
+BAD_TEXTS = """(id) => {
+    const picture = document.querySelector(`#${id} .picture svg`), frame = picture.getBoundingClientRect();
+    const isShown = (one) => one.textContent.trim() && one.getAttribute("opacity") !== "0"
+        && one.getAttribute("display") !== "none";
+    const texts = [...picture.querySelectorAll("text")].filter(isShown)
+        .map((one) => [one.textContent, one.getBoundingClientRect()]);
+    const cut = texts.filter(([, box]) => box.left < frame.left - 1 || box.right > frame.right + 1
+        || box.top < frame.top - 1 || box.bottom > frame.bottom + 1).map(([text]) => text);
+    const covered = texts.flatMap(([one, a], n) => texts.slice(n + 1).filter(([, b]) =>
+        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+        .map(([other]) => `${one} / ${other}`));
+    return [...cut, ...covered];
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_words_of_pictures_are_not_cut_and_do_not_cover_each_other(chromium, address, width):
+    with page_of(chromium, width=width) as (page, _):
+        page.emulate_media(reduced_motion="reduce")
+        opened(page, address)
+        wrong = {}
+        for chapter, step in STEPS:
+            scrolled(page, chapter, step)
+            if bad := page.evaluate(BAD_TEXTS, chapter):
+                wrong[f"{chapter}-{step}"] = bad
+        assert wrong == {}
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=lambda one: one["id"])
+def test_the_button_of_a_chapter_gives_the_numbers_of_the_lecture(chromium, address, chapter):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address)
+        scrolled(page, chapter["id"], 1)
+        page.locator(f"#{chapter['id']} .spoken").click()
+        page.wait_for_timeout(100)
+        for name, expected in chapter["spoken_result"].items():
+            assert page.evaluate("(name) => derive(state.values)[name]", name) == pytest.approx(expected, rel=2e-3), name
+            # Sentences with this number have its words.
+            words = page.evaluate("(name) => written(derive(state.values)[name], unitOf(name), ABOUT.get(name).digits)", name)
+            for place in page.locator(f".num[data-name={name}]").all():
+                assert place.text_content() == words, name
+        assert said == []
+
+
 def test_a_switch_draws_the_four_numbers_with_their_gap_and_the_link_has_it(chromium, address):
     with page_of(chromium, width=1440) as (page, said):
         opened(page, address)

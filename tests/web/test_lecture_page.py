@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import inspect
 import json
 import re
@@ -247,6 +248,18 @@ def test_numbers_of_the_text_multiply_and_cells_are_escaped():
     assert not re.search(r"<td>[<>]=", page)
     assert "<td>&lt;= " in page
     assert not re.search(r"\b1 (questions|token are|times the floor)", page)
+
+
+def test_the_call_of_a_claim_runs_as_it_is_written_and_gives_the_computed_number():
+    table = lecture_html(is_live=False).split('id="claims"')[1]
+    codes = [html.unescape(code) for code in re.findall(r"call in Python</summary><code>(.*?)</code>", table)]
+    assert len(codes) == len(lecture_content.claims())
+    for claim, code in zip(lecture_content.claims(), codes, strict=True):
+        names: dict[str, object] = {}
+        line, call = code.split("; ", 1)
+        exec(line, names)
+        values = np.ravel(np.asarray(eval(call, names), dtype=float))
+        np.testing.assert_allclose(values, claim.statement.computed, rtol=1e-12, err_msg=code)
 
 
 def test_one_factor_and_no_reason_that_repeats_its_number():

@@ -382,7 +382,8 @@ def _claims() -> str:
         chapter = next(chapter for chapter in chapters() if claim.section in chapter["sections"])
         link = f'<td><a href="#{chapter["id"]}">{html.escape(claim.summary)}</a></td>'
         call = ", ".join(f"{name}={value!r}" for name, value in claim.statement.arguments.items())
-        code = html.escape(f"steptime.{claim.statement.call}({call})")
+        module, _, function = claim.statement.call.rpartition(".")
+        code = html.escape(f"from steptime.{module} import {function}; {function}({call})")
         formula = f'<details class="call"><summary>call in Python</summary><code>{code}</code></details>'
         name = html.escape(claim.statement.name)
         rows.append(_row(claim.statement).replace("<tr>", f"<tr>{link}").replace(name, name + formula, 1))

@@ -49,7 +49,7 @@ function tickText(value, unit) {
 
 class Plane {
   constructor(root, width, height, margin = {}) {
-    this.margin = { top: 30, right: 14, bottom: 40, left: 52, ...margin };
+    this.margin = { top: 30, right: 14, bottom: 40, left: 55, ...margin };
     Object.assign(this, { root, width, height });
     this.back = svg("g", { class: "axes" }, root);
     const id = `clip-${Plane.count = (Plane.count || 0) + 1}`;
@@ -83,7 +83,7 @@ class Plane {
       // A tick at the right end stays inside the picture.
       svg("text", { x: Math.min(x, this.width - 2 - 3.7 * text.length), y: base + 18, "text-anchor": "middle", class: "tick" }, this.back, text);
     }
-    svg("text", { x: left - 46, y: 13, class: "axis" }, this.back, yAxis.label);
+    svg("text", { x: left - 49, y: 13, class: "axis" }, this.back, yAxis.label);
     svg("text", { x: this.width - right, y: this.height - 4, "text-anchor": "end", class: "axis" }, this.back, `${xAxis.label} →`);
   }
 
@@ -252,7 +252,7 @@ class Chart {
     const floorY = step.floor && spec.below ? plane.y(all[spec.below]) : null;
     for (const [key, value] of Object.entries({ x: left, y: floorY ?? 0, width: plane.width - left - right, height: floorY === null ? 0 : Math.max(plane.height - bottom - floorY, 0), opacity: floorY === null ? 0 : 1 })) this.shade.setAttribute(key, value);
     this.shadeName.setAttribute("opacity", floorY === null ? 0 : 1);
-    if (floorY !== null) { this.shadeName.setAttribute("x", left + 14); this.shadeName.setAttribute("y", (floorY + plane.height - bottom) / 2 + 4); }
+    if (floorY !== null) { this.shadeName.setAttribute("x", left + 14); this.shadeName.setAttribute("y", plane.height - bottom - 10); }
     this.marks.replaceChildren();
     const boxes = [];
     const nameMark = (value, name) => {
@@ -374,24 +374,31 @@ class Years {
     plane.axes({ label: "year of the chip", ticks: Array.from({ length: last - first + 1 }, (_, n) => first + n).filter((y, n) => plane.width > 460 || n % 2 === 0), plain: true }, { label: spec.label, unit: spec.unit });
     const { left, right, top } = plane.margin;
     this.group.replaceChildren();
-    const across = (value, name, tint, dashed, atRight) => {
+    // Dots, lines and their names are obstacles for the names of chips, which are left out where they would cover one.
+    const placed = rows.map((one) => [plane.x(one.year) - 6, plane.y(one.value) - 6, plane.x(one.year) + 6, plane.y(one.value) + 6]);
+    const isFree = (x, y, wide, tall) => x > left - 2 && x + wide < plane.width && placed.every(([a, b, c, d]) => x > c || x + wide < a || y > d || y + tall < b);
+    const across = (value, names, tint, dashed, atRight) => {
       const y = plane.y(value);
       if (y < top - 6) return;
       svg("line", { x1: left, x2: plane.width - right, y1: y, y2: y, stroke: colour(tint), "stroke-width": 2, "stroke-dasharray": dashed ? "5 5" : null }, this.group);
-      label(this.group, atRight ? plane.width - right : left + 6, atRight ? y + 17 : y - 7, name, { "text-anchor": atRight ? "end" : "start", fill: colour(`${tint}-text`), class: "halo name" });
+      // A short name where the long one would cover a dot.
+      const spots = names.flatMap((name) => {
+        const wide = 7.4 * name.length, ends = [left + 6, plane.width - right - wide];
+        return (atRight ? ends.reverse() : ends).flatMap((x) => (atRight ? [5, -20] : [-20, 5]).map((dy) => [x, y + dy, wide, name]));
+      });
+      const [x, above, wide, name] = spots.find(([a, b, c]) => isFree(a, b, c, 15)) || spots[spots.length - 1];
+      placed.push([x, above, x + wide, above + 15], [left, y - 1, plane.width - right, y + 1]);
+      label(this.group, x, above + 12, name, { fill: colour(`${tint}-text`), class: "halo name" });
     };
     const value = all[spec.value || "drain"];
-    across(spec.near, spec.near_name, "quiet", true, true);
-    if (Math.abs(value / spec.near - 1) > 0.1) across(value, `this page: ${written(value, spec.unit)}`, "accent", false, false);
-    // Names that would cover others are left out; the table has all.
-    const placed = [[plane.width - right - 130, plane.y(spec.near) + 2, plane.width, plane.y(spec.near) + 20]];
+    across(spec.near, [spec.near_name], "quiet", true, true);
+    if (Math.abs(value / spec.near - 1) > 0.1) across(value, [`this page: ${written(value, spec.unit)}`, "this page"], "accent", false, false);
     for (const one of rows) {
       const x = plane.x(one.year), y = plane.y(one.value);
       svg("circle", { cx: x, cy: y, r: 5.5, fill: colour("weights"), class: "dot" }, this.group);
       const long = 7 * one.name.length;
-      const spots = [[x + 10, y - 8], [x + 10, y + 2], [x + 10, y - 18], [x - 10 - long, y - 8], [x - 10 - long, y + 2], [x - 10 - long, y - 18]];
-      const spot = spots.find(([a, b]) => a > left && a + long < plane.width && placed.every(([c, d, e, f]) => a > e || a + long < c || b > f || b + 15 < d));
-      placed.push([x - 6, y - 6, x + 6, y + 6]);
+      const spots = [x + 10, x - 10 - long, x - long / 2].flatMap((a) => [-8, 2, -18, 9, -25].map((dy) => [a, y + dy]));
+      const spot = spots.find(([a, b]) => isFree(a, b, long, 15));
       if (!spot) continue;
       placed.push([spot[0], spot[1], spot[0] + long, spot[1] + 15]);
       label(this.group, spot[0], spot[1] + 12, one.name, { class: "halo small" });

@@ -19,10 +19,10 @@ class Scene {
   get still() { return 0.7; }
   draw(step, all) { Object.assign(this, { step, all }); this.paint(); }
   paint() { this.group.replaceChildren(); this.frame(this.time); }
-  // Characters are some 7 pixels wide; long words shrink to the width of a phone.
+  // A character is some 0.56 of its size wide, in bold 0.62; long words shrink to the width of a phone.
   text(x, y, words, more = {}) {
     const made = label(this.group, x, y, words, more), middle = more["text-anchor"] === "middle";
-    const room = middle ? 2 * Math.min(x, this.width - x) : this.width - x, size = room / words.length / 0.56;
+    const room = middle ? 2 * Math.min(x, this.width - x) : this.width - x, size = room / words.length / (more.class?.includes("name") ? 0.62 : 0.56);
     if (more["text-anchor"] !== "end" && size < 13) made.style.fontSize = `${Math.max(size, 10)}px`;
     return made;
   }
@@ -65,7 +65,7 @@ class Trains extends Scene {
       // A train leaves on schedule; the next one comes in when it is gone, and waits.
       const x = since < 0 ? platform - (1 - ease((since + 0.65) * 4)) * (platform + long) : platform + ease(since / 0.5) * width * 0.42 + Math.max(since - 0.5, 0) * width * 0.5;
       drawTrain(x, since < 0 ? 0 : riders);
-      if (since >= 0 && x < width - 30) this.text(x + long / 2, rail - tall / 2 - 10, `${riders} of ${all.seats}`, { "text-anchor": "middle", class: "halo small" });
+      if (since >= 0 && x + long / 2 < width - 32) this.text(x + long / 2, rail - tall / 2 - 10, `${riders} of ${all.seats}`, { "text-anchor": "middle", class: "halo small" });
     }
     const next = Math.floor(at) + 1, gone = rides.filter((one) => one.trip <= at).reduce((sum, one) => sum + one.riders, 0);
     const waiting = people.filter((one) => one < at).length - gone;
@@ -146,7 +146,9 @@ class Loop extends Scene {
       const row = Math.min((half - 40) / stages, 34), wide = (width - left - 14) / slots;
       for (const stage of range(stages)) {
         const y = top + 22 + stage * row;
-        this.text(left - 8, y + row / 2 + 3, `stage ${stage + 1}`, { "text-anchor": "end", class: "tick" });
+        // Low rows have smaller names, and very low ones a name for every second row.
+        const every = Math.ceil(9 / row);
+        if (stage % every === 0) this.text(left - 8, y + row / 2 + 3, `stage ${stage + 1}`, { "text-anchor": "end", class: "tick" }).style.fontSize = `${Math.min(row * every, 12.5)}px`;
         for (const slot of range(slots)) {
           const work = slot - stage, batch = ((work % stages) + stages) % stages, busy = work >= 0 && batch < inFlight;
           const x = left + slot * wide;
@@ -171,7 +173,7 @@ class Bubble extends Scene {
   frame(time) {
     const { width, height, all } = this, stages = all.stages, count = all.microbatches;
     // Forward passes take one slot, backward passes two; the flush is the end of the picture.
-    const slots = 3 * (count + stages - 1), left = width > 460 ? 74 : 58, wide = (width - left - 14) / slots, row = Math.min((height - 110) / stages, 44);
+    const slots = 3 * (count + stages - 1), left = width > 460 ? 74 : 58, wide = (width - left - 14) / slots, row = Math.min((height - 110) / stages, 70);
     const cursor = left + time * (width - left - 14);
     for (const stage of range(stages)) {
       const y = 34 + stage * row;
@@ -218,9 +220,11 @@ class Memory extends Scene {
     const y = isFar ? plane.margin.top : plane.y(all.capacity);
     if (!isFar) svg("line", { x1: plane.margin.left, x2: width - 14, y1: y, y2: y, stroke: colour("ink"), "stroke-width": 2, "stroke-dasharray": "5 5" }, this.group);
     this.text(width - 16, isFar ? y + 8 : y - 8, `a chip has ${written(all.capacity, "B")}${isFar ? ", far above" : ""}`, { "text-anchor": "end", class: "halo note" });
-    const last = parts[7], first = parts[0];
-    this.text(plane.x(8) + wide / 2, Math.max(clip(last.chip_cache + last.chip_weights) - 8, plane.margin.top + 8), "weights shrink", { "text-anchor": "end", fill: colour("weights-text"), class: "halo name" });
-    this.text(plane.x(8) + wide / 2, Math.min(clip(last.chip_cache) + 16, base - 6), "caches stay", { "text-anchor": "end", fill: colour("kv-text"), class: "halo name" });
+    const first = parts[0];
+    // Both names stand above the bars of five stages and more.
+    const above = Math.max(clip(parts[4].chip_cache + parts[4].chip_weights), plane.margin.top + 54);
+    this.text(plane.x(8) + wide / 2, above - 26, "weights shrink", { "text-anchor": "end", fill: colour("weights-text"), class: "halo name" });
+    this.text(plane.x(8) + wide / 2, above - 9, "caches stay", { "text-anchor": "end", fill: colour("kv-text"), class: "halo name" });
     this.parts = parts;
     if (first.chip_cache + first.chip_weights > top) this.text(plane.margin.left + 6, 40, "more than four chips' memory: bars are cut", { class: "halo note" });
   }
@@ -324,8 +328,8 @@ class Tiers extends Scene {
     this.box(mid - 92, depth - 12, 44, 24, colour("kv"), { rx: 5 });
     this.text(mid - 70, depth + 4.5, "cache", { "text-anchor": "middle", class: "inside" });
     for (const tier of tiers) {
-      const isBest = tier === best, place = y(tier.drain);
-      this.box(mid, place - 13, width - mid - 14, 26, isBest ? colour("accent") : colour("card"), { stroke: isBest ? "none" : colour("quiet"), rx: 5 });
+      const isBest = tier === best, place = y(tier.drain), tall = width > 460 ? 26 : 20;
+      this.box(mid, place - tall / 2, width - mid - 14, tall, isBest ? colour("accent") : colour("card"), { stroke: isBest ? "none" : colour("quiet"), rx: 5 });
       this.text(mid + 9, place + 4.5, width > 460 ? tier.name : tier.name.replace(" of this page's chip", ""), { class: isBest ? "inside" : "small" });
       this.text(width - 22, place + 4.5, written(tier.drain, "s"), { "text-anchor": "end", class: isBest ? "inside" : "small" });
     }
@@ -389,8 +393,8 @@ class Reversible extends Scene {
       svg("circle", { cx, cy, r: 7, fill: colour("accent") }, this.group);
       svg("circle", { cx: start + (mid - start) * part, cy: low, r: 7, fill: colour(back ? "weights" : "kv") }, this.group);
     }
-    this.text(left, top - 34, "x", { "text-anchor": "middle", class: "halo note" }); this.text(left, low + 44, "y", { "text-anchor": "middle", class: "halo note" });
-    this.text(right, top - 34, "x", { "text-anchor": "middle", class: "halo note" }); this.text(right, low + 44, "z", { "text-anchor": "middle", class: "halo note" });
+    this.text(left, top - 34, "x", { "text-anchor": "middle", class: "halo note" }); this.text(left, low - 29, "y", { "text-anchor": "middle", class: "halo note" });
+    this.text(right, top - 34, "x", { "text-anchor": "middle", class: "halo note" }); this.text(right, low - 29, "z", { "text-anchor": "middle", class: "halo note" });
     this.text(mid, height - 34, back ? `backwards: y = z − f(x) = ${z} − ${f} = ${y}` : `forwards: z = y + f(x) = ${y} + ${f} = ${z}`, { "text-anchor": "middle", class: "halo name" });
     this.text(mid, height - 12, "f(x) = (x² + 3) mod 10 has no inverse, and the block has one", { "text-anchor": "middle", class: "halo note" });
   }
