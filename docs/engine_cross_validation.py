@@ -173,7 +173,7 @@ def base_engine(name: str) -> Engine:
         "top_p_seconds_per_entry": TOP_P_SECONDS.get(name, 8.3e-12),
     }
     shipped = resolve_engine(name)
-    engine = Engine(name=name, arithmetic=shipped.arithmetic, releases=shipped.releases)
+    engine = Engine(name=name, kernel_engine=shipped.kernel_engine, arithmetic=shipped.arithmetic, releases=shipped.releases)
     return with_constants(engine, settings | FIXED_CONSTANTS)
 
 

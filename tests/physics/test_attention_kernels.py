@@ -163,7 +163,7 @@ def test_kernels_by_format():
     assert trtllm.peak == pytest.approx(2 * vllm.peak, rel=1e-3)
 
 
-def test_engines_run_kernels_of_their_own():
+def test_engines_run_kernel_engine_their_own():
     """A cache of 8 bits on Hopper: TensorRT-LLM's kernels take less than vLLM's; others have those of all engines."""
     kernels = {name: select_kernel(DECODE, "hopper", NARROW, engine=name) for name in ("vllm", "trtllm", "mine")}
     seconds = {}
@@ -174,7 +174,7 @@ def test_engines_run_kernels_of_their_own():
     assert kernels["mine"] is load_kernels()[DECODE, "", "hopper", NARROW]
 
 
-def test_chips_without_timings_have_the_kernels_of_all():
+def test_chips_without_timings_have_the_kernel_engine_all():
     assert select_kernel(LATENT_DECODE, "cdna4", NARROW) is load_kernels()[LATENT_DECODE, "", ANY, NARROW]
 
 

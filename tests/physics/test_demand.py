@@ -438,7 +438,7 @@ FULL = Layer(
 RECURRENT = Layer(name="recurrent", ops=(matrix(inputs=10),), attention=(STATE,))
 
 
-def test_kernels_of_a_pass():
+def test_kernel_engine_a_pass():
     """Three layers of the one kind, two of the other: q with k and o are two kernels, and the experts' are not among them."""
     model = replace(model_of(), layers=((FULL, 3), (RECURRENT, 2)))
     assert kernel_counts(model, peak=("fp8", "bf16")) == {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 import steptime as st
+from steptime.catalog.data_files import PACKAGED
 from steptime.errors import DataFileError, RangeError
 from steptime.physics.engine import IDEAL, default_engine, engine_for, label_values, load_engine, with_constants, with_imbalance
 from steptime.physics.engine_parameters import CONSTANTS
@@ -197,7 +199,7 @@ def test_an_engine_in_words():
         ("[peak]\nfp8 = 1\n", "it looks like a chip, a system or a list of rents"),
         ("[[domains]]\nsize = 1\n", "it looks like a chip, a system or a list of rents"),
         ("[[quotes]]\nusd = 1\n", "it looks like a chip, a system or a list of rents"),
-        ("", "an engine file has name, title, [source], [constants], [[arithmetic]], [[experts]], [[releases]] and [fit]"),
+        ("", "an engine file has name, title, kernel_engine, [source], [constants], [[arithmetic]], "),
         ("constants = 3\n", "has no table [constants]"),
         ("[constants]\n", "has no table [constants]"),
         ("[other]\na = 1\n[constants]\nsmall_kv = 1\n", "'other' is not a key of an engine file"),
@@ -214,3 +216,35 @@ def test_an_imbalance_beyond_its_range_says_the_range():
     with pytest.raises(RangeError, match="imbalance must be at least 1 and at most 10,000, not 20000"):
         with_imbalance(IDEAL, 2e4)
     assert with_imbalance(IDEAL, 1e4).experts.expert_imbalance == 1e4
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "llama-3.1-70b"])
+def test_a_copy_of_an_engine_under_another_name_runs_its_kernels(tmp_path, model):
+    """Constants fitted with the kernels of an engine belong to these kernels, whatever the copy is called."""
+    text = (PACKAGED / "engines" / "vllm.toml").read_text(encoding="utf-8")
+    copy = tmp_path / "mine.toml"
+    copy.write_text(text.replace('name = "vllm"', 'name = "mine"'), encoding="utf-8")
+    without = tmp_path / "all.toml"
+    every_text = copy.read_text(encoding="utf-8").replace('kernel_engine = "vllm"', 'kernel_engine = ""')
+    without.write_text(every_text, encoding="utf-8")
+    vllm, mine, every = (
+        float(decode_step(model, "hgx-h100", batch=16, context=1000, layout=Layout(tp=2), engine=e).total)
+        for e in ("vllm", copy, without)
+    )
+    assert mine == vllm
+    assert abs(every / vllm - 1) > 1e-4
+
+
+def test_a_calibrated_engine_keeps_the_kernel_engine_its_prior_in_its_file(tmp_path):
+    from steptime.validation.engine_fit import engine_file
+
+    path = tmp_path / "mine.toml"
+    path.write_text(engine_file(replace(load_engine("sglang"), name="mine"), {}), encoding="utf-8")
+    mine = load_engine(path)
+    assert (mine.name, mine.kernel_engine) == ("mine", "sglang")
+    assert load_engine("typical").kernel_engine == IDEAL.kernel_engine == ""
+
+
+def test_kernel_engine_an_unknown_engine_are_refused(tmp_path):
+    with pytest.raises(DataFileError, match=r"kernel_engine: must be sglang, trtllm, vllm, or empty .* did you mean vllm"):
+        written(tmp_path, 'kernel_engine = "vlm"\n[constants]\nsmall_kv = 1\n')

@@ -79,7 +79,7 @@ def test_kinds_of_stored_experts(name, kind):
         assert stored_kind(replace(number_format(name), block=128)) == "fp8_block"
 
 
-def test_chips_without_timings_have_the_kernels_of_all():
+def test_chips_without_timings_have_the_kernel_engine_all():
     assert select_kernel("", "fp8", has_fp4=False) is load_kernels()["", ANY, "fp8"]
     assert select_kernel("hopper", "nvfp4", has_fp4=False) is load_kernels()["", "hopper", "int4"]
     assert select_kernel("blackwell", "nvfp4", has_fp4=True) is load_kernels()["", "blackwell", "nvfp4"]
@@ -150,7 +150,7 @@ def test_bad_tables_are_refused(entries, words):
         read_factors(entries)
 
 
-def test_engines_run_kernels_of_their_own():
+def test_engines_run_kernel_engine_their_own():
     """gpt-oss on Hopper: vLLM and SGLang call OpenAI's Triton kernels, which start in half the time of TensorRT-LLM's."""
     names = ("vllm", "sglang", "trtllm", "mine")
     kernels = {name: select_kernel("hopper", "mxfp4", has_fp4=False, engine=name) for name in names}
@@ -161,7 +161,7 @@ def test_engines_run_kernels_of_their_own():
     vllm = load_engine("vllm")
     one, other = (
         decode_step("gpt-oss-120b", "hgx-h100", batch=16, context=1000, engine=engine)
-        for engine in (vllm, replace(vllm, name="mine"))
+        for engine in (vllm, replace(vllm, kernel_engine=""))
     )
     factor = expert_factor(vllm.expert_factors, "hopper", "mxfp4") * vllm.experts.expert_call
     mine, theirs = (select_attention(DECODE, "hopper", WIDE, engine=name).seconds for name in ("mine", "vllm"))

@@ -60,7 +60,7 @@ def test_vllm_sorted_the_logits_before_0_12():
     assert before.top_p_seconds_per_step > now.top_p_seconds_per_step == 0
 
 
-def test_expert_kernels_of_an_old_release_have_a_factor_by_format():
+def test_expert_kernel_engine_an_old_release_have_a_factor_by_format():
     old = Release(before="0.12", constants={}, experts={"fp8_block": 2.0})
     entries = tuple(ExpertFactor(chips="hopper", stored=stored, factor=1.5) for stored in ("fp8_block", "bf16"))
     engine = replace(ENGINE, releases=(old,), expert_factors=entries)

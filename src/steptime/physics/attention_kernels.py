@@ -17,8 +17,8 @@ $$ q = s (l + \tau) \sqrt{1 + \left(\frac{r_0}{s g}\right)^2}, \qquad c = \frac{
 
 with $\kappa$ bytes of an entry. There $r_0$ is small in kernels that divide a context among all parts of the chip.
 
-The constants are fitted to kernel timings (`docs/fit_kernels.py attention`), by operation, generation of chips and format.
-Kernels of different engines are taken together.
+The constants are fitted to kernel timings (`docs/fit_kernels.py attention`), by operation, generation of chips and format,
+and by engine where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken together.
 
 References:
     Dao, "FlashAttention-2", arXiv 2307.08691: tiles and their order. Shah et al., "FlashAttention-3", arXiv 2407.08608:
@@ -174,7 +174,7 @@ def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0, e
         chips: Generation of the chips; those whose kernels were not timed have the kernels of all timed chips.
         form: One of `WIDE` and `NARROW`.
         factor: Factor on all times, which may be an array.
-        engine: Name of the engine; other names have the kernels of all engines.
+        engine: Engine whose kernels run (`Engine.kernel_engine`); other names have the kernels of all engines.
 
     Returns:
         The kernels.

@@ -37,7 +37,7 @@ from steptime.physics.engine_parameters import (
     find_problem,
 )
 from steptime.physics.engine_releases import SAMPLINGS, TOP_P, Release, read_releases, select_release
-from steptime.physics.expert_kernels import ExpertFactor, read_factors
+from steptime.physics.expert_kernels import ExpertFactor, read_factors, timed_engines
 from steptime.result_base import Result, in_words
 
 
@@ -45,6 +45,7 @@ from steptime.result_base import Result, in_words
 class Engine(Result):
     """An engine: its constants in groups, the `fit` behind them, and their `source`.
 
+    kernel_engine: Name of the engine whose timed kernels of experts and attention it runs; "" for those of all engines.
     arithmetic: Rules for kernels that compute in another format than the chip's best (`Computed`).
     expert_factors: Factors on the time of routed experts by chips and format, from whole runs.
     releases: Constants of older releases.
@@ -61,6 +62,7 @@ class Engine(Result):
     experts: Experts = Experts()
     scheduler: Scheduler = Scheduler()
     room: Room = Room()
+    kernel_engine: str = ""
     arithmetic: tuple[Computed, ...] = ()
     expert_factors: tuple[ExpertFactor, ...] = ()
     releases: tuple[Release, ...] = ()
@@ -102,7 +104,7 @@ DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"
 EntryKind = TypeVar("EntryKind")
 # Largest factor, or variance of a logarithm, in an engine file.
 MOST_FIGURE = 1e6
-FILE_KEYS = ("name", "title", "source", "constants", "arithmetic", "experts", "releases", "fit")
+FILE_KEYS = ("name", "title", "kernel_engine", "source", "constants", "arithmetic", "experts", "releases", "fit")
 # Regimes of a time per token: decode, or with prefill of other requests. Regimes of a time to first token: its prompt alone, or
 # behind others.
 REGIMES_BY_QUANTITY = {"tpot": ("decode", "mixed"), "ttft": ("prompt", "queue")}
@@ -264,9 +266,11 @@ def _load(path: Path, _modified: float) -> Engine:
     data = read_file(path)
     constants = data.get("constants", {})
     _check_constants(path, data, constants)
+    name = check_entry_name(data["name"], path) if "name" in data else path.stem
     engine = Engine(
-        name=check_entry_name(data["name"], path) if "name" in data else path.stem,
+        name=name,
         title=str(data.get("title", "")),
+        kernel_engine=_read_kernel_engine(path, data, name),
         source=data.get("source", {}),
         arithmetic=_read_tables(path, data, "arithmetic", read_rules),
         expert_factors=_read_tables(path, data, "experts", read_factors),
@@ -287,7 +291,7 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
         )
         problem_words = f"{unknown[0][:40]!r} is not a key of an engine file" if unknown else "has no table [constants]"
         tables = "[source], [constants], [[arithmetic]], [[experts]], [[releases]] and [fit]"
-        raise DataFileError(path, f"{problem_words}; an engine file has name, title, {tables}{looks}")
+        raise DataFileError(path, f"{problem_words}; an engine file has name, title, kernel_engine, {tables}{looks}")
     for key, value in constants.items():
         if key not in CONSTANTS:
             near = did_you_mean(key, CONSTANTS, max_names=1)
@@ -295,6 +299,18 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
         problem = find_problem(key, value)
         if problem:
             raise DataFileError(path, f"constants.{key}: {problem}")
+
+
+def _read_kernel_engine(path: Path, data: dict[str, Any], name: str) -> str:
+    """Return the engine whose timed kernels an engine runs: of its file, or else those of its name."""
+    timed = timed_engines()
+    kernel_engine = data.get("kernel_engine", name if name in timed else "")
+    if kernel_engine not in ("", *timed):
+        suggested = did_you_mean(kernel_engine, timed, max_names=1) if isinstance(kernel_engine, str) else ()
+        hint = f"; did you mean {suggested[0]}?" if suggested else ""
+        choices = f"{', '.join(timed)}, or empty for those of all engines"
+        raise DataFileError(path, f"kernel_engine: must be {choices}, got {short_repr(kernel_engine)}{hint}")
+    return str(kernel_engine)
 
 
 def _read_tables(

@@ -192,7 +192,7 @@ def select_kernel(chips: str, stored: str, *, has_fp4: bool, engine: str = "", e
         chips: Generation of the chips.
         stored: Kind of the stored experts (`stored_kind`).
         has_fp4: Whether the chips have 4-bit arithmetic.
-        engine: Name of the engine; other names have the kernels of all engines.
+        engine: Engine whose kernels run (`Engine.kernel_engine`); other names have the kernels of all engines.
         exchanges: Whether data-parallel ranks exchange tokens; may be an array.
 
     Returns:
@@ -254,6 +254,18 @@ def load_kernels() -> Mapping[tuple[str, str, str], ExpertKernel]:
     entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "experts.toml")["kernel"]
     kernels = [ExpertKernel(**entry) for entry in entries]
     return {(kernel.engine, kernel.chips, kernel.stored): kernel for kernel in kernels}
+
+
+def timed_engines() -> tuple[str, ...]:
+    """Return the engines of which it is known which timed kernels they run.
+
+    Returns:
+        Names, sorted.
+
+    >>> timed_engines()
+    ('sglang', 'trtllm', 'vllm')
+    """
+    return tuple(sorted({engine for engine, _, _ in load_kernels() if engine}))
 
 
 def read_factors(entries: object) -> tuple[ExpertFactor, ...]:

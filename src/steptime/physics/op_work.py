@@ -398,7 +398,7 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
     if np.any(exchanges):
         # The runs behind a factor were without exchange: other kernels.
         factor = np.where(exchanges, experts.unmeasured_expert_time, factor)
-    engine, has_fp4 = context.engine.name, FOUR in chip.peak
+    engine, has_fp4 = context.engine.kernel_engine, FOUR in chip.peak
     kernel = select_kernel(chip.generation, stored, has_fp4=has_fp4, engine=engine, exchanges=exchanges)
     return kernel, experts.expert_time * factor
 
@@ -540,7 +540,7 @@ def attention_kernel(a: Attention, operation: str, system: System, engine: Engin
         return shares.slowed(factor), rate
     stored = a.arithmetic if operation in (DECODE, LATENT_DECODE) else computed
     form = NARROW_FORM if stored[0] in ROW_BYTES else WIDE
-    return select_attention(operation, chip.generation, form, factor, engine.name), rate
+    return select_attention(operation, chip.generation, form, factor, engine.kernel_engine), rate
 
 
 def busy_parts(sequences: Number, parts: Number) -> Number:

@@ -350,7 +350,9 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     Returns:
         TOML text.
     """
-    lines = [f'name = "{engine.name}"', f'title = "{engine.title}"', "", "[source]"]
+    lines = [f'name = "{engine.name}"', f'title = "{engine.title}"']
+    lines += [f'kernel_engine = "{engine.kernel_engine}"'] if engine.kernel_engine else []
+    lines += ["", "[source]"]
     lines += [f'{key} = "{value}"' for key, value in source.items()]
     lines += ["", "[constants]"]
     for name in CONSTANTS:
