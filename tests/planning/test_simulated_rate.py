@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -13,8 +14,9 @@ import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.finalists import SimulatedPool
 from steptime.planning.rate_curve import GRID, Curve
-from steptime.planning.simulated_rate import Deployment, Loop, TooLate, draw, lengths, steady_requests
+from steptime.planning.simulated_rate import Deployment, Loop, TooLate, by_length, draw, lengths, steady_requests
 from steptime.planning.steady_state import mean_context
+from steptime.workload.traffic import Traffic
 from tests.conftest import engine
 from tests.planning.cases import MODEL, NODES, equal_requests
 
@@ -303,3 +305,17 @@ def test_requests_that_are_alone_wait_for_nobody():
     alone = loop.quiet_ttft("p90")
     assert alone == pytest.approx(loop.quiet_ttft("mean"))
     assert 0.9 * alone <= loop.run(0.02, st.Slo(tpot=1.0, ttft=100.0), "mean", 2.5e-3).mean_ttft <= 1.5 * alone
+
+
+def test_requests_at_the_start_keep_their_queue_and_stand_in_its_order():
+    """Two replicas of one rank: even places have one queue. Few are left as they are."""
+    inputs = np.random.default_rng(0).integers(1, 100, 4000)
+    present = Traffic(arrival=np.zeros(4000), inputs=inputs, outputs=np.arange(4000))
+    server = SimpleNamespace(replicas=2, pace=SimpleNamespace(groups=1, before_token=1e-6))
+    ordered = by_length(present, server)
+    for queue in (0, 1):
+        assert np.all(np.diff(ordered.inputs[queue::2]) >= 0)
+        assert sorted(ordered.outputs[queue::2]) == list(range(queue, 4000, 2))
+    assert np.array_equal(ordered.inputs, inputs[ordered.outputs])
+    few = Traffic(arrival=np.zeros(3), inputs=np.array([3, 2, 1]), outputs=np.ones(3))
+    assert by_length(few, server) is few

@@ -44,6 +44,7 @@ from steptime.planning.simulated_rate import (
     CONFIRM_TOKENS,
     FEW_PIPELINE_TOKENS,
     FEW_REQUESTS,
+    LEAST_REQUESTS,
     LIFETIMES,
     MANY_FACTOR,
     PIPELINE_FACTOR,
@@ -80,6 +81,8 @@ TOKENS_PER_STEP = 128
 PAIR_TOKENS = 20_000_000
 # Share of the rate that a finalist may lose to other draws.
 LARGE_LOSS = 0.06
+# Finalists that are confirmed in any case; further ones only if the largest gain of those would make them better.
+LEAST_CHECKED = 3
 # Most finalists that are confirmed with turns of sessions.
 MOST_WITH_TURNS = 3
 # Rates that are tried until a candidate meets the limits, and after how many those are dropped that are too late when alone.
@@ -171,6 +174,8 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     finalists: dict[Candidate, Finalist | None] = {}
     checked: dict[Candidate, Finalist | None] = {}
     losses: dict[object, float] = {}
+    # What confirmed ones serve with other draws, over what they did.
+    gains: list[float] = []
     # Rate above which each candidate was sought.
     floors: dict[Candidate, float] = {}
 
@@ -197,16 +202,19 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     for check in range(CHECKS):
         _add_neighbours(case, finalists, ranking, add)
 
-        # The next one is confirmed only if it served more than the best of those that are.
-        top = max((entry.run.rate for entry in checked.values() if entry), default=0.0)
+        # The next one is confirmed only if it served more than the best of those that are. Below the least rate none is of use.
+        top = max((entry.run.rate for entry in checked.values() if entry), default=case.at_least)
         for finalist in ranking():
-            if top >= expected(finalist) or (case.turns is not None and len(checked) >= MOST_WITH_TURNS):
+            # With other draws, none is taken to gain more than the largest gain of those confirmed.
+            gain = max(gains) if len(gains) >= LEAST_CHECKED else 1.0
+            if top >= gain * expected(finalist) or (case.turns is not None and len(checked) >= MOST_WITH_TURNS):
                 break
             if finalist.candidate not in checked:
                 checked[finalist.candidate] = now = _confirmed(case, finalist, top)
                 top = max(top, now.run.rate if now else 0.0)
+                gains.append((now.run.rate if now else top) / finalist.run.rate)
         lucky = [first for key in checked if (first := finalists[key]) and top < (1 - LARGE_LOSS) * first.run.rate]
-        if case.rough or case.turns is not None or not lucky or not top or check == CHECKS - 1:
+        if case.rough or case.turns is not None or not lucky or not any(checked.values()) or check == CHECKS - 1:
             break
         losses = {_design(first.candidate): top / first.run.rate for first in lucky}
         # A finalist that was worse than a lucky one may be better than the lucky one after its correction.
@@ -420,15 +428,19 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     in_flight = course.rate * (course.ttft + float(case.workload.output_tokens) * course.tpot)
     # Where no chips can be moved to a prefill pool, it is often nearly saturated, and its queue settles slowly.
     tokens = CONFIRM_TOKENS if case.prefill_system is None else PAIR_TOKENS
-    work = float(case.workload.output_tokens) + float(case.workload.input_tokens) / TOKENS_PER_STEP
-    factor = tokens / (LIFETIMES * in_flight * work)
+    # A run has so many requests at least; long prompts then take most of its time.
+    requests, reading = LIFETIMES * in_flight, float(case.workload.input_tokens) / TOKENS_PER_STEP
+    work = requests * float(case.workload.output_tokens) + max(requests, LEAST_REQUESTS) * reading
+    factor = tokens / work
     has_many = in_flight > COARSE_SEQUENCES * int(candidate.layout.replicas)
     least_factor = PIPELINE_FACTOR if int(candidate.layout.pp) > 1 else MANY_FACTOR if has_many else CONFIRM_FACTORS[0]
     least_factor = min(least_factor, LEAST_ROUGH_FACTOR) if case.rough else least_factor
     factor = float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1]))
     seeds = CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS
     loops = [_loop(case, finalist.pools, course.rate, course.ttft, course.tpot, seed=seed, factor=factor) for seed in seeds]
-    now = confirmed_by(loops, limits, case.percentile, start).highest(limits, finalist.run.rate, least)
+    # Runs of pipelines are long, and a rough search mostly asks whether more than the least rate is served.
+    first = least if case.rough and least and candidate.layout.pp > 1 else finalist.run.rate
+    now = confirmed_by(loops, limits, case.percentile, start).highest(limits, first, least)
     return None if now is None or now.rate <= least else replace(finalist, run=now)
 
 

@@ -271,7 +271,7 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
     chips = counted(case.chips, "chip")
     if case.prefill_system is not None:
         chips = f"{chips} of {case.system.name} and {counted(case.prefill_chips, 'chip')} of {case.prefill_system.name}"
-    tables = search(replace(case, slo=Slo()), modes, layouts)
+    tables = search(replace(case, slo=Slo(), levels=(Slo(),)), modes, layouts)
     tpot = np.concatenate([t.tpot for t in tables])
     ttft = np.concatenate([t.ttft for t in tables])
     fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
@@ -279,7 +279,7 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
         if (
             AGGREGATED not in modes
             and case.prefill_system is None
-            and any(np.any(t.memory <= 1) for t in search(replace(case, slo=Slo()), (AGGREGATED,), layouts))
+            and any(np.any(t.memory <= 1) for t in search(replace(case, slo=Slo(), levels=(Slo(),)), (AGGREGATED,), layouts))
         ):
             return (
                 f"separate pools store the {show(weight_bytes(case.model), 'B')} of weights twice, and {chips} are too few for "
@@ -310,7 +310,7 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
     # The search may choose other chunks once the TTFT is limited.
     in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
     if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
-        soonest = min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in in_time)
+        soonest = min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in (*in_time, *tables))
         cache = "a prefix cache (--cached)" if case.turns is None else "larger tiers (--prefix-cache)"
         return (
             f"no layout on {chips} gives a first token within {first}; the earliest comes after {show(soonest, 's')}. Use "

@@ -28,7 +28,7 @@ MOST_RATES, MOST_STEPS = 24, 8
 # Steps down where a figure has no value, because a queue grows.
 STEPS_FROM_GROWTH = 3
 # Largest ratio of a run to its limits for which its means settle, and a run at a higher rate is added.
-FAR_BEYOND = 3.0
+FAR_BEYOND = 1.5
 # At a rate higher by `Loop.above`, no figure may be further beyond its limit than this ratio, and the mean TTFT may rise by
 # that one: where a queue is so steep, no run shows what another one will.
 CONFIRM_WORST, STEEP_TTFT = 1.5, 2.5

@@ -70,6 +70,8 @@ LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
 LEAST_SOJOURNS = 1.0
 # Fewest random numbers that are drawn at once.
 FEWEST_DEVIATES = 4096
+# Square of the requests of a queue at the start from which they are put in order beforehand.
+MANY_MOVES = 1_000_000
 # Seconds between requests that never meet.
 QUIET_GAP = 1e4
 # Share of the arrivals that does not count at the start, and lifetimes at the end.
@@ -366,11 +368,11 @@ class Loop:
         if self.parts > 1:
             self.server = self._coarse_server(self._in_flight(rate, tpot))
         arrival = np.cumsum(self.draws.gaps) / (rate * self.read_share)
-        waiting = min(int(PRESENT * rate * self.read_share * ttft), self.count)
-        traffic = Traffic(
-            arrival=np.concatenate([np.zeros(waiting), arrival]),
-            inputs=np.concatenate([self.inputs[self.count - waiting :], self.inputs]),
-            outputs=np.concatenate([self.outputs[self.count - waiting :], self.outputs]),
+        begin = self.count - min(int(PRESENT * rate * self.read_share * ttft), self.count)
+        present = Traffic(arrival=np.zeros(self.count - begin), inputs=self.inputs[begin:], outputs=self.outputs[begin:])
+        traffic = joined_traffic(
+            by_length(present, self.reader or self.server),
+            Traffic(arrival=arrival, inputs=self.inputs, outputs=self.outputs),
         )
         skipped = skipped_tokens(self.prompts, traffic.inputs)
         is_missed = TooLate(self._counted(traffic.arrival), slo.ttft, percentile)
@@ -413,7 +415,8 @@ class Loop:
         count = self._in_flight(rate, tpot) * self.server.replicas / self.parts
         slots = self.server.policy.max_num_seqs * self.server.replicas
         longest = min(float(self.longest), float(self.server.policy.kv_tokens))
-        return steady_requests(self.deployment.workload, int(min(count, slots)), longest, self.seed + 1)
+        started = steady_requests(self.deployment.workload, int(min(count, slots)), longest, self.seed + 1)
+        return by_length(started, self.server) if self.reader is None else started
 
     def expected_tpot(self, rate: float, closed_form: tuple[float, float]) -> float:
         """Return the mean time per output token at a rate, which gives the sequences at the start of a run.
@@ -714,6 +717,28 @@ def joined_traffic(first: Traffic, second: Traffic) -> Traffic:
         inputs=np.concatenate([first.inputs, second.inputs]),
         outputs=np.concatenate([first.outputs, second.outputs]),
     )
+
+
+def by_length(present: Traffic, server: Server) -> Traffic:
+    """Return requests that come at once, in the order in which their queues have them: the shortest is ready first.
+
+    Replicas and data-parallel ranks get requests in turn. Each keeps its queue, so that runs are the same. The event loop moves
+    a request past all longer ones that came before, which takes the square of their number where these are not in order.
+
+    Args:
+        present: Requests that arrive at the same time.
+        server: Pool that reads them.
+
+    Returns:
+        The requests in that order.
+    """
+    queues = server.replicas * server.pace.groups
+    if server.pace.before_token <= 0 or len(present) ** 2 < MANY_MOVES * queues:
+        return present
+    queue = np.arange(len(present)) % queues
+    order = np.empty(len(present), dtype=np.int64)
+    order[np.argsort(queue, kind="stable")] = np.lexsort((present.inputs, queue))
+    return replace(present, inputs=present.inputs[order], outputs=present.outputs[order])
 
 
 def busy_share(pool: Replicas) -> float:
