@@ -410,3 +410,12 @@ def test_a_fleet_of_real_plans(tmp_path):
     assert fleet.feasible
     for model in models:
         assert sum(choice.rate for choice in fleet.choices if choice.model == model.name) >= model.rate
+
+
+def test_a_table_does_not_replace_the_file_of_the_fleet(tmp_path):
+    path = tmp_path / "fleet.toml"
+    path.write_text('[[models]]\nname = "llama-3.1-8b"\nrate = 1\n[[systems]]\nname = "hgx-h100"\nchips = 8\n')
+    before = path.read_bytes()
+    ran = CliRunner().invoke(app_for(["fleet"]), ["fleet", str(path), "--csv", str(path)])
+    assert isinstance(ran.exception, DataFileError)
+    assert path.read_bytes() == before

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from steptime.cli.options import OUTPUT, option
-from steptime.cli.output import make_console, print_json, write_csv
+from steptime.cli.output import check_outputs, make_console, print_json, write_csv
 
 # Shown by --help; a bracket before a name is escaped, because it would be markup.
 FILE_FORMAT = """\b
@@ -47,6 +47,7 @@ def fleet(
     from steptime.number_checks import positive
     from steptime.planning.model_fleet import plan_fleet, read_fleet
 
+    check_outputs({"--csv": csv}, [file])
     models, systems, limit = read_fleet(file)
     if budget is not None:
         limit = float(positive("budget", budget, "USD/h"))
