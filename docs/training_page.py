@@ -38,7 +38,7 @@ by `docs/generate.py`.
 | pipeline | m (f + b) of the slowest stage, plus idle time and hops of the schedule; the head is on the last stage | arXiv 2104.04473 |
 | data parallel | reduce-scatter of gradients, all-gather of weights, minus the part that passes hide; ZeRO-3 per micro-batch | arXiv 1910.02054 |
 | fused experts | recipes of DeepSeek-V3 and Qwen3 in mxfp8 since NeMo 26.06: activation and quantization are inside the products, and a captured step launches nothing from the host | [Megatron-Bridge 0.5.1](https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1) |
-| offload | `--offload optimizer`: the CPU reads and writes the states at the bandwidth of host memory, gradients and weights cross the link meanwhile. `--offload activations`: saved activations cross the link once in each pass, hidden by computation as data-parallel exchanges are; two layers stay on the chip | arXiv 2101.06840, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/training/cpu-offloading.md) |
+| offload | `--offload optimizer`: the CPU reads and writes the states at the bandwidth of host memory, while gradients and weights cross the link. `--offload activations`: saved activations cross the link once in each pass, hidden by computation as data-parallel exchanges are; two layers stay on the chip | arXiv 2101.06840, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/training/cpu-offloading.md) |
 | optimizer | states, gradients and weights are read and written once, at the data sheet bandwidth | |
 | gathered inputs | saved by stacks on DTensor (torchtitan), which then do not gather them again; others save their part | [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py) |
 | experts of the busiest rank | `--expert-imbalance`: its rows over the mean multiply the time and the buffers of experts | |
@@ -182,7 +182,7 @@ def _published() -> list[str]:
     lines = ["## Published runs", "",
              "Published chip-hours, and predicted chip-hours at the published layout (else a searched one), with failures. For the smaller",
              "Llama models the model card states two to three times the chip-hours of the steps; the rest is not explained. The upper",
-             "end of a run has, beside the error of a step, the largest published overhead of a run: a factor of 1.27.", "",
+             "end of a run has, in addition to the error of a step, the largest published overhead of a run: a factor of 1.27.", "",
              "| run | published | predicted | 90 % range | |", "|---|---|---|---|---|"]  # fmt: skip
     searched = []
     for words, model, system, hours, url, given in PUBLISHED:

@@ -174,7 +174,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     finalists: dict[Candidate, Finalist | None] = {}
     checked: dict[Candidate, Finalist | None] = {}
     losses: dict[object, float] = {}
-    # What confirmed ones serve with other draws, over what they did.
+    # Rates of confirmed candidates with other draws, over their first rates.
     gains: list[float] = []
     # Rate above which each candidate was sought.
     floors: dict[Candidate, float] = {}
@@ -202,7 +202,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     for check in range(CHECKS):
         _add_neighbours(case, finalists, ranking, add)
 
-        # The next one is confirmed only if it served more than the best of those that are. Below the least rate none is of use.
+        # The next one is confirmed only if it served more than the best of those that are, and than the minimum rate.
         top = max((entry.run.rate for entry in checked.values() if entry), default=case.at_least)
         for finalist in ranking():
             # With other draws, none is taken to gain more than the largest gain of those confirmed.
@@ -428,7 +428,7 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     in_flight = course.rate * (course.ttft + float(case.workload.output_tokens) * course.tpot)
     # Where no chips can be moved to a prefill pool, it is often nearly saturated, and its queue settles slowly.
     tokens = CONFIRM_TOKENS if case.prefill_system is None else PAIR_TOKENS
-    # A run has so many requests at least; long prompts then take most of its time.
+    # A run has at least this number of requests; long prompts then take most of its time.
     requests, reading = LIFETIMES * in_flight, float(case.workload.input_tokens) / TOKENS_PER_STEP
     work = requests * float(case.workload.output_tokens) + max(requests, LEAST_REQUESTS) * reading
     factor = tokens / work
@@ -438,7 +438,7 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     factor = float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1]))
     seeds = CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS
     loops = [_loop(case, finalist.pools, course.rate, course.ttft, course.tpot, seed=seed, factor=factor) for seed in seeds]
-    # Runs of pipelines are long, and a rough search mostly asks whether more than the least rate is served.
+    # Runs of pipelines are long, and a rough search mostly asks whether more than the minimum rate is served.
     first = least if case.rough and least and candidate.layout.pp > 1 else finalist.run.rate
     now = confirmed_by(loops, limits, case.percentile, start).highest(limits, first, least)
     return None if now is None or now.rate <= least else replace(finalist, run=now)

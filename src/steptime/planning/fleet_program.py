@@ -160,7 +160,7 @@ def solve_day(
     if not is_small:
         by_hour = _hour_by_hour(options, rates, limits, price, extra, used, counts)
         if by_hour is None:
-            # The order of the hours was wrong: the program of all hours finds an answer, or says that there is none.
+            # The order of the hours was wrong: the program of all hours finds an answer, or proves that no answer exists.
             solved = _whole_day(*settings, integral=True)
             if solved is None:
                 return None

@@ -616,7 +616,7 @@ def _row_range(option: FleetOption, counts: Array, load: Array, rent: float) -> 
 
 
 def _correlations(options: Sequence[FleetOption]) -> Array:
-    """Return the correlation of the errors of deployments, by what they share.
+    """Return the correlation of the errors of deployments, by shared model, system and engine.
 
     >>> one = FleetOption(model=0, system=0, chips=1, rate=1.0, usd_per_hour=1.0, engine="vllm")
     >>> rho = _correlations([one, replace(one, chips=2), replace(one, model=1), replace(one, engine="sglang")])

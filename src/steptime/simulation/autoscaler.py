@@ -297,7 +297,7 @@ def _desired(metric: float, replicas: int, window: Any, turn: int, control: Any)
 
 @compiled
 def _start(state: Any, now: float, cold_start: float) -> bool:
-    """Start a replica in a free place; false if there is none."""
+    """Start a replica in a free place; false without a free place."""
     for r in range(len(state)):
         if state[r, CONDITION] == OFF:
             state[r, CONDITION], state[r, READY_AT], state[r, RENTED_FROM] = ACTIVE, now + cold_start, now

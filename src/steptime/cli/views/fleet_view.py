@@ -76,7 +76,7 @@ def _short(model: str) -> str:
 
 
 def _day(fleet: ModelFleet) -> list[str]:
-    """Return the deployments by hour, and what is reserved and on demand; nothing without a day profile."""
+    """Return the deployments by hour, and the chips reserved and on demand; nothing without a day profile."""
     if not fleet.on_demand_chip_hours:
         return []
     width = 1 + max(2, *(len(str(max(choice.by_hour))) for choice in fleet.choices))
