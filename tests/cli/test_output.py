@@ -385,7 +385,7 @@ def test_csv_with_the_ending_of_another_table_is_refused(tmp_path, ending):
     ("options", "note"),
     [
         ("--chunk 256", "No measured or published run has prefill chunks of 256 tokens."),
-        ("", "(--evidence any): tp8 with smaller prefill chunks."),
+        ("--full", "with fewer measured runs or none: tp8 with smaller prefill chunks."),
     ],
 )
 def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note, closed_forms):

@@ -164,7 +164,7 @@ def test_unknown_kinds_are_refused(value):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"turns": 0.5}, "turns"), ({"think_time": -1}, "think time"), ({"input_tokens": 0}, "input tokens per turn")],
+    [({"turns": 0.5}, "turns"), ({"think_time": -1}, "think_time"), ({"input_tokens": 0}, "input tokens per turn")],
 )
 def test_impossible_sessions_are_refused(changes, words):
     with pytest.raises(RangeError, match=words):
