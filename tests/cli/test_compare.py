@@ -27,11 +27,11 @@ def test_the_answer_comes_first_then_a_table_a_picture_and_what_would_flip_it(co
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
     for words in (
-        "2,000 tokens in, 500 out; at least 40.0 tok/s per user; first token within 1.00 s.",
+        "2,000 tokens in, 500 out on average; at least 40.0 tok/s per user; first token within 1.00 s.",
         "USD per million output tokens, 90 % ranges",
         "rent: both cost the same if hgx-h100 rents for",
         "engine: with sglang on both: ",
-        "No plan on 1 pair l4-8: no layout on 8 chips reaches 40.0 tok/s per user",
+        "No plan l4-8: no layout on 8 chips reaches 40.0 tok/s per user",
     ):
         assert words in text
     assert " ≈ " in found.stdout
