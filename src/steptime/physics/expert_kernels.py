@@ -205,9 +205,10 @@ def select_kernel(chips: str, stored: str, *, has_fp4: bool, engine: str = "", e
     if stored == "nvfp4" and not has_fp4:
         stored = "int4"
     keys = (engine, chips, stored), ("", chips, stored), ("", ANY, stored)
-    kernel, exchanged = next(kernels[key] for key in keys if key in kernels), kernels.get(("", chips, EXCHANGED))
-    if stored != BLOCKS or exchanged is None or not np.any(exchanges):
+    kernel = next(kernels[key] for key in keys if key in kernels)
+    if not has_exchange_kernel(chips, stored) or not np.any(exchanges):
         return kernel
+    exchanged = kernels["", chips, EXCHANGED]
     if np.all(exchanges):
         return exchanged
     values = {name: np.where(exchanges, getattr(exchanged, name), getattr(kernel, name)) for name in CONSTANTS}
