@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from steptime.errors import UnknownName
 from steptime.hardware.system import System
 from steptime.number_checks import Array, Number
 from steptime.physics.engine import Engine
@@ -30,6 +31,19 @@ ANY: Final = "any"
 EVIDENCE: Final = (MEASURED, PUBLISHED, ANY)
 # Widths of published pools: powers of two, and whole nodes of this many chips.
 NODE: Final = 8
+
+
+def check_evidence(evidence: str) -> None:
+    """Check that a level of evidence is known.
+
+    Args:
+        evidence: One of `EVIDENCE`.
+
+    Raises:
+        UnknownName: It is not one of these.
+    """
+    if evidence not in EVIDENCE:
+        raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
 
 
 def layout_evidence(layouts: Layout, engine: Engine, system: System) -> tuple[Array, Array]:

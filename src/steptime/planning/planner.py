@@ -33,7 +33,7 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
-from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, PUBLISHED
+from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, PUBLISHED, check_evidence
 from steptime.planning.fleet import Fleet, replicas_within, size_fleet
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
@@ -188,8 +188,7 @@ def plan(
     check_limits(sure, slo)
     check_asked(drafts, acceptance)
     check_percentile(percentile)
-    if evidence not in EVIDENCE:
-        raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
+    check_evidence(evidence)
     pinned = _pinned(sizes, chunk, max_num_seqs)
     if prefill_system is not None:
         modes = check_two_systems(modes, rate)

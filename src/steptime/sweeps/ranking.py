@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import InputError, RangeError, UnknownName, short_repr
+from steptime.errors import InputError, RangeError, short_repr
 from steptime.hardware.number_formats import missing_units, number_format
 from steptime.hardware.rental_prices import KINDS, has_rent, kind_and_date, kind_asked, kind_in_words, rents_by_kind, usd
 from steptime.hardware.rental_prices import with_rent as rented
@@ -30,7 +30,7 @@ from steptime.physics.engine import Engine, engine_for, load_engine, with_sampli
 from steptime.physics.engine_releases import TOP_P
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.planning.evidence import ANY as NO_EVIDENCE
-from steptime.planning.evidence import EVIDENCE, MEASURED, PUBLISHED
+from steptime.planning.evidence import EVIDENCE, MEASURED, PUBLISHED, check_evidence
 from steptime.planning.fleet import MONTH, Fleet, size_fleet
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Plan
@@ -419,8 +419,7 @@ def compare(
     # Inputs of all pairs are checked here, since errors of one plan are only reasons.
     check_limits(sure, slo)
     check_percentile(percentile)
-    if evidence not in EVIDENCE:
-        raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
+    check_evidence(evidence)
     if prefix_cache is not None:
         for system in distinct_systems:
             prefix_cache(system)
