@@ -39,7 +39,7 @@ from steptime.physics.engine_releases import GREEDY
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_sequences, drafted_step
 from steptime.physics.step import Step, mixed_step
-from steptime.validation.published_deployments import with_contexts
+from steptime.validation.published_deployments import with_contexts, with_schedule
 from steptime.validation.run_table import AXES
 
 # Share of a closed loop's requests that start with it: benchmarks send ten per request in flight.
@@ -61,7 +61,8 @@ class Runs:
     decode steps between two checks for new output. prompts: whether the same chips run prefill; False for the decode pool of
     separate pools. contexts: value of `latent_contexts`. version: a release of the engine; sampling: how tokens were drawn;
     is_median: whether the measured time per token is the median of intervals between tokens. is_static: whether all requests
-    of a run are one static batch: the prefill of all of them, then decode steps.
+    of a run are one static batch: the prefill of all of them, then decode steps. schedule: "first" or "mixed"
+    (`run_table.PREFILL_SCHEDULE`); "" for the engine's own.
     """
 
     index: Array
@@ -84,9 +85,10 @@ class Runs:
     sampling: str = GREEDY
     is_median: bool = False
     is_static: bool = False
+    schedule: str = ""
 
     def launched(self, engine: Engine) -> Engine:
-        """Return the engine of these runs: its release, its sampling and its limit on contexts.
+        """Return the engine of these runs: its release, its sampling, its limit on contexts and its schedule of prefill.
 
         Args:
             engine: An engine as its file describes it.
@@ -94,7 +96,8 @@ class Runs:
         Returns:
             The engine.
         """
-        return with_contexts(with_sampling(at_release(engine, self.version), self.sampling), self.contexts)
+        engine = with_contexts(with_sampling(at_release(engine, self.version), self.sampling), self.contexts)
+        return with_schedule(engine, self.schedule)
 
     def loop(self) -> dict[str, Any]:
         """Return the arguments that the closed form and the simulation share.

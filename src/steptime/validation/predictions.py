@@ -44,6 +44,7 @@ from steptime.validation.run_table import (
     MEDIAN_INTERVAL,
     NUMBERS,
     POOLS,
+    PREFILL_SCHEDULE,
     REQUESTS,
     SAMPLING,
     STATISTIC,
@@ -92,7 +93,7 @@ def grouped(
             *shared_cells(row), row.get("kv_dtype") or "", count_drafts(row), not row.get("decode_workers"),
             software_day(systems[row["system"]], row), latent_contexts(row),
             release_bound(releases[row["engine"]], row.get("engine_version") or ""), row.get(SAMPLING), row.get(STATISTIC),
-            is_static_batch(row),
+            is_static_batch(row), row.get(PREFILL_SCHEDULE),
         )
         for row in rows
     ]  # fmt: skip
@@ -111,7 +112,8 @@ def grouped(
                 index=index, model=model, system=system, engine=engine, layout=Layout(**sizes, microbatches=sizes["pp"]),
                 drafts=count_drafts(row), prompts=not row.get("decode_workers"), contexts=latent_contexts(row),
                 version=row.get("engine_version") or "", sampling=row.get(SAMPLING) or GREEDY,
-                is_median=row.get(STATISTIC) == MEDIAN_INTERVAL, is_static=is_static_batch(row), **arrays,
+                is_median=row.get(STATISTIC) == MEDIAN_INTERVAL, is_static=is_static_batch(row),
+                schedule=row.get(PREFILL_SCHEDULE) or "", **arrays,
             )
         )  # fmt: skip
     return groups

@@ -17,12 +17,17 @@ InferenceX's runs of DeepSeek-R1 on SGLang behind Dynamo on GB200, until Decembe
   `--tensor-parallel-size "$TOTAL_GPUS" --data-parallel-size 1 --expert-parallel-size 1 --kv-cache-dtype fp8_e4m3`. The scripts
   of runs in FP8 with 1,024 + 1,024 tokens are not known.
 
+AIConfigurator's own runs of SGLang 0.5.6 and later used `--enable-mixed-chunk`: chunks of prompts run within decode steps
+(github.com/ai-dynamo/aiconfigurator, commit fa895ff of 2026-01-19 and src/aiconfigurator/generator/rule_plugin/sglang.rule:
+"agg enable_mixed_chunk = true"). Its runs of 0.5.1 are older than the rule.
+
 These settings are missing in the runs, and they are not constants of an engine.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -30,8 +35,19 @@ import numpy as np
 
 from steptime.hardware.number_formats import is_day
 from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.engine_releases import version_numbers
 from steptime.validation.mlperf_data_sets import as_submitted, find_data_set
-from steptime.validation.run_table import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS, run_kind
+from steptime.validation.run_table import (
+    DRAWN_IDS,
+    HIGHEST,
+    MIXED,
+    MLPERF,
+    OFFLINE,
+    PREFILL_FIRST,
+    PREFILL_SCHEDULE,
+    PREFILL_WAYS,
+    run_kind,
+)
 
 SEPARATE_POOLS, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
 DAY = len("2025-12-19")
@@ -44,6 +60,10 @@ LENGTHS, SHORT = ("input_tokens", "output_tokens"), ("1024", "1024")
 LAUNCH_AXES = tuple(PREFILL_WAYS.values())
 # tp, dp and ep in the columns, and in the scripts.
 GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")
+# Names of AIConfigurator's own runs of SGLang, and the first release that its generator launched with mixed chunks. Runs of its
+# "gap analysis" repeat InferenceX's settings.
+GENERATED_IDS, REPEATED = re.compile(r".*_sglang_agg_\d+x\d+_c\d+_tp\d+"), "gap_analysis"
+MIXED_SINCE = (0, 5, 6)
 
 
 def as_launched(row: dict[str, str]) -> dict[str, str]:
@@ -63,6 +83,8 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     """
     if row.get("part") == MLPERF:
         return as_submitted(row)
+    if mixes_chunks(row) and not row.get(PREFILL_SCHEDULE):
+        return {**row, PREFILL_SCHEDULE: MIXED}
     if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _whole_cells(row, LENGTHS) == SHORT):
         return row
     if _whole_cells(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
@@ -97,6 +119,41 @@ def is_scripted(row: dict[str, str]) -> bool:
         True if its script replaces a column or limits attention.
     """
     return (row.get("part") != MLPERF and as_launched(row) is not row) or math.isfinite(latent_contexts(row))
+
+
+def mixes_chunks(row: Mapping[str, str]) -> bool:
+    """Check whether a run is one of AIConfigurator's on SGLang with mixed chunks (module docstring).
+
+    Args:
+        row: Run.
+
+    Returns:
+        True for the names and releases of those runs.
+
+    >>> row = {"engine": "sglang", "id": "17:qwen3_h200_sxm_sglang_agg_1000x100_c160_tp1_epnone_1"}
+    >>> [mixes_chunks(row | {"engine_version": version}) for version in ("0.5.6.post2", "0.5.1.post1", "")]
+    [True, False, False]
+    """
+    name = row.get("id") or ""
+    if row["engine"] != ENGINE or REPEATED in name or not GENERATED_IDS.match(name):
+        return False
+    return version_numbers(row.get("engine_version") or "") >= MIXED_SINCE
+
+
+def with_schedule(engine: Engine, schedule: str) -> Engine:
+    """Return the engine with a schedule of prefill.
+
+    Args:
+        engine: Engine.
+        schedule: "first", "mixed", or "" for the engine's own.
+
+    Returns:
+        A changed copy, or the same engine.
+    """
+    if not schedule or engine.name == IDEAL.name:
+        return engine
+    first = 1.0 if schedule == PREFILL_FIRST else 0.0
+    return replace(engine, scheduler=replace(engine.scheduler, prefill_first=first))
 
 
 def is_dated(row: Mapping[str, str]) -> bool:
@@ -153,9 +210,12 @@ def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...
     return tuple(f"{float(row.get(name) or 1):.0f}" for name in names)
 
 
-# SGLang's systems in InferenceMAX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps between
-# two checks for new requests, as 185 median first tokens show them.
+# SGLang's systems in InferenceX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps between
+# two checks for new requests, as 185 median first tokens show them. The scripts of GLM-5 in FP8 do not have it
+# (github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node/fixed_seq_len/deprecated/glm5_fp8_b200.sh, glm5_fp8_b300.sh),
+# and nor have the engine's defaults: it is for public runs only.
 POLLING_ENGINE, POLLING_SYSTEMS = "sglang", ("hgx-b200", "hgx-b300")
+PROMPT_MODEL, PROMPT_FORMAT = "glm-5", "fp8"
 POLLING_STEPS, BUSY_POLLING_STEPS, BUSY_CLIENTS = 10.0, 20.0, 16.0
 BALANCED_WITHIN = 60.0
 """Maximum steps before TensorRT-LLM starts prefill although a data-parallel rank has no prompt, with balancing enabled. Source:
@@ -287,8 +347,9 @@ def usual_interval(row: Mapping[str, str], clients: float) -> float:
     Returns:
         Decode steps.
 
-    >>> [usual_interval({"engine": "sglang", "system": "hgx-b200"}, clients) for clients in (4, 16)]
-    [10.0, 20.0]
+    >>> row = {"engine": "sglang", "system": "hgx-b200", "part": "ix_aggregated", "model": "DeepSeek-R1", "weight_dtype": "fp8"}
+    >>> [usual_interval(row, clients) for clients in (4, 16)], usual_interval(row | {"part": ""}, 4)
+    ([10.0, 20.0], 1.0)
     >>> usual_interval({"engine": "vllm", "system": "hgx-b200"}, 4)
     1.0
     """
@@ -329,6 +390,11 @@ def polls_rarely(row: Mapping[str, str]) -> bool:
         row: Run.
 
     Returns:
-        True for the deployments of `POLLING_SYSTEMS`.
+        True for the public deployments on `POLLING_SYSTEMS`.
     """
-    return row["engine"] == POLLING_ENGINE and row["system"] in POLLING_SYSTEMS
+    if row["engine"] != POLLING_ENGINE or row["system"] not in POLLING_SYSTEMS:
+        return False
+    name = row.get("id") or ""
+    if not (row.get("part") or DRAWN_IDS.match(name) or REPEATED in name):
+        return False
+    return not (PROMPT_MODEL in row["model"].casefold() and row["weight_dtype"].casefold() == PROMPT_FORMAT)

@@ -68,7 +68,10 @@ LIMITS = ("ttft_limit_s", "tpot_limit_s")
 # How tokens were drawn, and what `tpot_s` is.
 SAMPLING, STATISTIC = "sampling", "tpot_statistic"
 MEAN, MEDIAN_INTERVAL = "mean", "median interval"
-CHOICES: Final = {SAMPLING: SAMPLINGS, STATISTIC: (MEAN, MEDIAN_INTERVAL)}
+# Whether prompts run before decode steps or within them (SGLang's --enable-mixed-chunk); by default as the engine does.
+PREFILL_SCHEDULE = "prefill_schedule"
+PREFILL_FIRST, MIXED = "first", "mixed"
+CHOICES: Final = {SAMPLING: SAMPLINGS, STATISTIC: (MEAN, MEDIAN_INTERVAL), PREFILL_SCHEDULE: (PREFILL_FIRST, MIXED)}
 # Mean prompts [tokens] of the tasks of ML.ENERGY, which does not publish them: short chats, and questions with four answers.
 TASK_PROMPTS: Final = {"lm-arena-chat": 150.0, "gpqa": 250.0}
 OPTIONAL = (

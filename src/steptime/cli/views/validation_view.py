@@ -64,6 +64,8 @@ MEANINGS = {
     "measured": "day of the run, such as 2025-12-31: AMD's software, and public deployments, are known by the day",
     "engine_version": "release of the engine, such as 0.11.1; some engine files have constants of older releases",
     "sampling": "greedy (by default, as benchmarks do) or top-p",
+    "prefill_schedule": "first or mixed (chunks of prompts within decode steps, as SGLang's --enable-mixed-chunk); "
+    "by default as the engine schedules",
     "tpot_statistic": "what tpot_s is: mean (by default) or median interval (of the intervals between tokens)",
     "task": "task of ML.ENERGY, which stands for its prompts, top-p and medians: lm-arena-chat or gpqa",
     "kv_dtype": "fp8, bf16, ...; by default as the engine keeps it",
