@@ -23,6 +23,7 @@ from steptime.simulation import predictor_server, step_predictor
 from steptime.simulation.predictor_server import answer_line, read_address, serve_predictor
 from steptime.simulation.simulator_adapters import (
     LlmdLatencyCalculator,
+    LlmServingSimTimePredictor,
     SglangTimePredictor,
     TrtllmTimePredictor,
     VidurTimePredictor,
@@ -220,6 +221,14 @@ def test_vllm_contract(dense):
         num_scheduled_tokens={"a": 448, "b": 1, "c": 512},
     )
     assert VllmTimePredictor(dense).step_seconds(output) == dense.seconds([700], [(448, 64), (512, 2048)])
+
+
+def test_llmservingsim_contract(dense):
+    """`Batch` of LLMServingSim at 5daddb21, serving/core/request.py: new and cached tokens of prompts."""
+    batch = SimpleNamespace(prefill_q_list=[448, 512], prefill_k_list=[64, 2048], decode_k_list=[700, 0])
+    nanoseconds = LlmServingSimTimePredictor(dense).batch_nanoseconds(batch)
+    assert isinstance(nanoseconds, int)
+    assert nanoseconds == round(1e9 * dense.seconds([700, 0], [(448, 64), (512, 2048)]))
 
 
 def test_llm_d_contract(dense):

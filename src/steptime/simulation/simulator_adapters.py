@@ -13,6 +13,7 @@ Interfaces as of autumn 2026:
 - llm-d-inference-sim: `LatencyCalculator` of pkg/llm-d-inference-sim/latencies.go, durations in nanoseconds.
 - Vidur: `BaseExecutionTimePredictor.get_execution_time(batch, pipeline_stage)` in vidur/execution_time_predictor, whose
   result has `total_time` in seconds.
+- LLMServingSim 2: `Batch` of serving/core/request.py, whose trace of layers ASTRA-Sim runs; whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -114,6 +115,30 @@ class TrtllmTimePredictor:
         prompts = batch.num_context_requests
         tokens = batch.num_context_tokens / prompts if prompts else 0.0
         return self._predictor.uniform_seconds(batch.num_generation_requests, self._context, prompts, tokens)
+
+
+class LlmServingSimTimePredictor:
+    """Time of a `Batch` of LLMServingSim, in place of its trace of layers (`generate_trace`) and ASTRA-Sim's run of that.
+
+    Args:
+        predictor: The step predictor.
+    """
+
+    def __init__(self, predictor: StepPredictor) -> None:
+        self._predictor = predictor
+
+    def batch_nanoseconds(self, batch: Any) -> int:
+        """Return the time of a batch.
+
+        Args:
+            batch: `Batch`: new tokens `prefill_q_list` and cached tokens `prefill_k_list` by prompt, and cached tokens
+                `decode_k_list` by sequence. A last prompt token counts as a sequence that decodes.
+
+        Returns:
+            Nanoseconds.
+        """
+        prefills = zip(batch.prefill_q_list, batch.prefill_k_list, strict=True)
+        return round(self._predictor.seconds(batch.decode_k_list, prefills) * NANOSECONDS)
 
 
 class VllmTimePredictor:
