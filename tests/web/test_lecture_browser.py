@@ -153,6 +153,22 @@ def test_the_spoken_numbers_the_table_the_words_and_the_machine(chromium, addres
         assert said == []
 
 
+def test_the_picture_of_domains_has_a_server_of_h100_and_the_domain_of_the_page(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address)
+        scrolled(page, "domain", 1)
+        picture = page.locator("#domain .picture")
+        words = picture.inner_text()
+        # 5 TB over eight times 3.35 TB/s, and over 72 times 8 TB/s.
+        assert "8 H100: 187 ms" in words
+        assert "8.71 ms" in words
+        # The lecture's weights have half a byte.
+        page.locator("#domain .spoken").click()
+        page.wait_for_function("() => document.querySelector('#domain .picture').textContent.includes('4.34 ms')")
+        assert "8 H100: 93.3 ms" in picture.inner_text()
+        assert said == []
+
+
 # Pairs of texts of a picture that cover each other, and texts that its frame cuts.
 BAD_TEXTS = """(id) => {
     const picture = document.querySelector(`#${id} .picture svg`), frame = picture.getBoundingClientRect();

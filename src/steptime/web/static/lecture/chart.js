@@ -269,6 +269,14 @@ class Chart {
     };
     for (const one of spec.uprights || []) if (step.show.includes(one.shows) && Number.isFinite(all[one.value])) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value))}`);
     for (const one of spec.ticks || []) nameMark(one.at, one.name);
+    // Other points of a line, at fixed places: they stay where a drag moves the point of the page.
+    for (const one of spec.points || []) {
+      if (!step.show.includes(one.shows)) continue;
+      const x = plane.x(one.at), y = plane.y(all[one.value]), words = `${one.name}: ${written(all[one.value], spec.y.unit)}`;
+      svg("circle", { cx: x, cy: y, r: 5.5, fill: colour("weights"), class: "dot" }, this.marks);
+      label(this.marks, x + 11, y + 4, words, { class: "halo tag" });
+      boxes.push([x - 7, y - 7, x + 7, y + 7], [x + 11, y - 9, x + 11 + 8 * words.length, y + 8]);
+    }
     this.runs(all);
     const at = all[spec.x.value], y = all[step.point];
     const px = plane.x(at), py = plane.y(y);
