@@ -128,11 +128,32 @@ def test_drafted_loops_are_simulated_with_their_drafts():
 
 
 def test_public_runs_that_do_not_tell_their_interval_have_their_own():
-    """SGLang on B200: 10 steps, 20 from 16 clients on; 1 on other systems and of other engines."""
-    rows = [deepseek(concurrency=c, **told) for c, n in (("8", "10"), ("16", "20")) for told in ({}, {"stream_interval": n})]
+    """SGLang on B200: 10 steps, 20 from 16 clients on; 1 for own runs, GLM-5 in FP8, other systems and other engines."""
+    public = {"part": "ix_aggregated"}
+    rows = [
+        deepseek(concurrency=c, **public, **told) for c, n in (("8", "10"), ("16", "20")) for told in ({}, {"stream_interval": n})
+    ]
+    rows += [deepseek(**run, **told) for run in ({}, {**public, "model": "glm-5"}) for told in ({}, {"stream_interval": "1"})]
     rows += [plain(), plain(stream_interval="1")]
     groups = {"engine": "trtllm", "system": "gb200-nvl72", "tp": "1", "dp": "8", "ep": "8", "concurrency": "64"}
     rows += [deepseek(**groups, output_tokens="1024", **told) for told in ({}, {"stream_interval": "31"})]  # half of 60 more
     found = predict(rows, by_simulation=False)
     assert found.ttft[::2] == pytest.approx(found.ttft[1::2])
     assert found.tpot[::2] == pytest.approx(found.tpot[1::2])
+
+
+def test_chunks_in_decode_steps_delay_each_token_and_not_the_first():
+    """SGLang with mixed chunks: C/O prompts per step are in every token's time; with prefill first, a burst waits instead.
+
+    AIConfigurator's runs of 0.5.6 have them without a column that says so.
+    """
+    run = {"model": "llama-3.1-8b", "system": "hgx-h200", "tp": "1", "ep": "1", "weight_dtype": "fp8", "expert_dtype": ""}
+    run |= {"engine": "sglang", "input_tokens": "8000", "output_tokens": "100", "concurrency": "20", "kv_dtype": "fp8"}
+    name = {"id": "1:llama_h200_sxm_sglang_agg_8000x100_c20_tp1_epnone_1", "engine_version": "0.5.6.post2"}
+    rows = [plain(**run, **told) for told in ({}, {"prefill_schedule": "first"}, {"prefill_schedule": "mixed"}, name)]
+    own, first, mixed, public = (predict([row], by_simulation=False) for row in rows)
+    assert own.tpot[0] == first.tpot[0] < 0.8 * mixed.tpot[0]
+    assert own.ttft[0] == first.ttft[0] > mixed.ttft[0]
+    assert (public.tpot[0], public.ttft[0]) == (mixed.tpot[0], mixed.ttft[0])
+    # Twenty requests of 8,000 and 100 tokens take 20 prompts of arithmetic per 100 steps: 2 x 8e9 x 8000 / 1.98e15 s each.
+    assert mixed.tpot[0] > 20 / 100 * 2 * 8e9 * 8000 / 1.98e15
