@@ -210,13 +210,21 @@ def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...
     return tuple(f"{float(row.get(name) or 1):.0f}" for name in names)
 
 
-# SGLang's systems in InferenceX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps between
-# two checks for new requests, as 185 median first tokens show them. The scripts of GLM-5 in FP8 do not have it
-# (github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node/fixed_seq_len/deprecated/glm5_fp8_b200.sh, glm5_fp8_b300.sh),
-# and nor have the engine's defaults: it is for public runs only.
-POLLING_ENGINE, POLLING_SYSTEMS = "sglang", ("hgx-b200", "hgx-b300")
-PROMPT_MODEL, PROMPT_FORMAT = "glm-5", "fp8"
+# SGLang's deployments in InferenceX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps between
+# two checks for new requests, as 185 median first tokens show them. Source: github.com/SemiAnalysisAI/InferenceX,
+# benchmarks/single_node/fixed_seq_len at 843c625 (and its folder deprecated): dsr1_fp8_b200.sh, dsr1_fp4_b200.sh,
+# qwen3.5_fp8_b200.sh, qwen3.5_bf16_mi355x.sh, glm5_fp4_b200.sh, glm5_fp8_mi325x.sh and their like. The scripts of other models,
+# glm5_fp8_b200.sh and the engine's defaults check in each step.
+POLLING_ENGINE = "sglang"
 POLLING_STEPS, BUSY_POLLING_STEPS, BUSY_CLIENTS = 10.0, 20.0, 16.0
+BLACKWELL, INSTINCT = ("hgx-b200", "hgx-b300"), ("mi300x-8", "mi325x-8", "mi355x-8")
+POLLING = (
+    ("deepseek-r1", ("fp8", "nvfp4"), BLACKWELL),
+    ("qwen3.5", ("bf16", "fp8", "nvfp4"), BLACKWELL),
+    ("qwen3.5", ("bf16", "fp8"), INSTINCT),
+    ("glm-5", ("nvfp4",), BLACKWELL),
+    ("glm-5", ("fp8",), INSTINCT[:2]),
+)
 BALANCED_WITHIN = 60.0
 """Maximum steps before TensorRT-LLM starts prefill although a data-parallel rank has no prompt, with balancing enabled. Source:
 the scripts of InferenceX for DeepSeek-R1 and the benchmarks of TensorRT-LLM (attention_dp_config, enable_balance, timeout_iters
@@ -384,17 +392,16 @@ def waits_for_batch(row: Mapping[str, str]) -> bool:
 
 
 def polls_rarely(row: Mapping[str, str]) -> bool:
-    """Check whether a deployment's engine does not check for new requests in each step.
+    """Check whether a public deployment does not check for new requests in each step (`POLLING`).
 
     Args:
         row: Run.
 
     Returns:
-        True for the public deployments on `POLLING_SYSTEMS`.
+        True for the deployments of `POLLING`.
     """
-    if row["engine"] != POLLING_ENGINE or row["system"] not in POLLING_SYSTEMS:
-        return False
     name = row.get("id") or ""
-    if not (row.get("part") or DRAWN_IDS.match(name) or REPEATED in name):
+    if row["engine"] != POLLING_ENGINE or not (row.get("part") or DRAWN_IDS.match(name) or REPEATED in name):
         return False
-    return not (PROMPT_MODEL in row["model"].casefold() and row["weight_dtype"].casefold() == PROMPT_FORMAT)
+    model, stored, system = (row[column].casefold() for column in ("model", "weight_dtype", "system"))
+    return any(kind in model and stored in formats and system in systems for kind, formats, systems in POLLING)

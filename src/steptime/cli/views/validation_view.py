@@ -92,7 +92,7 @@ MEANINGS = {
     "prefill_ep": "of those, expert parallel ways; by default 1",
     "chips": "of the whole deployment; where not given, those of one replica",
     "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
-    f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of SGLang on B200 and B300; "
+    f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of some public SGLang runs; "
     f"of TensorRT-LLM's data-parallel ranks as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
 }
 
