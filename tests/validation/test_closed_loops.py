@@ -130,9 +130,8 @@ def test_drafted_loops_are_simulated_with_their_drafts():
 def test_public_runs_that_do_not_tell_their_interval_have_their_own():
     """SGLang on B200: 10 steps, 20 from 16 clients on; 1 for own runs, GLM-5 in FP8, other systems and other engines."""
     public = {"part": "ix_aggregated"}
-    rows = [
-        deepseek(concurrency=c, **public, **told) for c, n in (("8", "10"), ("16", "20")) for told in ({}, {"stream_interval": n})
-    ]
+    intervals = {"8": "10", "16": "20"}
+    rows = [deepseek(concurrency=c, **public, **told) for c, n in intervals.items() for told in ({}, {"stream_interval": n})]
     rows += [deepseek(**run, **told) for run in ({}, {**public, "model": "glm-5"}) for told in ({}, {"stream_interval": "1"})]
     rows += [plain(), plain(stream_interval="1")]
     groups = {"engine": "trtllm", "system": "gb200-nvl72", "tp": "1", "dp": "8", "ep": "8", "concurrency": "64"}

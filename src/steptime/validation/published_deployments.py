@@ -210,8 +210,8 @@ def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...
     return tuple(f"{float(row.get(name) or 1):.0f}" for name in names)
 
 
-# SGLang's deployments in InferenceX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps between
-# two checks for new requests, as 185 median first tokens show them. Source: github.com/SemiAnalysisAI/InferenceX,
+# SGLang's deployments in InferenceX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps until
+# the next check for new requests, as 185 median first tokens show them. Source: github.com/SemiAnalysisAI/InferenceX,
 # benchmarks/single_node/fixed_seq_len at 843c625 (and its folder deprecated): dsr1_fp8_b200.sh, dsr1_fp4_b200.sh,
 # qwen3.5_fp8_b200.sh, qwen3.5_bf16_mi355x.sh, glm5_fp4_b200.sh, glm5_fp8_mi325x.sh and their like. The scripts of other models,
 # glm5_fp8_b200.sh and the engine's defaults check in each step.
