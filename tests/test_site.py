@@ -24,6 +24,7 @@ QUESTIONS = {
     "engineer: how many hosts for 100 requests a second?": ("how-to/fleet.md", "--rate 100"),
     "engineer: can my benchmark result correct the prediction?": ("how-to/own-runs.md", "--anchor"),
     "engineer: does it fit, and how many sequences?": ("physics/memory.md", "sequences_that_fit"),
+    "engineer: what do many LoRA adapters cost?": ("how-to/lora.md", "--lora-adapters"),
     "buyer: which system is cheapest?": ("tutorials/buy.md", "steptime compare"),
     "buyer: is an API cheaper than own chips?": ("how-to/api-or-own.md", "--self-host"),
     "buyer: how far off are these figures?": ("accuracy.md", "90 % range"),

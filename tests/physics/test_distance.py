@@ -72,6 +72,13 @@ def test_speculative_tokens_widen_a_pool_that_also_prefills():
     assert widening(distances(fitted(), TOY, NEAR, NEAR, drafts=True), "ttft") == pytest.approx((0.2, 1.5))
 
 
+def test_adapters_widen_by_published_slow_downs():
+    """Measured over predicted: 457 / 446 of 1.31 at least (Punica, 70B), 11.45 / 7.60 of 1.06 at most (vLLM of 2024)."""
+    low, high = widening(distances(fitted(), TOY, NEAR, adapters=True))
+    assert math.exp(-low) == pytest.approx(457 / 446 / 1.31, rel=0.01)
+    assert math.exp(high) == pytest.approx(11.45 / 7.60 / 1.06, rel=0.01)
+
+
 def test_each_candidate_of_a_table_has_its_own():
     three = Layout(tp=np.array([4, 4, 2]), pp=np.array([1, 2, 1]), dp=np.array([1, 1, 8]))  # of 4, 8 and 16 chips
     found = widening(distances(fitted(), TOY, three))

@@ -211,6 +211,16 @@ def test_question_through_four_doors_has_one_answer(client, name, seed):
     check(client, name, DRAWS[name](random.Random(f"{name} {seed}")))
 
 
+LORA = {"model": "llama-3.1-8b", "system": "hgx-h100", "tp": 1, "lora_adapters": 8}
+
+
+@pytest.mark.parametrize("more", [{"lora_rank": 24}, {"lora_target": "attention"}, {"lora_rank": 600}, {"lora_target": "head"}])
+def test_lora_adapters_through_four_doors(client, more):
+    """Ranks up to 512, and matrices that have a name, are answered; others are refused everywhere."""
+    answered = check(client, "step", {**LORA, "batch": 32, **more})
+    assert (answered is None) == (more in ({"lora_rank": 600}, {"lora_target": "head"}))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), cases(COUNTS))
 def test_many_questions_through_four_doors_have_one_answer(client, name, seed):

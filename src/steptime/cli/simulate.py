@@ -287,7 +287,8 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
         run = _with_progress(len(traffic), output.json, once)
 
     # Step times of --range: both ends of the 90 % range, wider outside the measured runs.
-    flags = distances(engine, system, arguments["layout"], arguments["prefill"]) if output.range_ else ()
+    has_adapters = model.adapters is not None
+    flags = distances(engine, system, arguments["layout"], arguments["prefill"], adapters=has_adapters) if output.range_ else ()
     ends = widest(engine, system, widening(flags)) if output.range_ else ()
     slower = {slowness: once(slowness=slowness) for slowness in ends}
     _write(run, output)

@@ -21,7 +21,7 @@ import shlex
 from typing import Final
 
 from steptime.launch.host_placement import place_replicas
-from steptime.launch.serve_args import serve_args_for_pool
+from steptime.launch.serve_args import no_adapters, serve_args_for_pool
 from steptime.launch.shell_script import Command, comments, select_texts, spoken
 from steptime.planning.plan_result import Plan
 from steptime.units import counted
@@ -65,6 +65,7 @@ def llama_server_commands(plan: Plan) -> list[str]:
         (not cache, f"llama.cpp has no KV cache in {served.kv}: expect a cache of another size"),
         (True, f"{args.sequences} slots are more than the mean batch of the plan; -ub is the chunk and the batch in one pass"),
         (True, "up to 8 GiB of old prompts stay in host memory: add -cram 0 where the chip shares it and the plan is full"),
+        (True, *no_adapters(served, "llama-server")),
         (len(replicas) > 1, f"{counted(len(replicas), 'replica')}: the same command on each chip, with a router before them"),
     )
     words = select_texts(

@@ -383,6 +383,46 @@ def unsaid(args: ServeArgs, engine: str) -> list[str]:
     ]
 
 
+def adapter_flags(served: Served, slots: str, rank: int) -> list[str]:
+    """Return the flags of LoRA adapters that vLLM and SGLang share.
+
+    Both allocate slots for every matrix that can have an adapter, such as embedding, head and routed experts, unless the flags
+    name the matrices (vllm/lora/model_manager.py; https://docs.sglang.io/docs/advanced_features/lora).
+
+    Args:
+        served: Facts about the model.
+        slots: The engine's flag for the number of adapters.
+        rank: Rank of the slots that the engine allocates.
+
+    Returns:
+        Flags; none without adapters.
+    """
+    if not served.lora_adapters:
+        return []
+    modules = " ".join(served.lora_modules)
+    return [
+        "--enable-lora", f"{slots} {served.lora_adapters}", f"--max-lora-rank {rank}", f"--lora-target-modules {modules}",
+    ]  # fmt: skip
+
+
+# Note on the adapted matrices that a command names.
+OTHER_MODULES: Final = "--lora-target-modules are the matrices of the plan: name those of your adapters if they differ"
+
+
+def no_adapters(served: Served, engine: str) -> list[str]:
+    """Return the note of an engine whose command does not set up LoRA adapters.
+
+    Args:
+        served: Facts about the model.
+        engine: Name of the engine, for people.
+
+    Returns:
+        One note; none without adapters.
+    """
+    note = f"the {served.lora_adapters:,} LoRA adapters of the plan are not set up: this command starts {engine} without them"
+    return [note] if served.lora_adapters else []
+
+
 def cache_flag(served: Served, names: Mapping[str, str]) -> list[str]:
     """Return the flag of the KV cache format.
 

@@ -16,8 +16,10 @@ from steptime.launch.serve_args import (
     DRAFTER_VARIABLE,
     LOW_LATENCY_TOKENS,
     NVIDIA,
+    OTHER_MODULES,
     RACK,
     ServeArgs,
+    adapter_flags,
     cache_flag,
     checkpoint,
     deepep_refusal,
@@ -50,6 +52,8 @@ ONLINE = {"fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4_online"}
 ROUTED = ("bf16", "fp8", "mxfp8", "nvfp4")
 # SGLang's algorithms by what drafts, https://docs.sglang.io/docs/advanced_features/speculative_decoding
 ALGORITHMS = {"mtp": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE"}
+# Names of matrices that stand for routed experts too (sglang, srt/lora/utils.py, `auto_detect_lora_target_modules`).
+EXPERT_MODULES = frozenset({"gate_proj", "up_proj", "down_proj"})
 # SGLang's names of KV cache formats.
 CACHE = {"bf16": "bf16", "fp8": "fp8_e4m3", "fp8_ds_mla": "fp8_e4m3", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 
@@ -102,6 +106,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (args.drafts, f"--speculative-num-steps {args.drafts}", "--speculative-eagle-topk 1"),
         (args.drafts, f"--speculative-num-draft-tokens {args.drafts + 1}"),
         (mixes, "--enable-mixed-chunk"),
+        (True, *adapter_flags(served, "--max-loras-per-batch", served.lora_rank)),
         (True, *tiers),
         (args.role != "serve", f"--disaggregation-mode {args.role}", "--disaggregation-transfer-backend nixl"),
         (args.role == "prefill", f"--disaggregation-bootstrap-port {BOOTSTRAP_PORT + slot}"),
@@ -112,12 +117,16 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     scopes = f"counts for all {args.parts} micro-batches, --chunked-prefill-size for one"
     unmixed = "SGLang runs no prefill together with decode where it drafts: expect slower tokens while prompts prefill"
     refused = "SGLang runs a draft model only without data-parallel attention: the engine will not start with this layout"
+    adapts_experts = served.routed_experts > 0 and not EXPERT_MODULES.isdisjoint(served.lora_modules)
     limits = select_texts(
         (True, *head_notes),
         (groups > 1 and args.drafts and args.method == "draft_model", refused),
         (args.role == "serve" and not mixes, unmixed),
         (groups > 1, "--max-running-requests and --chunked-prefill-size count for all data-parallel ranks together"),
         (args.parts > 1, f"--max-running-requests {scopes}"),
+        (served.lora_adapters, "add --lora-paths NAME=PATH for each adapter, or load them later at /load_lora_adapter"),
+        (served.lora_adapters, OTHER_MODULES),
+        (adapts_experts, "SGLang adapts routed experts too where these matrices are named: expect larger adapters"),
     )
     no_cache = f"SGLang has no KV cache in {served.kv}: expect a cache of another size"
     unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *tier_words), (True, *unsaid(args, "sglang")))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.launch.host_placement import Replica
-from steptime.launch.serve_args import DRAFTER_NAME, NVIDIA, ServeArgs, checkpoint, drafter_place, unsaid
+from steptime.launch.serve_args import DRAFTER_NAME, NVIDIA, ServeArgs, checkpoint, drafter_place, no_adapters, unsaid
 from steptime.launch.shell_script import Command, json_file, select_texts
 from steptime.models.draft_models import EAGLE3
 from steptime.planning.plan_result import Plan
@@ -19,6 +19,11 @@ VENDORS = (NVIDIA,)
 RUNS_ON = "GPUs of NVIDIA"
 # TensorRT-LLM's names of KV cache formats.
 CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
+# TensorRT-LLM's names of matrices with LoRA adapters (tensorrt_llm/lora_helper.py, get_default_trtllm_modules_to_hf_modules).
+LORA_MODULES = {
+    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_dense", "gate_proj": "mlp_h_to_4h",
+    "up_proj": "mlp_gate", "down_proj": "mlp_4h_to_h",
+}  # fmt: skip
 # Layers whose experts move per step. With 0 the redundant experts would stay where they start.
 LAYER_UPDATES = 1
 
@@ -66,6 +71,8 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (spans_hosts, f"one command starts all {replica.nodes} hosts; under Slurm use srun --mpi=pmix in place of mpirun;"),
         (spans_hosts, f"HOSTS: addresses of the hosts, each followed by :{replica.chips}, separated by commas"),
         (True, *_tier_words(args)),
+        (True, *([] if _lora_config(args) else no_adapters(served, "TensorRT-LLM"))),
+        (_lora_config(args), "each request names its LoRA adapter: lora_request with lora_name, lora_int_id and lora_path"),
         (True, *unsaid(args, "trtllm")),
     )
     head, head_notes = drafter_place(args)
@@ -113,6 +120,7 @@ def options(args: ServeArgs) -> dict[str, Any]:
         "kv_cache_config": {"dtype": CACHE.get(args.served.kv, "auto")} | room | reuse | tiers,
         "moe_config": balancer if redundant else {},
         "speculative_config": _speculative_config(args),
+        "lora_config": _lora_config(args),
         "cache_transceiver_config": {"backend": "DEFAULT"} if args.role != "serve" else {},
         # NVIDIA's manual runs a draft model without the overlap scheduler.
         "disable_overlap_scheduler": args.role == "prefill" or (args.has_drafter and args.method != EAGLE3),
@@ -132,6 +140,19 @@ def _tier_words(args: ServeArgs) -> list[str]:
         (host and copies > 1, copies_note),
         (disks, f"no {disks} tier is set up: TensorRT-LLM 1.2 has no KV cache on disks; later releases have disk_cache_size"),
     )
+
+
+def _lora_config(args: ServeArgs) -> dict[str, Any]:
+    """Return the LoRA adapters of an options file; empty without adapters, and for matrices that it has no name for.
+
+    https://nvidia.github.io/TensorRT-LLM/features/lora.html
+    """
+    served = args.served
+    if not served.lora_adapters or not LORA_MODULES.keys() >= {*served.lora_modules}:
+        return {}
+    modules = [LORA_MODULES[name] for name in served.lora_modules]
+    limits = {"max_lora_rank": served.lora_rank, "max_loras": served.lora_adapters, "max_cpu_loras": served.lora_adapters}
+    return {"lora_target_modules": modules} | limits
 
 
 def _speculative_config(args: ServeArgs) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from steptime.launch.serve_args import (
     DRAFTER_VARIABLE,
     LOW_LATENCY_TOKENS,
     NVIDIA,
+    OTHER_MODULES,
     RACK,
     ServeArgs,
+    adapter_flags,
     cache_flag,
     checkpoint,
     deepep_refusal,
@@ -30,12 +32,16 @@ from steptime.launch.serve_args import (
     unsaid,
 )
 from steptime.launch.shell_script import Command, select_texts
+from steptime.physics.lora_adapters import SLOT_RANKS, slot_rank
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan
 from steptime.units import show
 
 # Back end of the expert exchange that runs on any link.
 ALL_GATHER = "allgather_reducescatter"
+# Name of the engine, and its largest rank of LoRA adapters.
+NAME = "vllm"
+LARGEST_RANK = SLOT_RANKS[NAME][-1]
 # First ports of a replica; replicas on one host count up, side channels by `STRIDE`.
 RPC_PORT, MASTER_PORT, SIDE_PORT, STRIDE = 29550, 29501, 5600, 128
 # Formats to which vLLM converts bf16 weights when it loads them, https://docs.vllm.ai/en/stable/features/quantization/online/
@@ -78,6 +84,8 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     if args.role != "serve":
         side_port = str(SIDE_PORT + STRIDE * replica.slot)
         environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "$NODE_ADDRESS", "VLLM_NIXL_SIDE_CHANNEL_PORT": side_port}
+    # A plan for another engine may have a rank that vLLM has no slots for.
+    lora_rank = slot_rank(min(served.lora_rank, LARGEST_RANK), NAME)
     batched_tokens = max(args.tokens, args.sequences * (args.drafts + 1))
     words = select_texts(
         (True, f"vllm serve {place}", f"--tensor-parallel-size {int(m.group)}"),
@@ -92,6 +100,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (args.memory_share, f"--gpu-memory-utilization {args.memory_share:g}"),
         (args.cached, "--enable-prefix-caching"),
         (args.drafts, f"--speculative-config {_speculative_config(args)}"),
+        (True, *adapter_flags(served, "--max-loras", lora_rank)),
         (connector, f"--kv-transfer-config {shlex.quote(json.dumps(connector, separators=(',', ':')))}"),
         (rank == 0, f"--port {port}"),
     )
@@ -104,9 +113,17 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
         (parts > 1 and args.role == "prefill", f"a pass of {pass_tokens} runs as {stages}"),
         (parts > 1, "vLLM does not schedule the next step of pipeline stages ahead, so that steps may take longer"),
     )
+    loading = "add --lora-modules NAME=PATH for each adapter, or set VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and load them later"
+    adapter_words = select_texts(
+        (served.lora_adapters, loading),
+        (served.lora_adapters, OTHER_MODULES),
+        (served.lora_adapters, "--max-cpu-loras is the number of adapters in host memory, by default as --max-loras"),
+        (lora_rank < served.lora_rank, f"vLLM has no slots above rank {lora_rank}, and the plan has rank {served.lora_rank}"),
+        (served.lora_adapters, "vLLM has LoRA only for models that support it (SupportsLoRA in its list of models)"),
+    )
     no_cache = f"vLLM has no KV cache in {served.kv}: expect a cache of another size"
     unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *tier_words), (True, *unsaid(args, "vllm")))
-    notes = [*drafter_place(args)[1], *notes]
+    notes = [*drafter_place(args)[1], *adapter_words, *notes]
     return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
 
 

@@ -201,6 +201,8 @@ class Model(Result):
     media: Media | None = field(default=None, metadata={"left_out": True})
     # The separate drafter of speculative tokens; None: the multi-token-prediction layers, if any.
     drafter: Drafter | None = field(default=None, metadata={"left_out": True})
+    # LoRA adapters that are served with the model; None: the model without adapters.
+    adapters: LoraAdapters | None = field(default=None, metadata={"left_out": True})
 
     def __hash__(self) -> int:
         """Hash the fields that differ between most models.
@@ -242,6 +244,18 @@ class Model(Result):
             "KV cache": cache + (f", and {show(state, 'B')} of state" if state else ""),
             "context": f"{self.max_context:,.0f} tokens" if math.isfinite(self.max_context) else "no published limit",
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraAdapters:
+    """LoRA adapters of one model in the memory of its chips.
+
+    slots: Adapters at a time. rank: Rank of each slot. target: Matrices that they adapt, "all-linear" or "attention".
+    """
+
+    slots: int
+    rank: int
+    target: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Array, Number, a
 from steptime.physics.engine import Engine, engine_for, model_for
 from steptime.physics.layout import NAMES, Layout, check_ways, shard_count
 from steptime.physics.layout_rules import check_rules
+from steptime.physics.lora_adapters import adapter_bytes
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
 from steptime.units import show
@@ -181,7 +182,7 @@ def _divided(model: Model) -> tuple[dict[float, float], list[tuple[Op, int]], di
 
 
 def weights_per_chip(model: Model, layout: Layout) -> Number:
-    """Return the bytes of weights on the chip with the most weights.
+    """Return the bytes of weights on the chip with the most weights, with the slots of LoRA adapters.
 
     The weights of multi-token-prediction layers are not included. Embedding and head are on the first and the last stage,
     so that with pipeline stages a chip has one of them.
@@ -199,6 +200,8 @@ def weights_per_chip(model: Model, layout: Layout) -> Number:
         layers = layers + bytes_ / shard_count(shards, layout.group)
     for op, n in routed:
         layers = layers + n * op_bytes(op, layout)
+    if model.adapters is not None:
+        layers = layers + adapter_bytes(model, layout)
     layers = layers * stage_share(model, layout)
 
     # The embedding and vision towers run on the first stage, the head on the last.

@@ -18,12 +18,11 @@ from steptime.models.model import Model, Op
 from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.compute_dtype import Computed
-from steptime.physics.layout import shard_count
+from steptime.physics.layout import SECOND, shard_count
 from steptime.physics.op_work import (
     INTEGER,
     NARROW,
     ROW_BYTES,
-    SECOND,
     UNPACKED,
     Demand,
     Pass,

@@ -152,6 +152,12 @@ def check_ways(layout: Layout) -> Layout:
     return replace(layout, **{name: np.asarray(value) for name, value in lists.items()}) if lists else layout
 
 
+# Products of the results of other products in their block: they never share an input with these.
+CLOSING = ("o_proj", "out_proj", "down_proj")
+# Products whose inner dimension chips divide. Some of them have a separate input.
+SECOND = (*CLOSING, "wo_b", "output_linear", "linear_out")
+
+
 def shard_count(parts: float, chips: Number) -> Number:
     """Return the number of shards of indivisible parts over chips.
 

@@ -48,7 +48,7 @@ from steptime.physics.expert_kernels import (
     select_kernel,
     stored_kind,
 )
-from steptime.physics.layout import Layout, exchanges_experts
+from steptime.physics.layout import CLOSING, Layout, exchanges_experts
 
 AMD: Final = "AMD"
 # Arithmetic of nvfp4, of mxfp4, and of weights that a chip converts to 16 bits.
@@ -627,12 +627,6 @@ KERNELS = (
 
 # Norms with a separate kernel each (vLLM 0.19, models/qwen3.py: q_norm(q), k_norm(k)).
 HEAD_NORMS = ("q_norm", "k_norm")
-CLOSING = ("o_proj", "out_proj", "down_proj")
-"""Products of the results of other products in their block: they never share an input with these."""
-
-
-# Products whose inner dimension chips divide. Some of them have a separate input.
-SECOND = (*CLOSING, "wo_b", "output_linear", "linear_out")
 
 
 @lru_cache(maxsize=256)

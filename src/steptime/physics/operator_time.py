@@ -17,11 +17,13 @@ from functools import partial
 
 import numpy as np
 
+from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics.engine import Engine, constant
 from steptime.physics.gemm_work import Products, collect_products, demand_row, products_demand
+from steptime.physics.lora_adapters import ARITHMETIC, TERM, adapter_kernels, adapter_products
 from steptime.physics.op_work import Demand, Pass, attention_demands, kernel_counts, ledger, routed_demand
 from steptime.physics.time_ledger import Clock, Entry, accumulate
 
@@ -202,6 +204,11 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
         if has_nonzero(calls):
             layers.wait("calls of attention kernels", n, calls)
         operators += [Operator("attention", f"{mixer.name}, {phase}", demand, n, n) for phase, demand in phases]
+    if model.adapters is not None:
+        operators += adapter_operators(model, context)
+        launches = adapter_kernels(model, engine.kernel_engine)
+        if has_nonzero(overheads.seconds_per_kernel):
+            layers.wait("launch per kernel of adapters", launches, overheads.seconds_per_kernel)
     run(layers, operators, system, engine)
 
     # Launch overheads do not overlap with operators.
@@ -217,6 +224,35 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
         wait_for_sampling(stem, model.vocabulary, context)
     if has_nonzero(overheads.seconds_per_sequence):
         stem.wait("sampling and host work per token", context.work.decode, overheads.seconds_per_sequence)
+
+
+def adapter_operators(model: Model, context: Pass) -> list[Operator]:
+    """Return the grouped products of LoRA adapters, with the rates of plain 16-bit products.
+
+    Args:
+        model: A model with adapters.
+        context: Work of a micro-batch on a chip.
+
+    Returns:
+        Operators of one micro-batch.
+    """
+    work, peak = context.work, peak_rate(context.system.chip.peak, ARITHMETIC)
+    products = adapter_products(
+        model, context.layout.group, rows=context.rows, requests=work.sequences + work.prompts,
+        activation_traffic=context.engine.kernels.activation_traffic,
+    )  # fmt: skip
+    return [
+        Operator(
+            TERM,
+            product.name,
+            Demand(
+                product.flops, peak, product.weights, product.activations, efficiency=context.compute,
+                memory_efficiency=context.memory,
+            ),
+            instances=product.instances,
+        )
+        for product in products
+    ]  # fmt: skip
 
 
 def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:

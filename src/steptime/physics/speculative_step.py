@@ -66,7 +66,7 @@ def drafter(model: Model, *, is_first: bool = False) -> Model:
         return replace(small, stem=(*model.drafter.entry, *small.stem)) if is_first and model.drafter.entry else small
     modules = math.gcd(*(count for _, count in model.draft))
     layers = tuple((layer, count // modules) for layer, count in model.draft)
-    return replace(model, name=f"{model.name}, draft layers", layers=layers, draft=(), media=None)
+    return replace(model, name=f"{model.name}, draft layers", layers=layers, draft=(), media=None, adapters=None)
 
 
 @lru_cache(maxsize=256)
@@ -74,7 +74,7 @@ def _stored(model: Model) -> Model:
     """Return the layers of all draft modules, without embedding and head; or the whole separate drafter."""
     if model.drafter is not None:
         return drafter(model, is_first=True)
-    return replace(model, layers=model.draft, stem=(), draft=())
+    return replace(model, layers=model.draft, stem=(), draft=(), adapters=None)
 
 
 def drafted_step(

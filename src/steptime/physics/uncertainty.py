@@ -95,6 +95,8 @@ GROUPS: Final = Distance(words="data-parallel ranks on AMD chips", low=0.5, high
 # A guess: no run has pipeline stages.
 STAGED: Final = Distance(words="pipeline stages", low=0.33, high=0.33)
 WITH_DRAFTS: Final = Distance(words="speculative tokens", low=0.1, high=0.3)
+# Published slow-downs over predicted ones, from 0.79 (Punica, 70B on 8 A100) to 1.42 (vLLM of 2024): docs/how-to/lora.md.
+WITH_ADAPTERS: Final = Distance(words="LoRA adapters", low=0.24, high=0.35)
 # Kernels of single sequences above 30,000 tokens: nine in ten timings within -0.23 and +0.61 of the logarithm.
 LONG_CONTEXT: Final = Distance(words="contexts above 16,000 tokens", low=0.2, high=0.3)
 FEW_RUNS: Final = Distance(words="few runs on this system", low=0.25, high=0.46)
@@ -113,6 +115,7 @@ def distances(
     reader: Layout | None = None,
     *,
     drafts: bool = False,
+    adapters: bool = False,
     context: Number = 0.0,
     batch: Number = 0.0,
 ) -> tuple[tuple[Distance, Array], ...]:
@@ -126,6 +129,7 @@ def distances(
         layout: Layout of the replicas, which may contain arrays.
         reader: Layout of the prefill pool of a disaggregated deployment. Its runs had speculative tokens too.
         drafts: Whether there are speculative tokens.
+        adapters: Whether there are LoRA adapters.
         context: Tokens of a sequence.
         batch: Sequences that decode on a replica.
 
@@ -147,6 +151,7 @@ def distances(
         (GROUPS, np.logical_and(groups > 1, system.chip.vendor == "AMD")),
         (STAGED, stages > 1),
         (WITH_DRAFTS, np.asarray(drafts and not is_disaggregated)),
+        (WITH_ADAPTERS, np.asarray(adapters)),
         (LONG_CONTEXT, np.asarray(context) > LONGEST_MEASURED),
         (FEW_RUNS, np.asarray(has_few_runs)),
         (LARGE_BATCH, np.asarray(batch) > LARGEST_BATCH.get(engine.name, math.inf)),
@@ -596,7 +601,10 @@ def explained_step_range(
     reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
     prompt = np.asarray(inputs.get("prefix", 0)) + np.asarray(inputs.get("tokens", 0))
     longest = np.maximum(inputs.get("context", 0), prompt)
-    flags = distances(engine, loaded_system, layout, drafts=bool(drafts), context=longest, batch=inputs.get("batch", 0))
+    flags = distances(
+        engine, loaded_system, layout, drafts=bool(drafts), adapters=loaded_model.adapters is not None, context=longest,
+        batch=inputs.get("batch", 0),
+    )  # fmt: skip
     regime = np.where(reads, REGIMES[1], REGIMES[0])
     point = OperatingPoint(layout=layout, load=inputs.get("batch", 0), context=inputs.get("context", 0))
     low, high = factors(engine, "tpot", regime, variance=variance, system=loaded_system, wider=widening(flags), point=point)

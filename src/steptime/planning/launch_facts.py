@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from steptime.hardware.system import System
 from steptime.models.model import Model, kv_bytes_per_token, stored_formats
 from steptime.physics.layout import LARGEST_HOST, host_chips
+from steptime.physics.lora_adapters import adapted_names
 from steptime.result_base import unit
 
 
@@ -34,6 +35,9 @@ class Served:
     fabric: str = field(default="", metadata=unit("", "name of the scale-up fabric"))
     domain_chips: int = field(default=0, metadata=unit("", "chips per scale-up domain"))
     host_chips: int = field(default=LARGEST_HOST, metadata=unit("", "chips per host"))
+    lora_adapters: int = field(default=0, metadata=unit("", "LoRA adapters in the memory of the chips"))
+    lora_rank: int = field(default=0, metadata=unit("", "rank of their slots"))
+    lora_modules: tuple[str, ...] = field(default=(), metadata=unit("", "names of the matrices that they adapt"))
 
 
 def what_is_served(model: Model, system: System) -> Served:
@@ -66,4 +70,7 @@ def what_is_served(model: Model, system: System) -> Served:
         fabric=domain.name,
         domain_chips=int(min(domain.size, system.scale_out.size, 1 << 20)),
         host_chips=host_chips(system),
+        lora_adapters=0 if model.adapters is None else model.adapters.slots,
+        lora_rank=0 if model.adapters is None else model.adapters.rank,
+        lora_modules=adapted_names(model),
     )

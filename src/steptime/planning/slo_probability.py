@@ -197,12 +197,13 @@ def pool_flags(
     Returns:
         Pairs of a kind of distance and booleans by candidate, for each pool; the same ones on one system.
     """
-    drafts, reach = bool(case.speculation.drafts), case.workload.input_tokens + case.workload.output_tokens
+    reach = case.workload.input_tokens + case.workload.output_tokens
+    kinds = {"drafts": bool(case.speculation.drafts), "adapters": case.model.adapters is not None}
     if reader is None or case.prefill_system is None:
-        flags = distances(case.engine, case.system, layout, reader, drafts=drafts, context=reach, batch=batch)
+        flags = distances(case.engine, case.system, layout, reader, **kinds, context=reach, batch=batch)
         return flags, flags
-    of_decode = distances(case.engine, case.system, layout, layout, drafts=drafts, context=reach, batch=batch)
-    return of_decode, distances(case.engine, case.prefill_system, reader, reader, drafts=drafts, context=reach)
+    of_decode = distances(case.engine, case.system, layout, layout, **kinds, context=reach, batch=batch)
+    return of_decode, distances(case.engine, case.prefill_system, reader, reader, **kinds, context=reach)
 
 
 def decode_widening(flags: tuple[tuple[Distance, Array], ...], speculation: Speculation) -> tuple[Number, Number]:

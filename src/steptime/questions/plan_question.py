@@ -25,6 +25,7 @@ from steptime.questions.subject import (
     DESIGN_ANSWERS,
     REQUESTS_GROUP,
     DraftModel,
+    LoraInputs,
     PricedSubject,
     PromptMedia,
     SessionInputs,
@@ -218,7 +219,7 @@ def pinned_size(words: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanInputs(PricedSubject, DraftModel, PromptMedia, RequestSizes, SessionInputs, LatencyLimits, FleetLoad):
+class PlanInputs(PricedSubject, DraftModel, LoraInputs, PromptMedia, RequestSizes, SessionInputs, LatencyLimits, FleetLoad):
     """Inputs of `plan`: model, machine, requests, limits and deployment."""
 
     sampling: str = sampling_input(TOP_P)

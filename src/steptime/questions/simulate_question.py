@@ -22,6 +22,7 @@ from steptime.questions.subject import (
     DESIGN,
     LAYOUT_GROUP,
     DraftModel,
+    LoraInputs,
     ParallelSizes,
     PricedSubject,
     PromptMedia,
@@ -370,7 +371,15 @@ class AutoscalerInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateInputs(
-    PricedSubject, DraftModel, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, AutoscalerInputs, LatencyLimits
+    PricedSubject,
+    DraftModel,
+    LoraInputs,
+    PromptMedia,
+    TrafficInputs,
+    SchedulerInputs,
+    PoolInputs,
+    AutoscalerInputs,
+    LatencyLimits,
 ):
     """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
 

@@ -35,6 +35,7 @@ from steptime.questions.subject import (
     FORMATS,
     SIZES,
     DraftModel,
+    LoraInputs,
     ParallelSizes,
     PricedSubject,
     PromptMedia,
@@ -61,7 +62,7 @@ _size = partial(count, unit="tokens", broadcasts=True, maximum=MOST_TOKENS, grou
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepInputs(PricedSubject, DraftModel, ParallelSizes, PromptMedia):
+class StepInputs(PricedSubject, DraftModel, LoraInputs, ParallelSizes, PromptMedia):
     """Inputs of `step`: model, machine, layout, and the sizes of one forward pass."""
 
     phase: str = text("decode", "phase of the pass: decode, prefill or mixed", choices=PHASES, group=PASS_GROUP)
@@ -331,6 +332,10 @@ def step_summary(
         )
     if drafts and (words := drafter_words(model)):
         notes.append(words)
+    if has_adapters := model.adapters is not None:
+        plain = _evaluate(replace(model, adapters=None), system, work, engine, drafts, layout=layout).total
+        longer = 100 * (float(np.mean(step.total / plain)) - 1)
+        notes.append(f"without LoRA adapters a step takes {show(float(np.mean(plain)), 's')}; with them {longer:.1f} % longer")
     reach = np.max(np.maximum(work["context"], work["tokens"] + work["prefix"]))
     if reach > model.max_context:
         notes.append(f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model")
@@ -339,7 +344,9 @@ def step_summary(
     if without_units := missing_units(formats, system.chip.peak, system.name):
         notes.append(without_units)
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
-    flags = () if limits is None else distances(engine, system, layout, drafts=bool(drafts), context=reach, batch=work["batch"])
+    flags = () if limits is None else distances(
+        engine, system, layout, drafts=bool(drafts), adapters=has_adapters, context=reach, batch=work["batch"]
+    )  # fmt: skip
     if differences := [flag.words for flag, applies in flags if np.any(applies)]:
         notes.append(f"wider range, because the measured runs differ from this step: {', '.join(differences)}")
     images = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from steptime.number_checks import MOST_TOKENS, at_least_zero, positive, share
 from steptime.physics.engine import Engine, default_formats, engine_for, with_imbalance, with_sampling
 from steptime.physics.engine_releases import GREEDY, SAMPLINGS
 from steptime.physics.layout import Layout
+from steptime.physics.lora_adapters import ALL_LINEAR, TERMS, USUAL_RANK, with_adapters
 from steptime.questions.declaration import (
     COUNT,
     POWER,
@@ -35,6 +36,7 @@ from steptime.questions.declaration import (
     inputs_from,
     is_figure,
     number,
+    read_value,
     rent,
     text,
     texts,
@@ -44,6 +46,8 @@ from steptime.workload.sessions import LONGEST_THINK_TIME, PRESETS, Sessions, re
 
 FORMATS = ("weights", "experts", "kv")
 SCALE_UP = "scale_up.bandwidth"
+# Largest number of LoRA adapters, and their largest rank: far above what engines serve.
+MOST_ADAPTERS, LARGEST_RANK = 10_000, 4096
 # Headings of the help.
 SUBJECT_GROUP, LAYOUT_GROUP, REQUESTS_GROUP = "Model, machine and engine", "Layout", "Requests"
 
@@ -158,6 +162,24 @@ class DraftModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraInputs:
+    """LoRA adapters that are served with the model."""
+
+    lora_adapters: Any = count(
+        0, "LoRA adapters in the memory of the chips, and in a batch (vLLM's --max-loras); 0: none", unit="adapters",
+        minimum=0, maximum=MOST_ADAPTERS, group=SUBJECT_GROUP,
+    )  # fmt: skip
+    lora_rank: Any = count(
+        None, "largest rank of a LoRA adapter", maximum=LARGEST_RANK, group=SUBJECT_GROUP,
+        default_words=f"{USUAL_RANK} with LoRA adapters",
+    )  # fmt: skip
+    lora_target: str | None = text(
+        None, "matrices that LoRA adapters change: all-linear (attention, dense layers, shared experts) or attention",
+        choices=tuple(TERMS), group=SUBJECT_GROUP, default_words=f"{ALL_LINEAR} with LoRA adapters",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParallelSizes:
     """Parallel sizes of one replica."""
 
@@ -211,6 +233,39 @@ def with_prompt_media(model: Model, inputs: PromptMedia, text_tokens: float) -> 
 
     media = read_media(model, inputs.image, inputs.audio)
     return with_media(model, media, text_tokens), sum(item.tokens for item in media)
+
+
+def with_lora_adapters(model: Model, values: Mapping[str, Any], engine: Engine) -> Model:
+    """Return the model with the LoRA adapters of a question's inputs.
+
+    Args:
+        model: The model.
+        values: Inputs by name.
+        engine: The engine, which may round the rank up.
+
+    Returns:
+        The model; unchanged without adapters.
+
+    Raises:
+        RangeError: A rank or matrices are given without adapters, or the model has other adapters.
+    """
+    declared = inputs_from(LoraInputs)
+    figures = {name: read_value(name, values[name], declared[name]) for name in declared if values.get(name) is not None}
+    if not (slots := figures.pop("lora_adapters", 0)):
+        for name, value in figures.items():
+            raise RangeError(
+                f"{name}: needs LoRA adapters, got {short_repr(value)} with none; give lora_adapters too (--lora-adapters 8), "
+                "or leave it out"
+            )
+        return model
+    # A question passes its loaded model to another question, with the same inputs.
+    adapted = with_adapters(
+        replace(model, adapters=None), int(slots), rank=int(figures.get("lora_rank", USUAL_RANK)),
+        target=figures.get("lora_target", ALL_LINEAR), engine_name=engine.kernel_engine or engine.name,
+    )  # fmt: skip
+    if model.adapters not in (None, adapted.adapters):
+        raise RangeError("lora_adapters: the model already has other adapters; leave one of the two out")
+    return adapted if model.adapters is None else model
 
 
 # Names that other questions share: parallel sizes, inputs of the subject, and prefixes of inputs of a design.
@@ -313,6 +368,7 @@ def read_subject(values: Mapping[str, Any], sampling: str = GREEDY) -> tuple[Mod
     engine = with_sampling(engine_for(system, values.get("engine"), catalog), values.get("sampling") or sampling)
     if isinstance(values["model"], str) and not formats["weights"]:
         model = default_formats(model, engine)
+    model = with_lora_adapters(model, values, engine)
     imbalance = values.get("imbalance")
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
 

@@ -377,7 +377,8 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         phase = inputs.get("phase", "decode")
         # Errors of decode and of prefill were fitted separately.
         regime = REGIMES[0] if phase == "decode" else REGIMES[1]
-        scatter = _scatter(engine, system, regime, widening(distances(engine, system, layout)))
+        flags = distances(engine, system, layout, adapters=model.adapters is not None)
+        scatter = _scatter(engine, system, regime, widening(flags))
         lengths = {name: f"the {name}" for name in LENGTHS.get(phase, DECODE)}
     else:
         chips = float(inputs.get("chips") or system.chips)
@@ -599,7 +600,9 @@ def _planned_scatter(input_values: InputValues, engine: Engine, system: System) 
     if not deployment.feasible:
         return
     pools = deployment.pools
-    extrapolation = distances(engine, system, *(pool.layout for pool in pools), drafts=bool(input_values.get("drafts")))
+    has_drafts, has_adapters = (bool(input_values.get(name)) for name in ("drafts", "lora_adapters"))
+    layouts = (pool.layout for pool in pools)
+    extrapolation = distances(engine, system, *layouts, drafts=has_drafts, adapters=has_adapters)
     yield from _scatter(engine, system, str(latency_regime(_input_share(pools[-1]))), widening(extrapolation))
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from steptime.models.model import Attention, Layer, Model, Op
 from steptime.number_checks import Number
-from steptime.physics.op_work import CLOSING
+from steptime.physics.layout import CLOSING
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_job import TrainingLayout, read_layers
 
