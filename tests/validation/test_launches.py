@@ -11,7 +11,14 @@ from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from steptime.validation.predictions import grouped, predict, predict_runs
-from steptime.validation.published_deployments import PAIRS, as_launched, is_scripted, latent_contexts, with_contexts
+from steptime.validation.published_deployments import (
+    PAIRS,
+    as_launched,
+    cache_format,
+    is_scripted,
+    latent_contexts,
+    with_contexts,
+)
 from steptime.validation.run_table import POOLS, is_drafted, read_runs, run_kind
 from tests.validation.rows import SHARED, apart
 
@@ -45,7 +52,7 @@ FOUR = DECEMBER | {
 def test_runs_whose_attention_splits_no_context(changes, contexts):
     row = apart(**WIDE | changes)
     assert latent_contexts(row) == contexts
-    assert is_scripted(row) == math.isfinite(contexts)
+    assert is_scripted(row) == (math.isfinite(contexts) or bool(cache_format(row)))
 
 
 @pytest.mark.parametrize(
@@ -132,3 +139,35 @@ def test_pools_that_decode_are_near_what_was_measured():
         took = predict_runs(runs, engines[runs.engine])[0]
         errors.append(np.abs(np.log(took / [float(kept[i]["tpot_s"]) for i in runs.index])))
     assert np.mean(np.concatenate(errors)) < 0.17
+
+
+@pytest.mark.parametrize(
+    ("changes", "small"),
+    [
+        ({}, True),
+        ({"part": "", "id": "a"}, False),  # a run of one's own
+        ({"part": "", "id": "2026_04_06_dsr1_cfg3"}, True),
+        ({"engine": "vllm"}, False),
+        ({"system": "hgx-h200"}, False),
+        ({"system": "mi300x-8", "measured": "2026-01-21"}, False),
+        ({"system": "mi300x-8", "measured": "2026-01-22"}, True),
+        ({"system": "mi355x-8", "measured": "2025-11-01", "part": "ix_disaggregated"}, True),
+        ({"model": "zai-org/GLM-5", "system": "mi355x-8", "measured": ""}, True),
+        ({"model": "Qwen/Qwen3.5-397B-A17B", "weight_dtype": "bf16"}, False),
+        ({"model": "Qwen/Qwen3.5-397B-A17B", "system": "hgx-h200"}, True),
+    ],
+)
+def test_scripts_that_keep_the_cache_in_eight_bits(changes, small):
+    """--kv-cache-dtype fp8_e4m3 of InferenceX's scripts, from the day on which they have it; a stated format stays."""
+    usual = {"system": "hgx-b200", "part": "ix_aggregated", "measured": "2026-03-20", "weight_dtype": "fp8"}
+    row = apart(**WIDE | usual | changes)
+    assert as_launched(row).get("kv_dtype", "") == ("fp8" if small else "")
+    assert as_launched(row | {"kv_dtype": "bf16"})["kv_dtype"] == "bf16"
+
+
+def test_scripts_without_a_flag_keep_the_cache_in_sixteen_bits():
+    """vLLM's runs of MiniMax-M2.5 in FP8 on H100 have no --kv-cache-dtype; those on H200 have it, as the engine's rule says."""
+    row = apart(**WIDE | {"part": "", "id": "2026_04_06_minimax_cfg1", "engine": "vllm", "model": "MiniMaxAI/MiniMax-M2.5"})
+    row |= {"weight_dtype": "fp8", "measured": "", "system": "hgx-h100"}
+    assert as_launched(row)["kv_dtype"] == "bf16"
+    assert as_launched(row | {"system": "hgx-h200"}).get("kv_dtype", "") == ""

@@ -51,6 +51,7 @@ from steptime.validation.run_table import (
 
 SEPARATE_POOLS, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
 DAY = len("2025-12-19")
+DRAFTED_RUNS, LATER = "ix_mtp", "9999"
 # First and last day of the second collection.
 SINCE, UNTIL = "2025-12-19", "2025-12-31"
 # Pairs of the 152 multiprocessors that a GB200 reports (B200: 148).
@@ -85,6 +86,8 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
         return as_submitted(row)
     if mixes_chunks(row) and not row.get(PREFILL_SCHEDULE):
         return {**row, PREFILL_SCHEDULE: MIXED}
+    if not row.get("kv_dtype") and (kv := cache_format(row)):
+        return {**row, "kv_dtype": kv}
     if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _whole_cells(row, LENGTHS) == SHORT):
         return row
     if _whole_cells(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
@@ -210,20 +213,34 @@ def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...
     return tuple(f"{float(row.get(name) or 1):.0f}" for name in names)
 
 
-# SGLang's deployments in InferenceX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps until
-# the next check for new requests, as 185 median first tokens show them. Source: github.com/SemiAnalysisAI/InferenceX,
-# benchmarks/single_node/fixed_seq_len at 843c625 (and its folder deprecated): dsr1_fp8_b200.sh, dsr1_fp4_b200.sh,
-# qwen3.5_fp8_b200.sh, qwen3.5_bf16_mi355x.sh, glm5_fp4_b200.sh, glm5_fp8_mi325x.sh and their like. The scripts of other models,
-# glm5_fp8_b200.sh and the engine's defaults check in each step.
+# Launch settings of InferenceX by model, format of weights and system. Source: github.com/SemiAnalysisAI/InferenceX at 843c625,
+# benchmarks/single_node/fixed_seq_len (and its folder deprecated) and their history: dsr1_fp8_b200.sh, dsr1_fp4_b200.sh,
+# dsr1_fp4_mi355x.sh, qwen3.5_fp8_b200.sh, qwen3.5_bf16_mi355x.sh, glm5_fp4_b200.sh, glm5_fp8_mi325x.sh and their like; pools in
+# benchmarks/multi_node/srt-slurm-recipes and amd_utils/models.yaml.
 POLLING_ENGINE = "sglang"
+BLACKWELL, HOPPER = ("hgx-b200", "hgx-b300"), ("hgx-h100", "hgx-h200")
+MI300, MI355 = ("mi300x-8", "mi325x-8"), ("mi355x-8",)
+# --scheduler-recv-interval 10, or 30 from 16 clients: decode steps until the next check for new requests, as 185 median first
+# tokens show them. Other scripts, such as glm5_fp8_b200.sh, and the engine's defaults check in each step.
 POLLING_STEPS, BUSY_POLLING_STEPS, BUSY_CLIENTS = 10.0, 20.0, 16.0
-BLACKWELL, INSTINCT = ("hgx-b200", "hgx-b300"), ("mi300x-8", "mi325x-8", "mi355x-8")
 POLLING = (
     ("deepseek-r1", ("fp8", "nvfp4"), BLACKWELL),
     ("qwen3.5", ("bf16", "fp8", "nvfp4"), BLACKWELL),
-    ("qwen3.5", ("bf16", "fp8"), INSTINCT),
+    ("qwen3.5", ("bf16", "fp8"), (*MI300, *MI355)),
     ("glm-5", ("nvfp4",), BLACKWELL),
-    ("glm-5", ("fp8",), INSTINCT[:2]),
+    ("glm-5", ("fp8",), MI300),
+)
+# Formats of KV caches that differ from those of `kv_dtype.as_served`, and the first day of runs on one node with them: SGLang's
+# --kv-cache-dtype fp8_e4m3; vLLM without a flag in minimaxm2.5_fp8_h100.sh, minimaxm2.5_fp8_mi300x.sh, gptoss_fp4_mi355x.sh.
+CACHES = (
+    ("sglang", "deepseek-r1", ("fp8", "nvfp4"), BLACKWELL, "fp8", ""),
+    ("sglang", "deepseek-r1", ("mxfp4",), MI355, "fp8", "2025-12-16"),
+    ("sglang", "deepseek-r1", ("fp8",), MI355, "fp8", "2026-03-05"),
+    ("sglang", "deepseek-r1", ("fp8",), MI300, "fp8", "2026-01-22"),
+    ("sglang", "qwen3.5", ("fp8", "nvfp4"), (*BLACKWELL, *HOPPER), "fp8", ""),
+    ("sglang", "glm-5", ("fp8", "nvfp4"), (*BLACKWELL, *MI300, *MI355), "fp8", ""),
+    ("vllm", "minimax-m2.5", ("fp8",), ("hgx-h100", *MI300), "bf16", ""),
+    ("vllm", "gpt-oss", ("bf16",), MI355, "bf16", ""),
 )
 BALANCED_WITHIN = 60.0
 """Maximum steps before TensorRT-LLM starts prefill although a data-parallel rank has no prompt, with balancing enabled. Source:
@@ -400,8 +417,36 @@ def polls_rarely(row: Mapping[str, str]) -> bool:
     Returns:
         True for the deployments of `POLLING`.
     """
+    return row["engine"] == POLLING_ENGINE and _is_benchmark(row) and any(_is_of(row, *kind) for kind in POLLING)
+
+
+def cache_format(row: Mapping[str, str]) -> str:
+    """Return the format of the KV cache of a public deployment whose script differs from its engine's rule (`CACHES`).
+
+    Args:
+        row: Run.
+
+    Returns:
+        A format, or "" where the rule of the engine holds. Separate pools and speculative tokens had theirs from the first day.
+
+    >>> row = {"engine": "sglang", "model": "DeepSeek-R1", "system": "mi355x-8", "weight_dtype": "fp8", "part": "ix_aggregated"}
+    >>> [cache_format(row | {"measured": day}) for day in ("2026-03-04", "2026-03-05")]
+    ['', 'fp8']
+    """
+    if not _is_benchmark(row):
+        return ""
+    day = (row.get("measured") or UNTIL)[:DAY] if row.get("part") not in (SEPARATE_POOLS, DRAFTED_RUNS) else LATER
+    formats = (kv for engine, *kind, kv, since in CACHES if row["engine"] == engine and day >= since and _is_of(row, *kind))
+    return next(formats, "")
+
+
+def _is_benchmark(row: Mapping[str, str]) -> bool:
+    """Check whether a run is one of InferenceX, by its part or its name."""
     name = row.get("id") or ""
-    if row["engine"] != POLLING_ENGINE or not (row.get("part") or DRAWN_IDS.match(name) or REPEATED in name):
-        return False
-    model, stored, system = (row[column].casefold() for column in ("model", "weight_dtype", "system"))
-    return any(kind in model and stored in formats and system in systems for kind, formats, systems in POLLING)
+    return bool((row.get("part") or "").startswith("ix_") or DRAWN_IDS.match(name) or REPEATED in name)
+
+
+def _is_of(row: Mapping[str, str], model: str, formats: tuple[str, ...], systems: tuple[str, ...]) -> bool:
+    """Check the model, the format of weights and the system of a run."""
+    named, stored, system = (row[column].casefold() for column in ("model", "weight_dtype", "system"))
+    return model in named and stored in formats and system in systems
