@@ -417,7 +417,7 @@ def polls_rarely(row: Mapping[str, str]) -> bool:
     Returns:
         True for the deployments of `POLLING`.
     """
-    return row["engine"] == POLLING_ENGINE and _is_benchmark(row) and any(_is_of(row, *kind) for kind in POLLING)
+    return row["engine"] == POLLING_ENGINE and _is_benchmark(row) and any(_matches_script(row, *kind) for kind in POLLING)
 
 
 def cache_format(row: Mapping[str, str]) -> str:
@@ -436,7 +436,7 @@ def cache_format(row: Mapping[str, str]) -> str:
     if not _is_benchmark(row):
         return ""
     day = (row.get("measured") or UNTIL)[:DAY] if row.get("part") not in (SEPARATE_POOLS, DRAFTED_RUNS) else LATER
-    formats = (kv for engine, *kind, kv, since in CACHES if row["engine"] == engine and day >= since and _is_of(row, *kind))
+    formats = (kv for engine, *kind, kv, since in CACHES if row["engine"] == engine and day >= since and _matches_script(row, *kind))
     return next(formats, "")
 
 
@@ -446,7 +446,7 @@ def _is_benchmark(row: Mapping[str, str]) -> bool:
     return bool((row.get("part") or "").startswith("ix_") or DRAWN_IDS.match(name) or REPEATED in name)
 
 
-def _is_of(row: Mapping[str, str], model: str, formats: tuple[str, ...], systems: tuple[str, ...]) -> bool:
+def _matches_script(row: Mapping[str, str], model: str, formats: tuple[str, ...], systems: tuple[str, ...]) -> bool:
     """Check the model, the format of weights and the system of a run."""
-    named, stored, system = (row[column].casefold() for column in ("model", "weight_dtype", "system"))
-    return model in named and stored in formats and system in systems
+    name, stored, system = (row[column].casefold() for column in ("model", "weight_dtype", "system"))
+    return model in name and stored in formats and system in systems
