@@ -436,8 +436,10 @@ def cache_format(row: Mapping[str, str]) -> str:
     if not _is_benchmark(row):
         return ""
     day = (row.get("measured") or UNTIL)[:DAY] if row.get("part") not in (SEPARATE_POOLS, DRAFTED_RUNS) else LATER
-    formats = (kv for engine, *kind, kv, since in CACHES if row["engine"] == engine and day >= since and _matches_script(row, *kind))
-    return next(formats, "")
+    for engine, *kind, kv, since in CACHES:
+        if row["engine"] == engine and day >= since and _matches_script(row, *kind):
+            return kv
+    return ""
 
 
 def _is_benchmark(row: Mapping[str, str]) -> bool:
