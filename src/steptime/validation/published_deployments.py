@@ -436,8 +436,8 @@ def cache_format(row: Mapping[str, str]) -> str:
     if not _is_benchmark(row):
         return ""
     day = (row.get("measured") or UNTIL)[:DAY] if row.get("part") not in (SEPARATE_POOLS, DRAFTED_RUNS) else LATER
-    for engine, *kind, kv, since in CACHES:
-        if row["engine"] == engine and day >= since and _matches_script(row, *kind):
+    for engine, model, stored, systems, kv, since in CACHES:
+        if row["engine"] == engine and day >= since and _matches_script(row, model, stored, systems):
             return kv
     return ""
 
