@@ -1,8 +1,8 @@
 """Commands and Python of the documentation: blocks that are run, in a folder with the files that the page shows.
 
 A block of console has lines `$ steptime ...`; a block of Python is run too, with the names of earlier blocks of its page. A
-block with a title is a file that commands read. Comments before a block say how it is run: `<!-- slow -->` takes more than some
-seconds, `<!-- fails -->` ends with an error or without an answer, `<!-- not run -->` is only shown.
+block with a title is a file that commands read. Comments before a block say how it is run. `<!-- slow -->` takes more than some
+seconds. `<!-- fails -->` ends with an error or without an answer. `<!-- not run -->` is only shown.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ import numpy as np
 from scipy.stats import norm, t
 
 from steptime.number_checks import Array
+from steptime.physics.attention_kernels import load_kernels
 from steptime.physics.engine import TYPICAL, Engine, label_values, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
-from steptime.physics.expert_kernels import ExpertFactor, load_kernels, stored_kind
+from steptime.physics.expert_kernels import ExpertFactor, ExpertKernel, stored_kind
 from steptime.physics.uncertainty import REGIMES, WAITS, wait_regime
 from steptime.validation import engine_fit
 from steptime.validation.closed_loop import Runs, solve_closed_loops
@@ -217,7 +218,7 @@ class Constants:
         return mean, np.concatenate([BETWEEN, self._factor_deviations()])
 
     def _factor_deviations(self) -> list[float]:
-        kernels = load_kernels()
+        kernels = load_kernels(ExpertKernel)
         return [FACTOR_DEVIATION if ("", kind.chips, kind.stored) in kernels else UNTIMED_DEVIATION for kind in self.kinds]
 
     def build_engine(self, logs: Array, runs: Runs) -> Engine:

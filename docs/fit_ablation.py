@@ -6,6 +6,7 @@ Each constant in turn is set to its value without cost. The others are fitted ag
 from __future__ import annotations
 
 import sys
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ HEAD = """# Effect of each fitted constant
 
 Error of the time per token for {runs:,} public runs. All runs of the model are left out of the fit (`docs/validation.md`).
 Each row also leaves out one constant: an efficiency is set to 1 or an overhead to 0, and all others are fitted again.
-Median and 90th percentile of |predicted / measured - 1|. Written by `docs/fit_ablation.py`.
+Median and 90th percentile of |predicted / measured - 1|. Written by `docs/fit_ablation.py` on {day}.
 
 | left out | unit | median / 90th percentile |
 |---|---|---:|
@@ -74,7 +75,7 @@ def main() -> None:
     lines.append(
         f"| factors of experts | share | {figures(np.abs(np.expm1(left_out(groups, target, of, of.usual, factors))))} |"
     )
-    text = HEAD.format(runs=len(rows)) + "\n".join(lines) + "\n"
+    text = HEAD.format(runs=len(rows), day=date.today()) + "\n".join(lines) + "\n"
     (HERE / "ablation.md").write_text(text, encoding="utf-8")
 
 

@@ -16,9 +16,9 @@ import pandas as pd
 from fit_kernels import SYSTEMS, URL
 
 from steptime.catalog.hardware_loading import load_chip, resolve_system
+from steptime.physics.attention_kernels import ANY
 from steptime.physics.collectives import load_exchanges
 from steptime.physics.engine import with_constants
-from steptime.physics.expert_kernels import ANY
 from steptime.validation.predictions import predict, resolve_engine
 from steptime.validation.run_table import POOLS, read_runs, run_kind
 

@@ -20,7 +20,8 @@ from scipy.optimize import least_squares
 
 from steptime.catalog.hardware_loading import load_chip
 from steptime.number_checks import Array
-from steptime.physics.expert_kernels import ANY, BLOCKS, CONSTANTS, EXCHANGED, ExpertKernel, kernel_times
+from steptime.physics.attention_kernels import ANY
+from steptime.physics.expert_kernels import BLOCKS, CONSTANTS, EXCHANGED, ExpertKernel, kernel_times
 from steptime.physics.operator_time import overlap
 
 FILE: Final = Path(__file__).parent.parent / "src" / "steptime" / "data" / "kernels" / "experts.toml"

@@ -48,9 +48,10 @@ from steptime.models.model_loading import load_model
 from steptime.errors import InputError
 from steptime.blackboard.expert_activation import expected_maximum
 from steptime.physics import attention_kernels
+from steptime.physics.attention_kernels import load_kernels
 from steptime.physics.bias_correction import Anchors
 from steptime.physics.engine_parameters import DESCRIPTIONS, GROUPS, Experts
-from steptime.physics.expert_kernels import load_kernels
+from steptime.physics.expert_kernels import ExpertKernel
 from steptime.physics.engine import Engine, constant, load_engine
 from steptime.physics.engine_rules import ENGINE_RULES
 from steptime.physics.expert_imbalance import busiest_rows
@@ -411,7 +412,8 @@ def kernel_rows() -> list[str]:
     """Return rows of the table of expert kernels, with the factors of engines."""
     shipped = [load_engine(name) for name in files("engines")]
     rows = []
-    for (name, chips, stored), kernel in sorted(load_kernels().items(), key=lambda entry: (*entry[0][1:], entry[0][0])):
+    experts = load_kernels(ExpertKernel)
+    for (name, chips, stored), kernel in sorted(experts.items(), key=lambda entry: (*entry[0][1:], entry[0][0])):
         factors = [
             next((f"{one.factor:g}" for one in engine.expert_factors if (one.chips, one.stored) == (chips, stored)), "")
             if name in ("", engine.name) else ""
@@ -447,7 +449,7 @@ def kernels_note() -> list[str]:
 def attention_note() -> list[str]:
     """Return the section on attention kernels."""
     rows = []
-    for (operation, engine, chips, form), kernel in sorted(attention_kernels.load_kernels().items()):
+    for (operation, engine, chips, form), kernel in sorted(load_kernels(attention_kernels.AttentionKernel).items()):
         shares = f"{kernel.memory_share:.0%} | {kernel.compute_share:.0%} | {kernel.tile_entries:.0f}"
         fills = f"{kernel.pair_values:.0f} | {kernel.fill_rows:.4g} | {kernel.activation_passes:.1f}"
         numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {fills} | {kernel.error:.0%} of {kernel.timings:,}"

@@ -27,7 +27,7 @@ by `docs/generate.py`.
 
 | part | formula | source |
 |---|---|---|
-| products | outputs, gradients of inputs and of weights (none with a frozen base, LoRA). Each is the larger time of arithmetic and memory traffic. Writes that arithmetic does not hide are added, and the outputs that a chip loses while it is not filled (2 k FLOP each, for sums of k values). No product exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
+| products | outputs, gradients of inputs and of weights (none with a frozen base, LoRA). Each is the larger time of arithmetic and memory traffic. Writes that arithmetic does not hide are added. So are the outputs that a chip loses while it is not filled (2 k FLOP each, for sums of k values). No product exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
 | attention | causal pairs, 2.5 times backward with flash attention; without fusion, all pairs, with scores in memory | arXiv 2307.08691 |
 | scans | states of chunks of 128 tokens pass through memory four times; inputs, convolution and outputs once each | [mamba](https://github.com/state-spaces/mamba/blob/main/mamba_ssm/ops/triton/ssd_combined.py) |
 | element-wise | norms, residuals, rotary positions, activations, permutation of expert rows; each value is read or written once | |

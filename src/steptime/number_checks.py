@@ -31,6 +31,9 @@ NumberT = TypeVar("NumberT")
 
 # Maximum length of arrays with cached results.
 SHORT: Final = 4096
+# Cached results of `map_unique`, and how many there are at most.
+MAPPED: Final[dict[Any, Array]] = {}
+MOST_MAPPED: Final = 512
 # Chips of the largest clusters; a plan for them takes a few seconds.
 MOST_CHIPS: Final = 200_000
 # Tokens of a context or a request; the longest real ones have some 1e7.
@@ -260,7 +263,17 @@ def _ends(name: str, value: Any, *, endless: bool = False) -> tuple[Any, Any, An
     if type(value) in (int, float):
         low = high = value
     else:
-        array = _array(name, value)
+        try:
+            array: Any = np.asarray(value)
+        except (ValueError, TypeError, OverflowError):
+            # Rows of unequal lengths, and values without a numpy dtype.
+            array = np.asarray(None)
+        if array.dtype.kind == "O" and array.size and all(type(x) is int for x in array.flat):
+            largest = max(abs(x) for x in array.flat)
+            if largest < 1e300:
+                array = array.astype(np.int64 if largest < 1 << 63 else np.float64)
+        elif array.dtype.kind not in "iuf" or isinstance(value, bool):
+            raise RangeError(f"{name} must be a number or an array of numbers, not {short_repr(value)}")
         if array.size == 0:
             return array, 1, 1
         if array.dtype.kind == "O":
@@ -275,20 +288,6 @@ def _ends(name: str, value: Any, *, endless: bool = False) -> tuple[Any, Any, An
         worst = low if not math.isfinite(low) else high
         raise RangeError(f"{name} must be a finite number, not {worst}")
     return value, low, high
-
-
-def _array(name: str, value: Number) -> Any:
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        # Rows of unequal lengths, and values without a numpy dtype.
-        raise RangeError(f"{name} must be a number or an array of numbers, not {short_repr(value)}") from None
-    if array.dtype.kind == "O" and array.size and all(type(x) is int for x in array.flat):
-        largest = max(abs(x) for x in array.flat)
-        return array.astype(np.int64 if largest < 1 << 63 else np.float64) if largest < 1e300 else array
-    if array.dtype.kind not in "iuf" or isinstance(value, bool):
-        raise RangeError(f"{name} must be a number or an array of numbers, not {short_repr(value)}")
-    return array
 
 
 def _bound(value: float, unit: str) -> str:
@@ -335,19 +334,10 @@ def map_unique(function: Callable[..., float], values: Number, *arguments: float
     ([2.0, 3.0, 2.0], 9.0)
     """
     numbers = np.asarray(values, dtype=np.float64)
-    if numbers.size > SHORT:
-        return _map_unique(function, numbers, arguments)
-    return _remembered(function, numbers.tobytes(), numbers.shape, arguments)
-
-
-@lru_cache(maxsize=512)
-def _remembered(function: Callable[..., float], values: bytes, shape: tuple[int, ...], arguments: tuple[float, ...]) -> Array:
-    results = np.array(_map_unique(function, np.frombuffer(values).reshape(shape), arguments))
-    results.flags.writeable = False
-    return results
-
-
-def _map_unique(function: Callable[..., float], numbers: Array, arguments: tuple[float, ...]) -> Array:
+    key = (function, numbers.tobytes(), numbers.shape, arguments) if numbers.size <= SHORT else None
+    results = MAPPED.get(key)
+    if results is not None:
+        return results
     if numbers.size and numbers.min() >= 0 and numbers.max() < numbers.size:
         places = numbers.astype(np.intp)
         if np.array_equal(places, numbers):
@@ -355,9 +345,18 @@ def _map_unique(function: Callable[..., float], numbers: Array, arguments: tuple
             is_present[places] = True
             table = np.zeros(len(is_present))
             table[is_present] = [function(float(number), *arguments) for number in np.flatnonzero(is_present)]
-            return np.asarray(table[places])
-    unique, inverse = np.unique(numbers, return_inverse=True)
-    return np.array([function(float(number), *arguments) for number in unique])[inverse].reshape(numbers.shape)
+            results = table[places]
+    if results is None:
+        unique, inverse = np.unique(numbers, return_inverse=True)
+        results = np.array([function(float(number), *arguments) for number in unique])[inverse].reshape(numbers.shape)
+    # A single number has no flags before this.
+    results = np.array(results)
+    if key is not None:
+        if len(MAPPED) >= MOST_MAPPED:
+            MAPPED.clear()
+        results.flags.writeable = False
+        MAPPED[key] = results
+    return results
 
 
 @lru_cache(maxsize=1024)

@@ -116,7 +116,7 @@ def test_the_ideal_engine_reads_what_it_needs():
 
 def test_constants_are_physical():
     """No kernel is faster than its chip, a call takes up to 0.1 ms, and a chip is filled by 128 rows for each of its parts."""
-    kernels = load_kernels()
+    kernels = load_kernels(AttentionKernel)
     assert {(operation, form) for operation, _, chips, form in kernels if chips == ANY} == {
         (operation, form) for operation in OPERATIONS for form in (WIDE, NARROW)
     }
@@ -148,7 +148,7 @@ def test_prefill_reaches_less_than_the_usual_share():
 
 def test_kernels_by_format():
     """Decode by the format of the cache, prefill by that of the arithmetic, which a rule of the engine may choose."""
-    table = load_kernels()
+    table = load_kernels(AttentionKernel)
     small = replace(GROUPED, arithmetic=number_format("fp8").arithmetic)
     found = demands(small, batch=4, context=1000, prompts=1, tokens=1000)
     assert found["decode"].memory_efficiency == table[DECODE, "", "hopper", NARROW].memory_share
@@ -171,11 +171,11 @@ def test_engines_run_kernel_engine_their_own():
         entries = 32 * decode_entries(kernel, 8000, 32 * 8)
         seconds[name] = kernel.seconds + entries * 2048 / (kernel.memory_share * 4.8e12)
     assert 1.2 * seconds["trtllm"] < 1.1 * seconds["mine"] < 1.1 * seconds["vllm"]
-    assert kernels["mine"] is load_kernels()[DECODE, "", "hopper", NARROW]
+    assert kernels["mine"] is load_kernels(AttentionKernel)[DECODE, "", "hopper", NARROW]
 
 
 def test_chips_without_timings_have_the_kernel_engine_all():
-    assert select_kernel(LATENT_DECODE, "cdna4", NARROW) is load_kernels()[LATENT_DECODE, "", ANY, NARROW]
+    assert select_kernel(LATENT_DECODE, "cdna4", NARROW) is load_kernels(AttentionKernel)[LATENT_DECODE, "", ANY, NARROW]
 
 
 def test_recurrent_mixers_have_the_rates_of_dense_products():

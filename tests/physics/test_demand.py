@@ -12,7 +12,7 @@ import pytest
 import steptime as st
 from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention, Layer
-from steptime.physics.gemm_work import demand_row, is_product, products_demand, stacked_products
+from steptime.physics.gemm_work import demand_row, products_demand, stacked_products
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import (
     Pass,
@@ -54,7 +54,8 @@ def work(layout=None, **given) -> Work:
 )
 def test_rows_of_a_micro_batch(given, layout, expected):
     found = work(layout, **given)
-    assert {name: float(getattr(found, name)) for name in expected} == expected
+    logits = Pass(found, machine(), layout, engine()).logits
+    assert {name: float(logits if name == "logits" else getattr(found, name)) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,6 @@ def test_activations_of_an_operator():
     given |= {"prompts": 1, "tokens": 8}
     assert demand(looked, on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 2)
     assert demand(looked, Layout(tp=4), on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 4 / 2)
-    assert not is_product(matrix(rows="none", outputs=1000))
 
 
 @pytest.mark.parametrize("stored", ["fp8", "bf16", "nvfp4", "mxfp4"])

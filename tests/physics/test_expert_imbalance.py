@@ -23,6 +23,7 @@ from steptime.physics.expert_imbalance import (
     largest_copy,
     load_error,
     packing,
+    per_skew,
     placement_excess,
 )
 from steptime.physics.layout_space import copy_counts
@@ -30,6 +31,10 @@ from steptime.physics.uncertainty import constants_covariance, step_range, uncer
 
 COUNTED = 1.28
 """Skew of DeepSeek-R1: 164.1 tokens of deviation at 128 per expert (TensorRT-LLM, tech blog 4, table 1)."""
+
+
+def normal_score(ranks):
+    return expected_maximum(0.0, 1.0, ranks, 0.0)
 
 
 def factor(skew, experts, ranks, copies=0, tokens=1e9, active=8, requests=1e12):
@@ -82,7 +87,7 @@ def test_random_placement_agrees_with_drawn_loads(skew, experts, ranks):
     generator = np.random.default_rng(1)
     drawn = [drawn_popularity(generator, skew, experts) for _ in range(1500)]
     largest = np.mean([loads.reshape(ranks, -1).sum(1).max() / loads.sum() * ranks for loads in drawn])
-    assert 1 + float(placement_excess(skew, experts, ranks)) == pytest.approx(largest, rel=0.08)
+    assert 1 + float(placement_excess(normal_score(ranks), skew, experts, ranks)) == pytest.approx(largest, rel=0.08)
 
 
 @pytest.mark.parametrize("skew", [0.5, 1.28, 2.0])
@@ -101,9 +106,9 @@ def test_replication_and_packing_agree_with_eplb(skew, experts, ranks, copies):
         fullest = np.bincount(place, copy_loads, minlength=ranks).max() * ranks / experts
         found.append((copy_loads.max(), fullest, np.sum(copy_loads**2) / experts))
     largest, fullest, square = np.mean(found, axis=0)
-    assert float(largest_copy(skew, experts, copies)) == pytest.approx(largest, rel=0.06)
-    assert float(packing(skew, experts, ranks, copies)) == pytest.approx(fullest, rel=0.1)
-    assert float(copy_square(skew, experts, copies)) == pytest.approx(square, rel=0.13)
+    assert largest_copy(copies, experts, skew) == pytest.approx(largest, rel=0.06)
+    assert float(packing(largest_copy(copies, experts, skew), experts, ranks)) == pytest.approx(fullest, rel=0.1)
+    assert copy_square(copies, experts, skew) == pytest.approx(square, rel=0.13)
 
 
 @pytest.mark.parametrize(
@@ -188,18 +193,18 @@ def test_even_popularity_and_many_tokens_are_even():
 
 def test_worked_by_hand():
     """Two ranks: the variance is c^2 / (n - 1), the normal score 0.589, and there is no skewness."""
-    score = expected_maximum(0.0, 1.0, 2, 0.0)
+    score = normal_score(2)
     assert float(score) == pytest.approx(0.5895, abs=1e-4)
-    assert float(placement_excess(1.5, 10, 2)) == pytest.approx(1.5 / 3 * 0.5895, abs=1e-4)
+    assert float(placement_excess(score, 1.5, 10, 2)) == pytest.approx(1.5 / 3 * 0.5895, abs=1e-4)
     # As many slots as ranks: the largest copy is a rank, and its load is t n_ranks / n_experts.
-    assert float(packing(1.0, 256, 512, 256)) == pytest.approx(2 * float(largest_copy(1.0, 256, 256)))
+    assert float(packing(largest_copy(256, 256, 1.0), 256, 512)) == pytest.approx(2 * largest_copy(256, 256, 1.0))
     # Three times the copies and no two of one expert with a load below t: n P(x > t) = r for large t.
     width = math.sqrt(math.log(2))
     share = 0.5 * math.erfc((math.log(20.0) / width + width / 2) / math.sqrt(2))
-    assert float(largest_copy(1.0, 10**6, round(1e6 * share))) == pytest.approx(20.0, rel=0.01)
-    assert float(copy_square(1.28, 256, 0)) == pytest.approx(1 + 1.28**2)
-    assert float(load_error(0.01, 1.0, 256, 32, 0)) == pytest.approx(
-        0.1 * math.sqrt(32 / 256 * 2) * float(expected_maximum(0.0, 1.0, 32, 0.0))
+    assert largest_copy(round(1e6 * share), 10**6, 1.0) == pytest.approx(20.0, rel=0.01)
+    assert copy_square(0, 256, 1.28) == pytest.approx(1 + 1.28**2)
+    assert float(load_error(normal_score(32), 0.01, 2.0, 256, 32)) == pytest.approx(
+        0.1 * math.sqrt(32 / 256 * 2) * float(normal_score(32))
     )
 
 
@@ -215,8 +220,8 @@ def test_arrays_of_skews_ranks_and_copies_are_those_of_each():
 
 def test_many_skews_are_interpolated():
     skews = np.random.default_rng(0).uniform(0.2, 4.0, 500)
-    found = largest_copy(skews, 256, 32)
-    assert found[:20] == pytest.approx([float(largest_copy(float(skew), 256, 32)) for skew in skews[:20]], rel=1e-4)
+    found = per_skew(largest_copy, skews, 32, 256)
+    assert found[:20] == pytest.approx([largest_copy(32, 256, float(skew)) for skew in skews[:20]], rel=1e-4)
 
 
 @pytest.mark.parametrize(("experts", "ep", "copies"), [(256, 32, (0, 32)), (256, 28, (24, 52)), (256, 1, (0,)), (0, 1, (0,))])

@@ -10,12 +10,11 @@ import pytest
 
 import steptime as st
 from steptime.hardware.number_formats import number_format
-from steptime.physics.attention_kernels import WIDE
+from steptime.physics.attention_kernels import ANY, WIDE, load_kernels
 from steptime.physics.attention_kernels import select_kernel as select_attention
 from steptime.physics.compute_dtype import DECODE
 from steptime.physics.engine import load_engine, with_constants
 from steptime.physics.expert_kernels import (
-    ANY,
     CONSTANTS,
     STORED,
     ExpertFactor,
@@ -23,7 +22,6 @@ from steptime.physics.expert_kernels import (
     activation_bytes,
     expert_factor,
     kernel_times,
-    load_kernels,
     memory_share,
     read_factors,
     select_kernel,
@@ -47,7 +45,7 @@ def test_times_by_hand():
 
 
 def test_more_work_never_takes_less():
-    for kernel in load_kernels().values():
+    for kernel in load_kernels(ExpertKernel).values():
         for name, value in SHAPE.items():
             less, more = (
                 kernel_times(kernel, **SHAPE | {name: value * factor}, stored=1.0, bandwidth=4e12, peak=1e15)
@@ -59,7 +57,7 @@ def test_more_work_never_takes_less():
 
 def test_constants_are_physical():
     """No kernel is faster than its chip, and a call takes 5 to 120 us."""
-    kernels = load_kernels()
+    kernels = load_kernels(ExpertKernel)
     assert {stored for _, chips, stored in kernels if chips == ANY} == set(STORED)
     for kernel in kernels.values():
         assert 5e-6 < kernel.seconds < 120e-6
@@ -80,14 +78,14 @@ def test_kinds_of_stored_experts(name, kind):
 
 
 def test_chips_without_timings_have_the_kernel_engine_all():
-    assert select_kernel("", "fp8", has_fp4=False) is load_kernels()["", ANY, "fp8"]
-    assert select_kernel("hopper", "nvfp4", has_fp4=False) is load_kernels()["", "hopper", "int4"]
-    assert select_kernel("blackwell", "nvfp4", has_fp4=True) is load_kernels()["", "blackwell", "nvfp4"]
+    assert select_kernel("", "fp8", has_fp4=False) is load_kernels(ExpertKernel)["", ANY, "fp8"]
+    assert select_kernel("hopper", "nvfp4", has_fp4=False) is load_kernels(ExpertKernel)["", "hopper", "int4"]
+    assert select_kernel("blackwell", "nvfp4", has_fp4=True) is load_kernels(ExpertKernel)["", "blackwell", "nvfp4"]
 
 
 def test_exchanged_experts_run_in_kernels_for_many_rows():
     """By layout, also in one array of layouts; on chips without such timings and for other formats nothing changes."""
-    table = load_kernels()
+    table = load_kernels(ExpertKernel)
     plain, exchanged = table["", "blackwell", "fp8_block"], table["", "blackwell", "fp8_block, exchanged"]
     assert exchanged.compute_share > 2 * plain.compute_share
     both = select_kernel("blackwell", "fp8_block", has_fp4=True, exchanges=np.array([False, True]))
@@ -103,7 +101,7 @@ def test_factors_scale_the_whole_time_of_experts():
     for factor in (1.0, 1.5):
         engine = replace(vllm, expert_factors=(ExpertFactor(chips="hopper", stored="fp8_block", factor=factor),))
         parts.append(decode_step("deepseek-v3", "hgx-h200", batch=16, context=1000, layout=st.Layout(tp=8), engine=engine))
-    calls = 58 * load_kernels()["vllm", "hopper", "fp8_block"].seconds
+    calls = 58 * load_kernels(ExpertKernel)["vllm", "hopper", "fp8_block"].seconds
     routed = [float(step.terms["experts"]) for step in parts]
     assert routed[1] == pytest.approx(1.5 * routed[0], rel=0.01)  # the router has no factor
     assert float(parts[1].terms["overhead"] - parts[0].terms["overhead"]) == pytest.approx(0.5 * calls)
@@ -157,7 +155,7 @@ def test_engines_run_kernel_engine_their_own():
     constants = {name: [getattr(kernel, constant) for constant in CONSTANTS] for name, kernel in kernels.items()}
     assert constants["vllm"] == constants["sglang"]
     assert kernels["trtllm"].seconds > 2 * kernels["vllm"].seconds
-    assert kernels["mine"] is load_kernels()["", "hopper", "mxfp4"]
+    assert kernels["mine"] is load_kernels(ExpertKernel)["", "hopper", "mxfp4"]
     vllm = load_engine("vllm")
     one, other = (
         decode_step("gpt-oss-120b", "hgx-h100", batch=16, context=1000, engine=engine)

@@ -10,7 +10,7 @@ import pytest
 from steptime.physics.engine import load_engine
 from steptime.physics.step import decode_step, mixed_step
 from steptime.physics.uncertainty import (
-    _gradient,
+    _value_and_slopes,
     factors,
     half_width,
     has_range,
@@ -168,8 +168,8 @@ def test_what_takes_no_time_has_no_gradient():
 
 def test_a_time_that_a_constant_makes_from_nothing_has_no_slope():
     """Zero seconds, a few of them once the constant moves: no share of the time is its."""
-    assert list(_gradient(np.array([0.0, 1.0]))) == [0.0]
-    assert list(_gradient(np.array([1.0, 0.0]))) == [0.0]
+    assert list(_value_and_slopes(np.array([0.0, 1.0]), fitted(), 0)[1]) == [0.0]
+    assert list(_value_and_slopes(np.array([1.0, 0.0]), fitted(), 0)[1]) == [0.0]
 
 
 def test_a_step_unlike_what_was_measured_has_the_wider_range_of_a_plan():

@@ -22,7 +22,6 @@ from steptime.planning.plan_problem import (
     evaluate_state,
     filled,
     joined,
-    memoize,
     most_seats,
     moving,
     pass_limit,
@@ -205,17 +204,6 @@ def test_the_limit_of_a_pass_leaves_out_all_other_delays(monkeypatch):
     # Own runs whose first tokens came twice as late as predicted.
     monkeypatch.setattr("steptime.planning.plan_problem.ttft_factor", lambda engine, point: 2.0)
     assert float(pass_limit(given, Layout(), Layout(), 0.02, 2.0)) == pytest.approx(expected / 2)
-
-
-def test_results_are_computed_once_per_key():
-    calls = []
-
-    def find(x: int) -> int:
-        calls.append(x)
-        return len(calls)
-
-    given = case()
-    assert [memoize(given, key, find, 5) for key in (("a",), ("a",), ("b",), None, None)] == [1, 1, 2, 3, 4]
 
 
 def test_single_states_are_computed_once_and_grids_each_time():

@@ -14,7 +14,7 @@ from steptime.physics.layout import Layout, stacked
 from steptime.planning import planner
 from steptime.planning.plan_figures import _drafted, front_points
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Table
-from steptime.planning.planner import _choose_speculation, _over, _sure, _symmetric_problem
+from steptime.planning.planner import _choose_speculation, _of_evidence, _over, _symmetric_problem
 from steptime.planning.steady_state import decode_pool
 from steptime.workload.workload import NONE, Speculation
 from tests.conftest import engine, machine
@@ -85,7 +85,7 @@ def planned(monkeypatch):
 
 def sure_plan(sure, on=FITTED):
     given = replace(case(slo=st.Slo(tpot=0.02, ttft=1.0)), engine=on, sure=sure)
-    return _sure(given, BOTH, [], math.nan, sure, alternatives=True, elasticities=True)
+    return _of_evidence(given, (AGGREGATED,), math.nan, alternatives=True, elasticities=True)
 
 
 def test_a_plan_that_is_not_sure_enough_is_searched_with_lower_targets(planned):
@@ -160,11 +160,11 @@ def test_a_few_domains_are_tried_with_equal_layouts(chips, modes, tried):
 def test_equal_domains_are_planned_where_they_serve_more(monkeypatch, alike, asked, turns):
     calls = []
 
-    def sure(given, modes, layouts, price, probability, *, alternatives, elasticities):
+    def planned(given, modes, layouts, price, *, alternatives, elasticities):
         calls.append((given.symmetric_domains, modes, alternatives))
         return made(requests_per_second=alike if given.symmetric_domains else 2.0)
 
-    monkeypatch.setattr(planner, "_sure", sure)
+    monkeypatch.setattr(planner, "_planned", planned)
     found = closed_plan(MODEL, NODES, WORK, chips=8, engine="ideal", alternatives=asked)
     assert found.requests_per_second == max(alike, 2.0)
     assert 0 < found.search_seconds < 60
@@ -175,7 +175,7 @@ def test_equal_domains_are_planned_where_they_serve_more(monkeypatch, alike, ask
 @pytest.mark.parametrize("name", ["front", "diagnostics", "sure"])
 def test_what_is_asked_reaches_the_search(monkeypatch, name):
     asked = []
-    monkeypatch.setattr(planner, "_sure", lambda given, *_, **__: asked.append(given) or made())
+    monkeypatch.setattr(planner, "_planned", lambda given, *_, **__: asked.append(given) or made())
     closed_plan(MODEL, NODES, WORK, st.Slo(tpot=0.02), engine="ideal", **{name: 0.9 if name == "sure" else False})
     assert [getattr(asked[0], key) for key in ("front", "diagnostics", "sure")] == [
         name != "front", name != "diagnostics", 0.9 if name == "sure" else None

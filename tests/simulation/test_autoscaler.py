@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import steptime as st
 from steptime.cli.main import app_for
-from steptime.errors import InputError, RangeError
+from steptime.errors import InputError, RangeError, UnitError
+from steptime.questions.declaration import bind
+from steptime.questions.simulate_question import AutoscalerInputs
 from steptime.units import DAY, HOUR
 from steptime.workload.day_profile import named_profiles, profile_of_ratio, read_day, with_day
 from steptime.workload.traffic import Lengths, closed_loop, open_loop
@@ -185,3 +188,19 @@ def test_the_command_simulates_a_day_with_an_autoscaler():
     for refused in (["--replicas", "3"], ["--find-replicas", "--ttft", "1"], ["--cold-start", "3", "--image-pull", "2"]):
         ran = CliRunner().invoke(app_for(["simulate"]), [*words, *refused])
         assert ran.exit_code != 0
+
+
+@pytest.mark.parametrize("bandwidth", ["2", "0", "-1e9", 2])
+def test_a_load_bandwidth_without_its_unit_is_refused(bandwidth):
+    values = {"model": "llama-3.2-1b", "system": "hgx-h100", "rate": 2, "autoscale": "1:2", "load_bandwidth": bandwidth}
+    with pytest.raises(RangeError, match=r"load_bandwidth: must be at least 1 MB/s, got .* B/s; write a unit, such as 2GB/s"):
+        st.ask("simulate", **values)
+
+
+def test_a_load_bandwidth_may_have_its_unit():
+    for written in ("2GB/s", "2e9", 2e9):
+        inputs = bind(AutoscalerInputs, {"autoscale": "1:2", "load_bandwidth": written}, "simulate")
+        rule = inputs.autoscaler(st.load_model("llama-3.2-1b"), 8)
+        assert rule.cold_start == pytest.approx(510 + 2.4716e9 / 2e9 + 64, rel=1e-4)
+    with pytest.raises(UnitError, match="load_bandwidth: '2 GB' is a quantity in B"):
+        bind(AutoscalerInputs, {"load_bandwidth": "2 GB"}, "simulate")

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import steptime as st
+from steptime.cli.main import app_for
 from steptime.errors import InputError, UnknownName
 from steptime.launch.training_commands import training_commands
 from steptime.training.layer_profile import layer_profiles
@@ -112,6 +114,13 @@ def test_offloads_that_cannot_be():
         st.train(SMALL, "hgx-h100", chips=8, batch=8, offload="weights")
     with pytest.raises(InputError, match="has no host memory"):
         st.train(SMALL, replace(system(), tiers=()), chips=8, batch=8, offload="activations")
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "maxtext"])
+def test_a_stack_that_cannot_offload_is_refused_before_a_search(stack):
+    words = ["train", SMALL, "hgx-h100", "--chips", "8", "--batch", "8", "--offload", "optimizer", "--launch", stack]
+    with pytest.raises(InputError, match=f"--launch {stack} cannot configure --offload; use --launch megatron"):
+        CliRunner().invoke(app_for(words), words, standalone_mode=False, catch_exceptions=False)
 
 
 def test_megatron_gets_the_flags_of_an_offload():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,12 +15,12 @@ from steptime.catalog.schema import (
     RACK_UNITS,
     ChipEntry,
     Entry,
+    FigureEntry,
     MemoryEntry,
     QuoteEntry,
     RentsEntry,
     SourceEntry,
     SystemEntry,
-    figure_entry,
     validated,
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, short_repr
@@ -34,12 +34,13 @@ from steptime.units import GRADES, HOUR, Figure, parse, show
 SystemLike = System | str | os.PathLike[str]
 
 
+@dataclass(eq=False)
 class Reader:
-    """Turns the figures of one file into numbers and keeps each with its path."""
+    """Turns the figures of one file into numbers and keeps each with its path in `figures`."""
 
-    def __init__(self, path: Path, sources: Mapping[str, SourceEntry]) -> None:
-        self.path, self.sources = path, sources
-        self.figures: dict[str, Figure] = {}
+    path: Path
+    sources: Mapping[str, SourceEntry]
+    figures: dict[str, Figure] = field(init=False, default_factory=dict)
 
     def number(self, place: str, entry: Entry, unit: str, gate: Callable[..., Number] = checked) -> float:
         """Return the value of a figure in base units, and keep it in `figures`.
@@ -56,7 +57,8 @@ class Reader:
         Raises:
             DataFileError: The source is not in the file, the unit is wrong, or the value is out of range.
         """
-        entry = figure_entry(entry)
+        if not isinstance(entry, FigureEntry):
+            entry = FigureEntry(value=entry)
 
         # A figure without a source counts as a guess.
         source = SourceEntry(url="", date="", grade="guess")

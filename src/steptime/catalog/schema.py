@@ -227,18 +227,6 @@ Entry = FigureEntry | str | int | float
 """A figure, or only its value."""
 
 
-def figure_entry(entry: Entry) -> FigureEntry:
-    """Return a figure as a table with a value.
-
-    Args:
-        entry: A figure, or only its value.
-
-    Returns:
-        The figure; one with no source and no note if `entry` is only a value.
-    """
-    return entry if isinstance(entry, FigureEntry) else FigureEntry(value=entry)
-
-
 class _Thing(Table):
     name: EntryName
     title: Annotated[str, Bounds(0, 300)] = ""

@@ -7,7 +7,7 @@ The order is: the derivation, and options that several commands share with the f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
@@ -57,11 +57,17 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if name != "return" and is_dataclass(hint)}
     spelt: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        spelt += (
-            _options(groups[name])
-            if name in groups
-            else [keyword_parameter(name, annotation=hints[name], default=parameter.default)]
-        )
+        if name not in groups:
+            spelt.append(keyword_parameter(name, annotation=hints[name], default=parameter.default))
+            continue
+        # One option per field of a dataclass.
+        group_hints = get_type_hints(groups[name], include_extras=True)
+        for option in fields(groups[name]):
+            if "input" in option.metadata:
+                spelt.append(_declared_option(option.name, option.metadata["input"]))
+            else:
+                default = Parameter.empty if option.default is MISSING else option.default
+                spelt.append(keyword_parameter(option.name, annotation=group_hints[option.name], default=default))
     names = [parameter.name for parameter in spelt]
     for name in names:
         if names.count(name) > 1:
@@ -83,17 +89,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return spelt_out
 
 
-def _options(group: Any) -> Iterator[Parameter]:
-    """Yield one parameter per field of a dataclass."""
-    hints = get_type_hints(group, include_extras=True)
-    for option in fields(group):
-        if "input" in option.metadata:
-            yield _declared_option(option.name, option.metadata["input"])
-        else:
-            default = Parameter.empty if option.default is MISSING else option.default
-            yield keyword_parameter(option.name, annotation=hints[option.name], default=default)
-
-
 def _declared_option(name: str, declared: Input) -> Parameter:
     """Return the option, or the argument, that an input declares."""
     kind = TYPES.get(declared.kind, str | None)
@@ -105,6 +100,9 @@ def _declared_option(name: str, declared: Input) -> Parameter:
     settings: dict[str, Any] = {}
     if declared.metavar:
         settings["metavar"] = declared.metavar
+    if declared.kind == NUMBER and declared.unit.endswith("B/s"):
+        # A bandwidth may have its unit; `questions.declaration.read_value` reads it.
+        kind, settings["metavar"] = str | None, "BANDWIDTH"
     if declared.kind == COUNT:
         settings |= {"parser": partial(_read_optional_count, name=words), "metavar": declared.metavar or "N"}
     help_words = declared.help() + r" [red]\[required][/red]" * declared.required
@@ -478,7 +476,7 @@ def typed_with_changes(ctx: typer.Context, form: type, changes: list[str] | None
         system = read_system(values)
     except UnknownName as problem:
         raise _swapped(values["system"], values.get("catalog")) or problem from None
-    figures = read_changes(system, tuple(changes or ()))
+    figures = read_changes(system, tuple(changes)) if changes else {}
     if "rent" in figures and "rent" in values:
         raise RangeError("--rent and --set rent= both set the rent; keep one of the two")
     return values | figures

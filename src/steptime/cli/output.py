@@ -403,7 +403,7 @@ def patience(
         seconds: Time before the message, in s; None is `SOON`.
         unless: Function that returns whether the message is not needed; None always prints it.
         then: Message once `unless` holds after `words` was printed, with the seconds since the start for {}; then a last line
-            tells the time of the whole block. "" prints neither.
+            gives the time of the whole block. "" prints neither.
 
     Yields:
         Nothing.

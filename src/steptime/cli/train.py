@@ -54,8 +54,9 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.launch.training_commands import first_capable_stack, training_lines
+    from steptime.launch.training_commands import OFFLOADING, STACKS, first_capable_stack, training_lines
     from steptime.training.training_alternatives import strong_and_weak_scaling
+    from steptime.training.training_job import NO_OFFLOAD
     from steptime.training.training_planner import step_timeline, step_trace
 
     _check_limits(inputs)
@@ -71,6 +72,11 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
     # The search for the fastest layout, with changes that would help.
     _, model, system, stack = bind_train(values)
+    if inputs.offload != NO_OFFLOAD and output.launch in STACKS and output.launch not in OFFLOADING:
+        raise RangeError(
+            f"--launch {output.launch} cannot configure --offload; use --launch {' or '.join(OFFLOADING)}, or leave one of the "
+            "two out"
+        )
     say_release(model)
     with patience("searching layouts"):
         training = solve(values)

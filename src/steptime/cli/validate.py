@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from steptime.physics.bias_correction import Anchors
 
 FILES = (
-    "CSV of runs (`steptime validate --columns` lists its columns), results of `vllm bench serve`, SGLang's bench_serving, "
-    "llm-d, AIPerf, GuideLLM, inference-perf or InferenceX, or folders of them."
+    "CSV of runs (`steptime validate --columns` lists its columns), or results of a benchmark, or folders of them: `vllm bench "
+    "serve`, SGLang's bench_serving, llm-d, AIPerf, GuideLLM, inference-perf or InferenceX."
 )
 SKIP = Annotated[bool, typer.Option("--skip-bad", help="Leave out runs that cannot be read, and say which.")]
 PANEL = "Settings of the runs or the server"

@@ -23,6 +23,8 @@ WRITERS: Final[Mapping[str, ModuleType]] = {
     "megatron": megatron, "megatron-bridge": megatron_bridge, "torchtitan": torchtitan, "maxtext": maxtext,
 }  # fmt: skip
 STACKS: Final = tuple(WRITERS)
+# Stacks whose commands configure an offload to host memory.
+OFFLOADING: Final = ("megatron", "megatron-bridge")
 
 
 def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[Command]:

@@ -82,7 +82,7 @@ def read_model(
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
 
     # The headers give the formats, so an unreadable quantization in the config does not matter.
-    fields, doubts = _reliable_fields(fields, name, headers)
+    fields, doubts = (fields, ()) if headers is None else _reliable_fields(fields, name, headers)
     outer = Config(fields, name=name, kv_format=kv_format, lookups=lookups)
     family = find_family(outer)
 
@@ -128,14 +128,12 @@ def _bits(c: Config) -> int:
     return bits if bits in (2, 3, 4, 6, 8) else c.quantization.bits
 
 
-def _reliable_fields(
-    fields: Mapping[str, Any], name: str, headers: Headers | None
-) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def _reliable_fields(fields: Mapping[str, Any], name: str, headers: Headers) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Return the fields without an unreadable quantization, and a note about it.
 
     The quantization may be left out only if the files give the formats.
     """
-    if headers is None or headers.missing:
+    if headers.missing:
         return fields, ()
     inner = fields.get("text_config")
     notes: tuple[str, ...] = ()

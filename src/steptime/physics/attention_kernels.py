@@ -1,10 +1,10 @@
 r"""Attention kernels: the time of attention of a layer on one chip, from kernels that were timed alone.
 
 A kernel computes whole tiles, so that each query also meets $\tau$ entries that it does not need. They lie past the diagonal
-of a causal mask, past a window, and at the ends of the parts into which a chip divides a context. The kernel ends with its
-longest row of tiles, which meets $l$ entries. $r_0$ rows, one for each part, fill the chip. There are $q$ pairs of queries and
-entries, $r$ rows of queries, and $h$ query heads of $d$ values (of a key and a value together). Queries, results and new
-entries have $A$ bytes. Prefill takes
+of a causal mask and past a window. They also lie at the ends of the parts into which a chip divides a context. The kernel ends
+with its longest row of tiles, which meets $l$ entries. $r_0$ rows, one for each part, fill the chip. There are $q$ pairs of
+queries and entries, $r$ rows of queries, and $h$ query heads. A key and a value together have $d$ values. Queries, results and
+new entries have $A$ bytes. Prefill takes
 
 $$ c = \frac{2 (d + d_0)}{e_c P} \sqrt{(h (q + \tau r))^2 + (r_0 (l + \tau))^2}, \qquad
    m = \frac{Q + a A}{W}, \qquad t = t_0 + (m^p + c^p)^{1/p} $$
@@ -17,8 +17,9 @@ $$ q = s (l + \tau) \sqrt{1 + \left(\frac{r_0}{s g}\right)^2}, \qquad c = \frac{
 
 with $\kappa$ bytes of an entry. There $r_0$ is small in kernels that divide a context among all parts of the chip.
 
-The constants are fitted to kernel timings (`docs/fit_kernels.py attention`), by operation, generation of chips and format,
-and by engine where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken together.
+The constants are fitted to kernel timings (`docs/fit_kernels.py attention`), by operation, generation of chips and format.
+They are also fitted by engine, where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken
+together.
 
 References:
     Dao, "FlashAttention-2", arXiv 2307.08691: tiles and their order. Shah et al., "FlashAttention-3", arXiv 2407.08608:
@@ -30,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -67,8 +68,11 @@ class AttentionKernel:
     fill_rows: Rows of all heads that fill a chip, in decode of all KV heads.
     activation_passes: Passes of activations through memory.
     error, timings: Median error, and number of timings.
+    FILE, KEY: File of the fitted kernels, and fields by which they are found (`load_kernels`).
     """
 
+    FILE: ClassVar = "attention.toml"
+    KEY: ClassVar = ("operation", "engine", "chips", "form")
     operation: str = ""
     engine: str = ""
     chips: str = ANY
@@ -158,12 +162,21 @@ def padding(heads: Number, queries: Number) -> Number:
     return np.maximum(1.0, heads * queries / TILE_ROWS) / (np.maximum(1.0, heads / TILE_ROWS) * queries)
 
 
-@lru_cache(maxsize=1)
-def load_kernels() -> Mapping[tuple[str, str, str, str], AttentionKernel]:
-    """Return the fitted kernels by operation, engine ("" for all), generation of chips and format."""
-    entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "attention.toml")["kernel"]
-    kernels = [AttentionKernel(**entry) for entry in entries]
-    return {(kernel.operation, kernel.engine, kernel.chips, kernel.form): kernel for kernel in kernels}
+@lru_cache(maxsize=2)
+def load_kernels(kind: type[Any]) -> Mapping[tuple[str, ...], Any]:
+    """Return fitted kernels by their key, of which one part is the engine ("" for all) and one the generation of chips.
+
+    Args:
+        kind: Class of the kernels, with the name of their file and the fields of their key.
+
+    Returns:
+        Kernels by key.
+
+    >>> load_kernels(AttentionKernel)[DECODE, "", ANY, WIDE].operation == DECODE
+    True
+    """
+    kernels = [kind(**entry) for entry in read_file(PACKAGED / "kernels" / kind.FILE)["kernel"]]
+    return {tuple(getattr(kernel, name) for name in kind.KEY): kernel for kernel in kernels}
 
 
 def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0, engine: str = "") -> AttentionKernel:
@@ -179,18 +192,7 @@ def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0, e
     Returns:
         The kernels.
     """
-    if type(factor) is float:
-        return _select_slowed(operation, chips, form, factor, engine)
-    return _select(operation, chips, form, engine).slowed(factor)
-
-
-def _select(operation: str, chips: str, form: str, engine: str) -> AttentionKernel:
-    kernels = load_kernels()
+    kernels = load_kernels(AttentionKernel)
     keys = (operation, engine, chips, form), (operation, "", chips, form), (operation, "", ANY, form)
-    return next(kernels[key] for key in keys if key in kernels)
-
-
-@lru_cache(maxsize=1024)
-def _select_slowed(operation: str, chips: str, form: str, factor: float, engine: str) -> AttentionKernel:
-    kernel = _select(operation, chips, form, engine)
-    return kernel if factor == 1 else kernel.slowed(factor)
+    kernel: AttentionKernel = next(kernels[key] for key in keys if key in kernels)
+    return kernel if type(factor) is float and factor == 1 else kernel.slowed(factor)

@@ -20,16 +20,14 @@ References:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from typing import Any, Final
 
 import numpy as np
 
+from steptime.catalog.data_files import PACKAGED, read_file
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Number
@@ -105,13 +103,6 @@ class StepEnergy(Result):
         }
 
 
-@cache
-def _fitted() -> dict[str, Any]:
-    text = (resources.files("steptime") / "data" / "chip_power.json").read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
-    return data
-
-
 def energy_coefficients(system: System, shares: Mapping[str, float] | None = None) -> EnergyCoefficients | None:
     """Return the energy coefficients of a system's chip.
 
@@ -136,7 +127,7 @@ def energy_coefficients(system: System, shares: Mapping[str, float] | None = Non
     spread = 0.0
     if shares is None:
         # Chips of other generations have the pooled fit.
-        groups: dict[str, Any] = _fitted()["groups"]
+        groups: dict[str, Any] = read_file(PACKAGED / "chip_power.json")["groups"]
         source = next((name for name, group in groups.items() if chip.name in group["chips"]), POOLED)
         reference = groups[source]
         shares, spread = reference, float(reference["spread"])

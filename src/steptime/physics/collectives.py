@@ -18,9 +18,9 @@ from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op
 from steptime.number_checks import Number, has_nonzero
 from steptime.physics import network_time
+from steptime.physics.attention_kernels import ANY
 from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.engine import Engine
-from steptime.physics.expert_kernels import ANY
 from steptime.physics.layout import Layout, shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import Pass, Work, ledger

@@ -23,6 +23,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model, with_gguf_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import Number
+from steptime.physics.attention_kernels import load_kernels
 from steptime.physics.bias_correction import USUAL, Anchor, Anchors, OperatingPoint, select_anchor
 from steptime.physics.compute_dtype import Computed, read_rules
 from steptime.physics.engine_parameters import (
@@ -37,7 +38,7 @@ from steptime.physics.engine_parameters import (
     find_problem,
 )
 from steptime.physics.engine_releases import SAMPLINGS, TOP_P, Release, read_releases, select_release
-from steptime.physics.expert_kernels import ExpertFactor, read_factors, timed_engines
+from steptime.physics.expert_kernels import ExpertFactor, ExpertKernel, read_factors
 from steptime.result_base import Result, in_words
 
 
@@ -303,7 +304,7 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
 
 def _read_kernel_engine(path: Path, data: dict[str, Any], name: str) -> str:
     """Return the engine whose timed kernels an engine runs: of its file, or else those of its name."""
-    timed = timed_engines()
+    timed = sorted({engine for engine, _, _ in load_kernels(ExpertKernel) if engine})
     kernel_engine = data.get("kernel_engine", name if name in timed else "")
     if kernel_engine not in ("", *timed):
         suggested = did_you_mean(kernel_engine, timed, max_names=1) if isinstance(kernel_engine, str) else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Final
 
 from steptime.errors import short_repr
@@ -38,12 +39,8 @@ def constant(
     return field(default=default, metadata={"line": line, "unit": unit, "least": least, "most": maximum, "read_by": read_by})
 
 
-def _share(default: float, line: str) -> Any:
-    return constant(default, line, unit="share", least=1e-3, maximum=SHARE)
-
-
-def _seconds(line: str, *, unit: str = "s", maximum: float = 1.0, read_by: str = STEP) -> Any:
-    return constant(0.0, line, unit=unit, maximum=maximum, read_by=read_by)
+_share = partial(constant, unit="share", least=1e-3, maximum=SHARE)
+_seconds = partial(constant, 0.0, unit="s", maximum=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

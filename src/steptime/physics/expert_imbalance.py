@@ -85,16 +85,19 @@ def busiest_rows(
     if not has_nonzero(skew):
         return mean + chance
     spread = np.square(REQUEST_SPREAD * skew) / np.maximum(requests, 1.0)
-    placed = np.square(placement_excess(skew, experts, ranks)) + np.square(load_error(spread, skew, experts, ranks, 0))
+    score = expected_maximum(0.0, 1.0, ranks, 0.0)
+    usual = load_error(score, spread, 1 + np.square(skew), experts, ranks)
+    placed = np.square(placement_excess(score, skew, experts, ranks)) + np.square(usual)
     unbalanced: Number = mean + np.sqrt(np.square(chance) + np.square(mean) * placed)
     if not has_nonzero(copies):
         return unbalanced
-    forecast = load_error(spread + FORECAST_ERROR**2, skew, experts, ranks, copies)
-    balanced = mean * packing(skew, experts, ranks, copies) + np.hypot(chance, mean * forecast)
+    forecast = load_error(score, spread + FORECAST_ERROR**2, per_skew(copy_square, skew, copies, experts), experts, ranks)
+    full = packing(per_skew(largest_copy, skew, copies, experts), experts, ranks)
+    balanced = mean * full + np.hypot(chance, mean * forecast)
     return np.where(np.asarray(copies) > 0, np.minimum(unbalanced, balanced), unbalanced)
 
 
-def placement_excess(skew: Number, experts: int, ranks: Number) -> Array:
+def placement_excess(score: Number, skew: Number, experts: int, ranks: Number) -> Array:
     r"""Return the excess of the busiest rank over the mean, with experts placed at random.
 
     A shifted log-normal has the first three moments of a rank's share. The variance is $v = c^2 \frac{g-1}{n-1}$, and the third
@@ -103,6 +106,7 @@ def placement_excess(skew: Number, experts: int, ranks: Number) -> Array:
     $\sqrt v \, (e^{\omega b - 3 \omega^2 / 8} - 1) / t$.
 
     Args:
+        score: Normal score $b$: the expected maximum of as many standard normal deviates as there are ranks.
         skew: Coefficient of variation $c$ of the popularity of experts.
         experts: Routed experts $n$ per layer.
         ranks: Expert-parallel ranks $g$.
@@ -110,7 +114,8 @@ def placement_excess(skew: Number, experts: int, ranks: Number) -> Array:
     Returns:
         Excess over the mean, as a share of the mean.
 
-    >>> [round(float(placement_excess(1.0, 256, ranks)), 2) for ranks in (1, 2, 8, 32, 256)]
+    >>> numbers = np.array([1, 2, 8, 32, 256])
+    >>> placement_excess(expected_maximum(0.0, 1.0, numbers, 0.0), 1.0, 256, numbers).round(2).tolist()
     [0.0, 0.04, 0.26, 0.97, 7.03]
     """
     squared, parts = np.square(skew), np.asarray(ranks) - 1.0
@@ -119,104 +124,78 @@ def placement_excess(skew: Number, experts: int, ranks: Number) -> Array:
     skewness = third / np.maximum(variance, SMALLEST**2) ** 1.5
     tail = np.maximum(2 * np.sinh(np.arcsinh(skewness / 2) / 3), SMALLEST)
     width = np.sqrt(np.log1p(np.square(tail)))
-    score = expected_maximum(0.0, 1.0, ranks, 0.0)
     excess = np.sqrt(variance) * np.expm1(width * score - 0.375 * np.square(width)) / tail
     return np.where(parts > 0, np.maximum(excess, 0.0), 0.0)
 
 
-def packing(skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
+def packing(largest: Number, experts: int, ranks: Number) -> Array:
     """Return the load of the fullest rank over the mean after replication and packing.
 
     A copy cannot be divided: the rank with the largest copy has at least its load.
 
     Args:
-        skew: Coefficient of variation of the popularity of experts.
+        largest: Largest load of a copy over the mean load of an expert (`largest_copy`).
         experts: Routed experts per layer.
         ranks: Expert-parallel ranks.
-        copies: Redundant experts.
 
     Returns:
         A factor of at least 1. Packing of unequal copies leaves up to 0.1 more, where a rank has two or three slots.
 
-    >>> [round(float(packing(1.0, 256, ranks, 32)), 2) for ranks in (32, 144, 288)]
+    >>> [round(float(packing(largest_copy(32, 256, 1.0), 256, ranks)), 2) for ranks in (32, 144, 288)]
     [1.0, 1.16, 2.31]
     """
-    factor: Array = np.maximum(largest_copy(skew, experts, copies) * ranks / experts, 1.0)
+    factor: Array = np.maximum(largest * ranks / experts, 1.0)
     return factor
 
 
-def load_error(variance: Number, skew: Number, experts: int, ranks: Number, copies: Number) -> Array:
+def load_error(score: Number, variance: Number, square: Number, experts: int, ranks: Number) -> Array:
     r"""Return the excess of the busiest rank from loads that deviate from the usual or forecast ones.
 
     Let each expert's load deviate by the share $\delta$ of it, and $q$ be the mean square of loads per copy (`copy_square`).
     Then a rank's share has the variance $\delta^2 g q / n$.
 
     Args:
+        score: Normal score of the largest of $g$ ranks, as in `placement_excess`.
         variance: Variance $\delta^2$ of an expert's load over the expected one.
-        skew: Coefficient of variation of the popularity of experts.
+        square: Mean square $q$; 1 plus the square of the skew without copies.
         experts: Routed experts $n$ per layer.
         ranks: Expert-parallel ranks $g$.
-        copies: Redundant experts.
 
     Returns:
         Excess over the mean, as a share of the mean.
 
-    >>> round(float(load_error(0.01, 1.28, 256, 32, 32)), 3)
+    >>> round(float(load_error(expected_maximum(0.0, 1.0, 32, 0.0), 0.01, copy_square(32, 256, 1.28), 256, 32)), 3)
     0.084
     """
-    square = copy_square(skew, experts, copies) if has_nonzero(copies) else 1 + np.square(skew)
-    return np.asarray(expected_maximum(0.0, 1.0, ranks, 0.0) * np.sqrt(variance * ranks / experts * square))
+    return np.asarray(score * np.sqrt(variance * ranks / experts * square))
 
 
-def largest_copy(skew: Number, experts: int, copies: Number) -> Array:
-    r"""Return the largest load of a copy after replication, over the mean load of an expert.
-
-    Greedy replication gives copies to the experts with the largest load per copy. It ends at the load $t$ with
-    $\sum_{j \ge 1} P(x > j t) = r/n$ for $r$ copies.
+def per_skew(function: Callable[..., float], skew: Number, copies: Number, experts: int) -> Array:
+    """Evaluate `largest_copy` or `copy_square` for pairs of skew and copies.
 
     Args:
-        skew: Coefficient of variation of the popularity of experts.
-        experts: Routed experts $n$ per layer.
-        copies: Redundant experts $r$.
+        function: Function of copies, experts and skew.
+        skew: Coefficient of variation of the popularity of experts; of many values, `GRID` are evaluated and interpolated.
+        copies: Redundant experts.
+        experts: Routed experts per layer.
 
     Returns:
-        A load.
+        Results in the broadcast shape of skew and copies.
 
-    >>> [round(float(largest_copy(1.28, 256, copies)), 2) for copies in (8, 32, 128)]
+    >>> per_skew(largest_copy, 1.28, np.array([8, 32, 128]), 256).round(2).tolist()
     [4.21, 2.3, 1.08]
     """
-    return _per_skew(_largest_copy, skew, copies, float(experts))
-
-
-def copy_square(skew: Number, experts: int, copies: Number) -> Array:
-    """Return the mean over experts of load times load per copy, in units of the mean load of an expert.
-
-    Args:
-        skew: Coefficient of variation of the popularity of experts.
-        experts: Routed experts per layer.
-        copies: Redundant experts.
-
-    Returns:
-        Mean square; 1 plus the square of the skew without copies.
-
-    >>> [round(float(copy_square(1.0, 256, copies)), 2) for copies in (0, 8, 32)]
-    [2.0, 1.56, 1.2]
-    """
-    return _per_skew(_copy_square, skew, copies, float(experts))
-
-
-def _per_skew(function: Callable[..., float], skew: Number, copies: Number, experts: float) -> Array:
-    """Evaluate a function for pairs of skew and copies; of many skews, `GRID` values are interpolated."""
-    skews = np.asarray(skew, dtype=np.float64)
+    skews, count_of_experts = np.asarray(skew, dtype=np.float64), float(experts)
     if skews.ndim == 0:
-        return map_unique(function, copies, experts, float(skews))
+        return map_unique(function, copies, count_of_experts, float(skews))
     unique = np.unique(skews)
     values = unique if unique.size <= GRID else np.linspace(unique[0], unique[-1], GRID)
     skews, counts = np.broadcast_arrays(skews, copies)
     results = np.zeros(skews.shape)
     for count in np.unique(counts):
         places = counts == count
-        results[places] = np.interp(skews[places], values, [function(float(count), experts, float(value)) for value in values])
+        computed = [function(float(count), count_of_experts, float(value)) for value in values]
+        results[places] = np.interp(skews[places], values, computed)
     return results
 
 
@@ -226,7 +205,23 @@ def _exceeded(load: float, width: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _largest_copy(copies: float, experts: float, skew: float) -> float:
+def largest_copy(copies: float, experts: float, skew: float) -> float:
+    r"""Return the largest load of a copy after replication, over the mean load of an expert.
+
+    Greedy replication gives copies to the experts with the largest load per copy. It ends at the load $t$ with
+    $\sum_{j \ge 1} P(x > j t) = r/n$ for $r$ copies.
+
+    Args:
+        copies: Redundant experts $r$.
+        experts: Routed experts $n$ per layer.
+        skew: Coefficient of variation of the popularity of experts.
+
+    Returns:
+        A load.
+
+    >>> [round(largest_copy(copies, 256, 1.28), 2) for copies in (8, 32, 128)]
+    [4.21, 2.3, 1.08]
+    """
     width = math.sqrt(math.log1p(max(skew, SMALLEST) ** 2))
     if copies <= 0:
         return math.inf
@@ -245,9 +240,23 @@ def _largest_copy(copies: float, experts: float, skew: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _copy_square(copies: float, experts: float, skew: float) -> float:
-    """Return E[x w]: loads below the largest copy have one copy, and loads above are divided."""
-    width, largest = math.sqrt(math.log1p(max(skew, SMALLEST) ** 2)), _largest_copy(copies, experts, skew)
+def copy_square(copies: float, experts: float, skew: float) -> float:
+    """Return the mean over experts of load times load per copy, in units of the mean load of an expert.
+
+    Loads below the largest copy have one copy, and loads above it are divided.
+
+    Args:
+        copies: Redundant experts.
+        experts: Routed experts per layer.
+        skew: Coefficient of variation of the popularity of experts.
+
+    Returns:
+        Mean square; 1 plus the square of the skew without copies.
+
+    >>> [round(copy_square(copies, 256, 1.0), 2) for copies in (0, 8, 32)]
+    [2.0, 1.56, 1.2]
+    """
+    width, largest = math.sqrt(math.log1p(max(skew, SMALLEST) ** 2)), largest_copy(copies, experts, skew)
     if math.isinf(largest):
         return 1 + skew**2
     # Partial moments of a log-normal: those of order k are a log-normal's share with the logarithm shifted by k variances.

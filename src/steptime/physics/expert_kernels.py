@@ -7,28 +7,25 @@ kernel computes whole tiles of $\tau$ rows for each expert:
 $$ m = \frac{x n h i b}{e_m W} \left(1 + \frac{i_0}{i}\right) + \frac{2 a r (5 h + 2 n i)}{W}, \qquad
    c = \frac{2 n h i \sqrt{r^2 + (\tau x)^2}}{e_c P}, \qquad t = t_0 + (m^p + c^p)^{1/p} $$
 
-The constants are fitted to kernel timings (`docs/fit_kernels.py`), by generation of chips and format of the weights, and by
-engine where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken together. A factor on $t$,
+The constants are fitted to kernel timings (`docs/fit_kernels.py`), by generation of chips and format of the weights.
+They are also fitted by engine, where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken
+together. A factor on $t$,
 from whole serving runs, belongs to an engine (`ExpertFactor`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
-from steptime.catalog.data_files import PACKAGED, read_file
 from steptime.errors import short_repr
 from steptime.hardware.number_formats import Format
 from steptime.number_checks import Number
+from steptime.physics.attention_kernels import ANY, load_kernels
 from steptime.physics.engine_parameters import numbered_tables
 
-# Chips for which no kernel was timed.
-ANY: Final = "any"
 # Bytes of an activation.
 ACTIVATION_BYTES: Final = 2
 # Kinds of stored experts; 8-bit weights with scales for blocks have separate kernels.
@@ -55,8 +52,11 @@ class ExpertKernel:
     fill_columns: Columns that cost as much as the start of each expert's reads.
     tile_rows: Rows of a tile. activation_share: Share of activations that passes through memory.
     error, timings: Median error, and number of timings.
+    FILE, KEY: File of the fitted kernels, and fields by which they are found (`load_kernels`).
     """
 
+    FILE: ClassVar = "experts.toml"
+    KEY: ClassVar = ("engine", "chips", "stored")
     engine: str = ""
     chips: str = ANY
     stored: str = ""
@@ -201,14 +201,14 @@ def select_kernel(chips: str, stored: str, *, has_fp4: bool, engine: str = "", e
     >>> [select_kernel(chips, "nvfp4", has_fp4=fp4).computed for chips, fp4 in (("blackwell", True), ("hopper", False))]
     ['fp4', 'bf16']
     """
-    kernels = load_kernels()
+    kernels = load_kernels(ExpertKernel)
     if stored == "nvfp4" and not has_fp4:
         stored = "int4"
     keys = (engine, chips, stored), ("", chips, stored), ("", ANY, stored)
-    kernel = next(kernels[key] for key in keys if key in kernels)
+    kernel: ExpertKernel = next(kernels[key] for key in keys if key in kernels)
     if not has_exchange_kernel(chips, stored) or not np.any(exchanges):
         return kernel
-    exchanged = kernels["", chips, EXCHANGED]
+    exchanged: ExpertKernel = kernels["", chips, EXCHANGED]
     if np.all(exchanges):
         return exchanged
     values = {name: np.where(exchanges, getattr(exchanged, name), getattr(kernel, name)) for name in CONSTANTS}
@@ -228,7 +228,7 @@ def has_exchange_kernel(chips: str, stored: str) -> bool:
     >>> has_exchange_kernel("blackwell", "fp8_block"), has_exchange_kernel("blackwell", "nvfp4")
     (True, False)
     """
-    return stored == BLOCKS and ("", chips, EXCHANGED) in load_kernels()
+    return stored == BLOCKS and ("", chips, EXCHANGED) in load_kernels(ExpertKernel)
 
 
 def expert_factor(factors: tuple[ExpertFactor, ...], chips: str, stored: str, unmeasured: Number = 1.0) -> Number:
@@ -247,26 +247,6 @@ def expert_factor(factors: tuple[ExpertFactor, ...], chips: str, stored: str, un
     0.9
     """
     return next((entry.factor for entry in factors if entry.chips == chips and entry.stored == stored), unmeasured)
-
-
-@lru_cache(maxsize=1)
-def load_kernels() -> Mapping[tuple[str, str, str], ExpertKernel]:
-    """Return the fitted kernels by engine ("" for all), generation of chips and kind of stored experts."""
-    entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "experts.toml")["kernel"]
-    kernels = [ExpertKernel(**entry) for entry in entries]
-    return {(kernel.engine, kernel.chips, kernel.stored): kernel for kernel in kernels}
-
-
-def timed_engines() -> tuple[str, ...]:
-    """Return the engines of which it is known which timed kernels they run.
-
-    Returns:
-        Names, sorted.
-
-    >>> timed_engines()
-    ('sglang', 'trtllm', 'vllm')
-    """
-    return tuple(sorted({engine for engine, _, _ in load_kernels() if engine}))
 
 
 def read_factors(entries: object) -> tuple[ExpertFactor, ...]:

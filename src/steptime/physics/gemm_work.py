@@ -94,18 +94,6 @@ class Products:
 COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "computed", "splits"))
 
 
-def is_product(op: Op) -> bool:
-    """Whether all rows of an operator use the same weights: a GEMM or a lookup.
-
-    Args:
-        op: The operator.
-
-    Returns:
-        False for routed experts and operators without rows.
-    """
-    return op.rows not in ("none", "routed")
-
-
 @lru_cache(maxsize=256)
 def collect_products(
     model: Model, *, merged: bool, stem: bool, vendor: str, peak: tuple[str, ...], rules: tuple[Computed, ...]
@@ -125,7 +113,8 @@ def collect_products(
     """
     totals = ledger(model, merged=merged)
     ops = tuple((op, 1) for op in totals.stem) if stem else totals.layers
-    return stacked_products([entry for entry in ops if is_product(entry[0])], vendor, peak, rules)
+    # Routed experts have other weights for each row, and operators without rows have no products.
+    return stacked_products([(op, n) for op, n in ops if op.rows not in ("none", "routed")], vendor, peak, rules)
 
 
 def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collection[str], rules: Iterable[Computed]) -> Products:
@@ -148,11 +137,9 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
     shards = [math.inf if op.rows == "lookup" else 1.0 if op.split == "replicated" else op.split_limit for op, _ in ops]
     splits = tuple(dict.fromkeys(shards))
 
-    def short(op: Op, instances: int, kind: str) -> float:
-        product = 2 * op.inputs * op.outputs
-        is_exact = product and abs(product - instances * op.flops_per_row) <= EXACT * product
-        return instances / op.inputs / ROW_BYTES.get(kind, 2) if is_exact else 0.0
-
+    # Inputs and outputs of some operators are not those of one matrix.
+    sizes = [2 * op.inputs * op.outputs for op, _ in ops]
+    is_matrix = [size and abs(size - n * op.flops_per_row) <= EXACT * size for size, (op, n) in zip(sizes, ops, strict=True)]
     return Products(
         ops=ops,
         computed=computed,
@@ -165,7 +152,12 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
             [0.0 if op.rows == "lookup" else op.outputs if op.name in SECOND else op.inputs for op, _ in ops]
         ),
         sharded_values=np.array([op.inputs if op.name in SECOND and op.rows != "lookup" else op.outputs for op, _ in ops]),
-        short=np.array([short(op, n, kind) for (op, n), kind in zip(ops, kinds, strict=True)]),
+        short=np.array(
+            [
+                n / op.inputs / ROW_BYTES.get(kind, 2) if has_size else 0.0
+                for (op, n), kind, has_size in zip(ops, kinds, is_matrix, strict=True)
+            ]
+        ),
         second=np.array([op.name in SECOND for op, _ in ops]),
         narrow=np.array([op.format.bytes < NARROW for op, _ in ops]),
         unpacked=np.array(

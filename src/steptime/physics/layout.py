@@ -441,16 +441,8 @@ def equal_parts(chips: int, host: int) -> tuple[int, int]:
     return nodes, chips // nodes
 
 
-def axis(value: Number) -> Any:
-    """Return an axis of a layout as an array.
-
-    Args:
-        value: A number or an array.
-
-    Returns:
-        An array.
-    """
-    return np.asarray(value)
+# An axis of a layout as an array.
+axis: Callable[[Number], Any] = np.asarray
 
 
 def near(total: Number, degree: Number, chips: Number = math.inf) -> str:

@@ -117,11 +117,6 @@ class Work:
     tokens: Number
     prefix: Number
 
-    @property
-    def logits(self) -> Number:
-        """Rows with logits: every decode token, and the last token of each prompt."""
-        return self.decode + self.prompts
-
 
 def build_work(inputs: Mapping[str, Any], layout: Layout) -> Work:
     """Return the rows of one micro-batch in a data-parallel rank.
@@ -291,7 +286,9 @@ class Pass:
 
     def __init__(self, work: Work, system: System, layout: Layout, engine: Engine) -> None:
         self.work, self.system, self.layout, self.engine = work, system, layout, engine
-        self.rows, self.logits = work.decode + work.prefill, work.logits
+        self.rows = work.decode + work.prefill
+        # Every decode token has logits, and the last token of each prompt.
+        self.logits = work.decode + work.prompts
         self.compute = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)
         self.memory = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
         self.fills = has_nonzero(engine.kernels.fill_bytes)
@@ -645,23 +642,22 @@ def kernel_counts(
         Launches by the name of their overhead: "layer" for `seconds_per_layer`.
     """
 
-    def launches(op: Op) -> tuple[int, int]:
-        """Return plain kernels and quantising kernels; those of routed experts are in `ExpertKernel.seconds`."""
-        if op.rows == "routed":
-            return 0, 0
-        kind = multiplied_in(computed_in(rules, op.format.arithmetic, peak, vendor), peak)
-        return 1, int(kind in (*QUANTISED, *four_bits(vendor)))
-
+    quantised = (*QUANTISED, *four_bits(vendor))
     counts = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
         # Products of one input share a kernel.
         products = [op for op in layer.ops if op.flops_per_row and op.rows != "none"]
         kernels = {(op.inputs, op.term, op.rows, op.name in CLOSING): op for op in products}
         counts["layer"] += n
-        launched = [launches(op) for op in kernels.values()]
-        counts["kernel"] += n * sum(count for count, _ in launched)
+        # Kernels of routed experts are in `ExpertKernel.seconds`.
+        kinds = [
+            multiplied_in(computed_in(rules, op.format.arithmetic, peak, vendor), peak)
+            for op in kernels.values()
+            if op.rows != "routed"
+        ]
+        counts["kernel"] += n * len(kinds)
         counts["kernel"] += n * sum(op.name in HEAD_NORMS for op in layer.ops)
-        counts["quantised_kernel"] += n * sum(quantising for _, quantising in launched)
+        counts["quantised_kernel"] += n * sum(kind in quantised for kind in kinds)
         counts["expert_layer"] += n * (layer.routed is not None)
         counts["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)
         counts["state_layer"] += n * sum(a.state_bytes > 0 for a in layer.attention)

@@ -190,14 +190,13 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
         collect_products, model, merged=merged, vendor=chip.vendor, peak=tuple(chip.peak), rules=engine.arithmetic
     )
     run_products(layers, on_chip(stem=False), context)
-    operators = [
-        Operator(op.term, op.name, routed_demand(op, context, instances=n), instances=n)
-        for op, n in totals.layers
-        if op.rows == "routed"
-    ]
-    for operator in operators:
-        if has_nonzero(operator.demand.seconds):
-            layers.wait("calls of expert kernels", operator.instances, operator.demand.seconds)
+    operators = []
+    for op, n in totals.layers:
+        if op.rows == "routed":
+            routed = routed_demand(op, context, instances=n)
+            operators.append(Operator(op.term, op.name, routed, instances=n))
+            if has_nonzero(routed.seconds):
+                layers.wait("calls of expert kernels", n, routed.seconds)
     for mixer, n in totals.mixers:
         phases = attention_demands(mixer, context.work, system, context.layout, engine).items()
         calls = _sum([demand.seconds for _, demand in phases]) if phases else 0.0

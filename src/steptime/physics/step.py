@@ -37,7 +37,7 @@ Not included:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -66,7 +66,7 @@ from steptime.physics.collectives import run_network
 from steptime.physics.engine import Engine, anchored, engine_for, model_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
-from steptime.physics.op_work import Pass, Work, build_work, slowness
+from steptime.physics.op_work import Pass, build_work, slowness
 from steptime.physics.operator_time import run_operators
 from steptime.physics.time_ledger import Clock, Entry, accumulate
 from steptime.physics.vision_encoder import tower_passes
@@ -276,34 +276,17 @@ def _worded(name: str) -> str:
     return name.replace(" ", "_").replace("-", "_")
 
 
-def _evaluate(
-    model: Model,
-    system: System,
-    layout: Layout,
-    engine: Engine,
-    work: Work,
-    *,
-    slower: Number,
-    merged: bool | None = None,
-    parts: bool = True,
-) -> tuple[Step, list[Entry]]:
+def _clocked_step(clocks: Sequence[Clock], *, slower: Number, microbatches: Number, share: Number) -> tuple[Step, list[Entry]]:
     """Return the step over micro-batches and stages, and its entries.
 
+    clocks: Sums of layers, of embedding and head, of collectives, and of transfers between stages, for one micro-batch.
     slower: Factor on all times (`op_work.slowness`).
-    merged: Whether operators that take the same time together as separately are joined; by default where that is exact.
-    parts: Whether the step has terms and resources.
+    share: Share of the layers that the busiest stage has.
     """
-    is_mergeable = not has_nonzero(engine.kernels.activation_traffic) and not has_nonzero(engine.kernels.fill_bytes)
-    explained, merged = merged is not None, is_mergeable if merged is None else merged
-    # One clock per part, because the parts count differently in the cycle.
-    layers, stem, links, hops = (Clock(explained=explained, parts=parts) for _ in range(4))
-    context = Pass(work, system, layout, engine)
-    run_operators(layers, stem, model, context, merged=merged)
-    run_network(links, hops, model, context)
-    share, m = stage_share(model, layout), layout.microbatches
-    cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=m, share=share)
+    layers, stem, links, hops = clocks
+    cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=microbatches, share=share)
     cycled = cycled.slowed(slower)
-    lower, upper = bounds(layers.busy, stem.busy, links.busy, hops.total, microbatches=m, share=share)
+    lower, upper = bounds(layers.busy, stem.busy, links.busy, hops.total, microbatches=microbatches, share=share)
     lower, upper = slower * lower, slower * upper
 
     # Weighted by the cycle, the parts add up to its period.
@@ -467,22 +450,33 @@ def _one_layout(
     parts: bool = True,
     legal: bool = False,
 ) -> tuple[Step, list[Entry]]:
+    """Return the step of a model and its towers, and its entries.
+
+    merged: Whether operators that take the same time together as separately are joined; by default where that is exact.
+    parts: Whether the step has terms and resources.
+    """
     layout = Layout(**{name: arrays[name] for name in NAMES})
     if not legal:
         check_rules(layout, model, system)
     # Floats, like the values that they divide: numpy is slow with mixed dtypes.
     layout = Layout(**{name: arrays[name] * 1.0 for name in NAMES})
     slower = slowness(system, engine, layout, arrays)
-    work = build_work(arrays, layout)
-    step, entries = _evaluate(model, system, layout, engine, work, slower=slower, merged=merged, parts=parts)
-    for tower_pass in () if model.media is None else tower_passes(model.media, arrays, layout):
-        tower_step, tower_entries = _evaluate(
-            tower_pass.model, system, tower_pass.layout, engine, tower_pass.work, slower=slower, merged=merged, parts=parts
-        )
-        step, entries = (
-            add_passes(step, [(tower_pass.share, tower_step)], tower_pass.term),
-            entries + tower_pass.entries(tower_entries),
-        )
+    towers = [] if model.media is None else [*tower_passes(model.media, arrays, layout)]
+    passes = [(model, layout, build_work(arrays, layout)), *((tower.model, tower.layout, tower.work) for tower in towers)]
+    is_mergeable = not has_nonzero(engine.kernels.activation_traffic) and not has_nonzero(engine.kernels.fill_bytes)
+    explained, merged = merged is not None, is_mergeable if merged is None else merged
+    results = []
+    for part, part_layout, work in passes:
+        # One clock per part, because the parts count differently in the cycle.
+        clocks = layers, stem, links, hops = [Clock(explained=explained, parts=parts) for _ in range(4)]
+        context = Pass(work, system, part_layout, engine)
+        run_operators(layers, stem, part, context, merged=merged)
+        run_network(links, hops, part, context)
+        share = stage_share(part, part_layout)
+        results.append(_clocked_step(clocks, slower=slower, microbatches=part_layout.microbatches, share=share))
+    step, entries = results[0]
+    for tower, (tower_step, tower_entries) in zip(towers, results[1:], strict=True):
+        step, entries = add_passes(step, [(tower.share, tower_step)], tower.term), entries + tower.entries(tower_entries)
     return step, entries
 
 

@@ -6,7 +6,7 @@ It also records the lines that an explanation prints.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from steptime.number_checks import Number
@@ -46,6 +46,7 @@ class Entry:
         return self.seconds * self.weight
 
 
+@dataclass(eq=False, kw_only=True)
 class Clock:
     """Sums of one part of a pass for one micro-batch.
 
@@ -53,13 +54,13 @@ class Clock:
     if `explained`. Terms and resources are missing without `parts`, which takes half the time.
     """
 
-    def __init__(self, *, explained: bool = False, parts: bool = True) -> None:
-        self.terms: dict[str, Number] = {}
-        self.resources: dict[str, Number] = {}
-        self.busy: dict[str, Number] = {}
-        self.total: Number = 0.0
-        self.explained, self.parts = explained, parts
-        self.entries: list[Entry] = []
+    explained: bool = False
+    parts: bool = True
+    terms: dict[str, Number] = field(init=False, default_factory=dict)
+    resources: dict[str, Number] = field(init=False, default_factory=dict)
+    busy: dict[str, Number] = field(init=False, default_factory=dict)
+    total: Number = field(init=False, default=0.0)
+    entries: list[Entry] = field(init=False, default_factory=list)
 
     def add(self, terms: Mapping[str, Number], blame: Mapping[str, Number], busy: Mapping[str, Number], **line: Any) -> None:
         """Add seconds.

@@ -4,7 +4,7 @@ The range has three sources.
 
 **Groups.** A group is all runs of a model on a system with an engine. Runs are predicted with their model, or their system,
 left out of the fit. Two factors $e^{-q_-}$ and $e^{q_+}$ contain the measured time divided by the prediction for 90 % of the
-runs, with the same weight for each group. Quantiles over runs describe the largest groups: they held 77 % of the runs of a
+runs. Each group has the same weight. Quantiles over runs describe the largest groups: they held 77 % of the runs of a
 group on average, and quantiles by engine and regime no more. Runs of an unknown release left out too do not change the
 factors. An engine file contains them for time per token and time to first token.
 
@@ -302,10 +302,14 @@ def _nudged(engine: Engine, dimensions: int) -> Engine:
     return with_constants(engine, {n: (constant(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
 
 
-def _gradient(values: Array) -> Array:
+def _value_and_slopes(values: Number, engine: Engine, dimensions: int) -> tuple[Array, Array]:
+    """Return the value of an engine, and the slopes of its logarithm by constant, from the values of nudged engines."""
+    # Values that use no constant have no row for each.
+    count, shape = 1 + len(uncertain_constants(engine)), np.shape(values)
+    table = np.broadcast_to(values, (count, *(shape[1:] if len(shape) > dimensions else shape)))
     with np.errstate(invalid="ignore", divide="ignore"):
-        slopes: Array = np.nan_to_num((np.log(values[1:]) - np.log(values[0])) / NUDGE, posinf=0.0, neginf=0.0)
-    return slopes
+        slopes: Array = np.nan_to_num((np.log(table[1:]) - np.log(table[0])) / NUDGE, posinf=0.0, neginf=0.0)
+    return table[0], slopes
 
 
 def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Array:
@@ -326,15 +330,7 @@ def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimens
     >>> log_gradient(lambda e: 3 / e.kernels.memory_efficiency, engine).round(6).tolist()
     [-1.0, 0.0]
     """
-    return _gradient(_rows(function(_nudged(engine, dimensions)), engine, dimensions))
-
-
-def _rows(values: Number, engine: Engine, dimensions: int) -> Array:
-    """Return values with one row per nudged engine, even if they use no constant."""
-    count = 1 + len(uncertain_constants(engine))
-    shape = np.shape(values)
-    inner = shape[1:] if len(shape) > dimensions else shape
-    return np.broadcast_to(values, (count, *inner))
+    return _value_and_slopes(function(_nudged(engine, dimensions)), engine, dimensions)[1]
 
 
 def parameter_variance(gradient: Array, engine: Engine) -> Array:
@@ -365,8 +361,8 @@ def with_variances(
     Returns:
         Pairs of a value and a variance, from one evaluation.
     """
-    tables = [_rows(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
-    return [(table[0], parameter_variance(_gradient(table), engine)) for table in tables]
+    pairs = [_value_and_slopes(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
+    return [(value, parameter_variance(slopes, engine)) for value, slopes in pairs]
 
 
 def measured_on(engine: Engine, system: System) -> bool:
@@ -594,9 +590,8 @@ def explained_step_range(
     if not is_scalar(loaded_system):
         dimensions = np.ndim(evaluate(engine).total)
     every = evaluate(_nudged(engine, dimensions))
-    table = _rows(every.total, engine, dimensions)
-    step, seconds = first_step(every, dimensions), table[0]
-    gradient = _gradient(table)
+    seconds, gradient = _value_and_slopes(every.total, engine, dimensions)
+    step = first_step(every, dimensions)
     variance = parameter_variance(gradient, engine)
     reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
     prompt = np.asarray(inputs.get("prefix", 0)) + np.asarray(inputs.get("tokens", 0))

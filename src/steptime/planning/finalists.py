@@ -8,7 +8,7 @@ requests one by one (`simulated_rate`). The neighbours of the best one are tried
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -28,7 +28,6 @@ from steptime.planning.plan_problem import (
     Table,
     capped_occupancy,
     evaluate_state,
-    memoize,
     runs,
     steady_state,
     uncapped_occupancy,
@@ -200,7 +199,12 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
         return []
     add(candidates)
     for check in range(CHECKS):
-        _add_neighbours(case, finalists, ranking, add)
+        for _ in range(0 if case.rough else ROUNDS):
+            leader = next(iter(ranking()), None)
+            add(_similar(case, leader, finalists))
+            # The neighbours of a better one are tried too.
+            if leader is None or ranking()[0] is leader:
+                break
 
         # The next one is confirmed only if it served more than the best of those that are, and than the minimum rate.
         top = max((entry.run.rate for entry in checked.values() if entry), default=case.at_least)
@@ -230,26 +234,17 @@ def _design(candidate: Candidate) -> tuple[object, ...]:
     return *candidate.same, candidate.batch
 
 
-def _add_neighbours(
-    case: PlanProblem,
-    finalists: Iterable[Candidate],
-    ranking: Callable[[], list[Finalist]],
-    add: Callable[[Sequence[Candidate]], None],
-) -> None:
-    """Simulate candidates that are like the best finalist, as long as one of them is better."""
-    for _ in range(0 if case.rough else ROUNDS):
-        leader = next(iter(ranking()), None)
-        if leader is None or _is_slow(case, leader.candidate):
-            return
-        similar = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
-        similar += other_copies(case, leader.candidate)
-        # A pool of other readers helps where prompts wait for it.
-        reader = leader.candidate.prefill_layout
-        if reader is not None and leader.run.binding in ("first token", "prefill rate") and reader.replicas <= MANY_READERS:
-            similar += other_readers(case, leader.candidate)
-        add([neighbour for neighbour in dict.fromkeys(similar) if neighbour not in finalists])
-        if ranking()[0] is leader:
-            return
+def _similar(case: PlanProblem, leader: Finalist | None, finalists: Iterable[Candidate]) -> list[Candidate]:
+    """Return candidates that are like the best finalist and are no finalists; none where their runs would take seconds."""
+    if leader is None or _is_slow(case, leader.candidate):
+        return []
+    similar = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
+    similar += other_copies(case, leader.candidate)
+    # A pool of other readers helps where prompts wait for it.
+    reader = leader.candidate.prefill_layout
+    if reader is not None and leader.run.binding in ("first token", "prefill rate") and reader.replicas <= MANY_READERS:
+        similar += other_readers(case, leader.candidate)
+    return [neighbour for neighbour in dict.fromkeys(similar) if neighbour not in finalists]
 
 
 def _is_slow(case: PlanProblem, candidate: Candidate) -> bool:
@@ -270,9 +265,10 @@ def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) ->
         The finalist; None where no rate above `least` meets the limits.
     """
     course = _course(case, candidate)
-    if least and not course.meets(place_below(least)):
+    # Bounds by closed forms cost less than the step times of a loop.
+    if (least and not course.may_meet(place_below(least))) or course.loop is None:
         return None
-    if not least and not course.may_serve():
+    if not (course.meets(place_below(least)) if least else course.may_serve()):
         return None
     highest = course.curve.highest(course.limits, least or course.rate, least)
     return None if highest is None else Finalist(candidate=candidate, pools=course.pools, run=highest)
@@ -298,9 +294,11 @@ def highest_met(case: PlanProblem, candidates: Sequence[Candidate]) -> float:
     for level in range(MOST_LEVELS):
         # A run alone is as long as others, so that it comes after some of these.
         if level == QUIET_LEVEL:
-            courses = [course for course in courses if course.may_serve()]
-        if any(course.meets(place) for course in courses if GRID**place <= min(HOPEFUL * course.rate, course.hoped)):
-            return GRID**place
+            courses = [course for course in courses if course.loop is not None and course.may_serve()]
+        for course in courses:
+            is_hopeful = GRID**place <= min(HOPEFUL * course.rate, course.hoped) and course.may_meet(place)
+            if is_hopeful and course.loop is not None and course.meets(place):
+                return GRID**place
         place -= min(1 + level, MOST_STEPS)
     return 0.0
 
@@ -324,6 +322,7 @@ class Course:
         if candidate.prefill_layout is not None:
             self.ttft = expected.ttft
         self.pools = simulated_pools(case, candidate)
+        self.deployment = _deployment(case, self.pools)
         # A token of more sequences takes no less time, so that no rate is above this one [requests/s].
         growth = max(self.pools[-1].max_num_seqs / candidate.batch, 1.0)
         self.bound = min(expected.rate * growth, expected.prefill_rate) * SPARE_BOUND
@@ -334,8 +333,9 @@ class Course:
     @cached_property
     def loop(self) -> Loop | None:
         """The loop; None where a step of the simulator leaves no room for a request."""
+        lifetime = _lifetime(self.case, self.ttft, self.tpot)
         try:
-            return _loop(self.case, self.pools, self.rate, self.ttft, self.tpot)
+            return Loop(self.deployment, self.rate, lifetime, first=self.ttft, memo=self.case.memo)
         except Impossible:
             return None
 
@@ -347,9 +347,13 @@ class Course:
         ttft = min(1.0, rate / self.rate) * self.ttft
         return self.loop.run(rate, self.limits, self.case.percentile, tpot, ttft, **settings)
 
+    def may_meet(self, place: int) -> bool:
+        """Return whether no bound and no earlier run says that a rate misses the limits."""
+        return place < self.missed and GRID**place <= self.bound
+
     def meets(self, place: int) -> bool:
         """Return whether a rate meets the limits; runs that miss them stop early, and then are no points of the curve."""
-        if place >= self.missed or GRID**place > self.bound or self.loop is None:
+        if not self.may_meet(place):
             return False
         if place not in self.curve.points:
             run = self.run(place, is_check=True)
@@ -364,7 +368,8 @@ class Course:
 
     def may_serve(self) -> bool:
         """Return whether requests that are alone meet the limit on the first token."""
-        if self.rate <= 0 or self.loop is None:
+        assert self.loop is not None
+        if self.rate <= 0:
             return False
         if math.isfinite(self.limits.ttft) and self.loop.quiet_ttft(self.case.percentile) > self.limits.ttft:
             self.missed = -math.inf
@@ -373,16 +378,16 @@ class Course:
 
 def _course(case: PlanProblem, candidate: Candidate) -> Course:
     """Return the runs of a candidate, which are kept."""
-    course: Course = memoize(case, ("course", candidate), Course, case, candidate)
+    key = "course", candidate
+    if key not in case.memo:
+        case.memo[key] = Course(case, candidate)
+    course: Course = case.memo[key]
     return course
 
 
-def _loop(
-    case: PlanProblem, pools: tuple[SimulatedPool, ...], rate: float, ttft: float, tpot: float, *, count: int = 0,
-    **settings: Any,
-) -> Loop:  # fmt: skip
-    """Return the loop of some pools, given their expected rate and times; with a count of turns, it serves sessions."""
-    deployment = Deployment(
+def _deployment(case: PlanProblem, pools: tuple[SimulatedPool, ...]) -> Deployment:
+    """Return some pools with the subject of a problem."""
+    return Deployment(
         model=case.model,
         system=case.system,
         prefill_system=case.prefill_system,
@@ -391,11 +396,12 @@ def _loop(
         pools=pools,
         speculation=case.speculation,
     )
+
+
+def _lifetime(case: PlanProblem, ttft: float, tpot: float) -> float:
+    """Return the mean time of a request from its arrival to its last token [s]."""
     tokens = float(decode_steps(case.workload, case.speculation)) * float(case.speculation.acceptance)
-    lifetime = ttft + tokens * tpot
-    if case.turns is not None and count:
-        return SessionLoop(deployment, rate, lifetime, case.turns, count, memo=case.memo, **settings)
-    return Loop(deployment, rate, lifetime, first=ttft, memo=case.memo, **settings)
+    return ttft + tokens * tpot
 
 
 def _limits(case: PlanProblem, candidate: Candidate) -> Slo:
@@ -417,9 +423,12 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
         # The search leaves time for loads, which runs with sessions contain. Short runs find where a long one begins.
         limits = replace(limits, ttft=limits.ttft + case.turns.load)
         for count, seeds in ((FIRST_TURNS, CONFIRM_SEEDS[:1]), (TURNS, CONFIRM_SEEDS)):
-            expected = finalist.run.rate, finalist.run.mean_ttft, finalist.run.mean_tpot
-            loops = [_loop(case, finalist.pools, *expected, seed=seed, count=count) for seed in seeds]
-            start = confirmed_by(loops, limits, case.percentile, start)
+            lifetime = _lifetime(case, finalist.run.mean_ttft, finalist.run.mean_tpot)
+            sessions = [
+                SessionLoop(course.deployment, finalist.run.rate, lifetime, case.turns, count, memo=case.memo, seed=seed)
+                for seed in seeds
+            ]
+            start = confirmed_by(sessions, limits, case.percentile, start)
             run = start.highest(limits, finalist.run.rate, least)
             if run is None:
                 return None
@@ -437,7 +446,9 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     least_factor = min(least_factor, LEAST_ROUGH_FACTOR) if case.rough else least_factor
     factor = float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1]))
     seeds = CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS
-    loops = [_loop(case, finalist.pools, course.rate, course.ttft, course.tpot, seed=seed, factor=factor) for seed in seeds]
+    settings: dict[str, Any] = {"first": course.ttft, "memo": case.memo, "factor": factor}
+    lifetime = _lifetime(case, course.ttft, course.tpot)
+    loops = [Loop(course.deployment, course.rate, lifetime, seed=seed, **settings) for seed in seeds]
     # Runs of pipelines are long, and a rough search mostly asks whether more than the minimum rate is served.
     first = least if case.rough and least and candidate.layout.pp > 1 else finalist.run.rate
     now = confirmed_by(loops, limits, case.percentile, start).highest(limits, first, least)

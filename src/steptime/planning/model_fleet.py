@@ -5,7 +5,7 @@ of each system. Deployments have a power of two of chips, so that they fill host
 whole numbers of deployments with the lowest rent.
 
 **Ranges.** A deployment serves its rate times a factor between the ends of the plan's 90 % range. With the factor $f$, the $L$
-requests per second of a row need $\lceil L / (r f) \rceil$ deployments in place of $n$, and their rent is $c n(f) / n$. The
+requests per second of a row need $n(f) = \lceil L / (r f) \rceil$ deployments in place of $n$. Their rent is $c n(f) / n$. The
 sides $\delta_i$ of the rows add with the correlation $\rho_{ij}$ of their errors:
 
 $$ \delta = \sqrt{\sum_{i,j} \rho_{ij} \delta_i \delta_j}, \qquad \rho_{ij} = \frac{\sigma^2_{engine} + \sigma^2_{model} [m]
@@ -19,6 +19,7 @@ rows of different models hardly move together. The range in which all rows move 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
-from steptime.number_checks import Array, positive
+from steptime.number_checks import Array, positive, whole_number
 from steptime.physics.engine import default_formats, load_engine
 from steptime.physics.run_covariance import read_covariances
 from steptime.planning.fleet_program import (
@@ -243,15 +244,16 @@ def read_fleet(path: str | Path) -> tuple[tuple[FleetModel, ...], tuple[FleetSys
     if not isinstance(data, Mapping):
         raise DataFileError(path, "must be a table with models and systems")
     _refuse_unknown(path, "", data, ("models", "systems", "budget"))
-    models = tuple(_read_model(path, f"models.{i}", entry) for i, entry in _entries(path, data, "models", MOST_MODELS))
-    systems = tuple(_read_system(path, f"systems.{i}", entry) for i, entry in _entries(path, data, "systems", MOST_SYSTEMS))
+    models = tuple(_read_model(path, place, entry) for place, entry in _entries(path, data, "models", MOST_MODELS))
+    systems = tuple(_read_system(path, place, entry) for place, entry in _entries(path, data, "systems", MOST_SYSTEMS))
     names = [system.name for system in systems]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise DataFileError(path, f"systems: {repeated[0]} is there twice; add up its chips")
     for model in models:
         for name in model.systems:
             if name not in names:
-                raise DataFileError(path, f"models: {model.name}: systems: {short_repr(name)} is not one of {', '.join(names)}")
+                problem = f"{short_repr(name)} is not one of {', '.join(names)}"
+                raise DataFileError(path, f"models ({short_repr(model.name)}): systems: {problem}")
     budget = math.inf if data.get("budget") is None else _number(path, "budget", data["budget"], 1e12)
     return models, systems, budget
 
@@ -272,13 +274,17 @@ def _read_yaml(path: Path) -> Any:
         raise DataFileError(path, f"is not YAML: {' '.join(str(problem).split())[:200]}") from None
 
 
-def _entries(path: Path, data: Mapping[str, Any], name: str, maximum: int) -> list[tuple[int, Mapping[str, Any]]]:
+def _entries(path: Path, data: Mapping[str, Any], name: str, maximum: int) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tables of a list with their places in words: the number of the table, and the name in it."""
     entries = data.get(name)
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, Mapping) for entry in entries):
         raise DataFileError(path, f"{name}: must be a list of tables, [[{name}]], with at least one")
     if len(entries) > maximum:
         raise DataFileError(path, f"{name}: at most {maximum}, got {len(entries)}")
-    return list(enumerate(entries))
+    return [
+        (f"{name}, table {number}" + (f" ({short_repr(entry['name'])})" if "name" in entry else ""), entry)
+        for number, entry in enumerate(entries, 1)
+    ]
 
 
 def _refuse_unknown(path: Path, place: str, entry: Mapping[str, Any], keys: Sequence[str]) -> None:
@@ -286,14 +292,16 @@ def _refuse_unknown(path: Path, place: str, entry: Mapping[str, Any], keys: Sequ
     if unknown:
         near = did_you_mean(unknown[0], keys, max_names=1)
         hint = f"did you mean {near[0]}?" if near else f"use {', '.join(keys)}"
-        raise DataFileError(path, f"{place + '.' if place else ''}{unknown[0][:60]}: unknown key; {hint}")
+        raise DataFileError(path, f"{place + ': ' if place else ''}{unknown[0][:60]}: unknown key; {hint}")
 
 
-def _number(path: Path, place: str, value: Any, maximum: float, kind: str = "") -> float:
+def _number(path: Path, place: str, value: Any, maximum: float, *, is_whole: bool = False) -> float:
     try:
-        number = parse(value, kind) if isinstance(value, str) else value
+        number = parse(value) if isinstance(value, str) else value
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise RangeError(f"must be a number, got {short_repr(value)}")
+        if is_whole:
+            whole_number(place, number, maximum=maximum)
         positive(place, number, maximum=maximum)
     except InputError as problem:
         words = str(problem)
@@ -304,7 +312,7 @@ def _number(path: Path, place: str, value: Any, maximum: float, kind: str = "") 
 def _text(path: Path, place: str, entry: Mapping[str, Any], key: str, *, required: bool = False) -> str:
     value = entry.get(key, "")
     if not isinstance(value, str) or (required and not value):
-        raise DataFileError(path, f"{place}.{key}: must be a text, got {short_repr(value)}")
+        raise DataFileError(path, f"{place}: {key}: must be a text, got {short_repr(value)}")
     return value
 
 
@@ -314,12 +322,13 @@ def _read_model(path: Path, place: str, entry: Mapping[str, Any]) -> FleetModel:
     missing = [key for key in ("input", "output") if key not in entry]
     if missing or ("rate" not in entry and "rates" not in entry):
         key = "rate" if not missing else missing[0]
-        raise DataFileError(path, f"{place}.{key}: is missing; {name} needs rate (or 24 rates), input and output")
-    sizes = {key: _number(path, f"{place}.{key}", entry[key], 1e9) for key in ("input", "output")}
-    limits = {key: _number(path, f"{place}.{key}", entry[key], 1e9) for key in ("speed", "ttft") if key in entry}
+        raise DataFileError(path, f"{place}: {key}: is missing; {name} needs rate (or 24 rates), input and output")
+    # As in `plan`, requests have whole numbers of tokens on average.
+    sizes = {key: _number(path, f"{place}: {key}", entry[key], 1e9, is_whole=True) for key in ("input", "output")}
+    limits = {key: _number(path, f"{place}: {key}", entry[key], 1e9) for key in ("speed", "ttft") if key in entry}
     systems = entry.get("systems", [])
     if not isinstance(systems, list) or not all(isinstance(system, str) for system in systems):
-        raise DataFileError(path, f"{place}.systems: must be a list of names, got {short_repr(systems)}")
+        raise DataFileError(path, f"{place}: systems: must be a list of names, got {short_repr(systems)}")
     formats = {key: _text(path, place, entry, key) for key in ("weights", "experts", "kv")}
     rate, rates = _read_rates(path, place, entry)
     try:
@@ -339,22 +348,23 @@ def _read_rates(path: Path, place: str, entry: Mapping[str, Any]) -> tuple[float
     """Return the mean rate of a model, and its 24 rates; none without a day profile."""
     if "rates" in entry:
         if clash := [key for key in ("rate", "day") if key in entry]:
-            raise DataFileError(path, f"{place}.{clash[0]}: rates has the rate of each hour; leave one of the two out")
+            raise DataFileError(path, f"{place}: {clash[0]}: rates has the rate of each hour; leave one of the two out")
         rates = entry["rates"]
         if not isinstance(rates, list) or len(rates) != HOURS:
             words = f"must be a list of {HOURS} requests/s, one for each hour, got {_size(rates)}"
-            raise DataFileError(path, f"{place}.rates: {words}")
+            raise DataFileError(path, f"{place}: rates: {words}")
         # An hour without requests is possible.
-        hours = [0.0 if rate == 0 else _number(path, f"{place}.rates.{h}", rate, MOST_RATE) for h, rate in enumerate(rates)]
+        hours = [0.0 if rate == 0 else _number(path, f"{place}: rates.{h}", rate, MOST_RATE) for h, rate in enumerate(rates)]
         if not sum(hours):
-            raise DataFileError(path, f"{place}.rates: must have an hour above 0 requests/s")
+            raise DataFileError(path, f"{place}: rates: must have an hour above 0 requests/s")
         day: Any = hours
         rate = sum(hours) / HOURS
     else:
-        rate, day = _number(path, f"{place}.rate", entry["rate"], MOST_RATE), entry.get("day")
+        rate, day = _number(path, f"{place}: rate", entry["rate"], MOST_RATE), entry.get("day")
     if day is None:
         if "peak_hour" in entry:
-            raise DataFileError(path, f'{place}.peak_hour: moves the peak of a day profile; give one too, such as day = "chat"')
+            problem = 'peak_hour: moves the peak of a day profile; give one too, such as day = "chat"'
+            raise DataFileError(path, f"{place}: {problem}")
         return rate, ()
     try:
         shape = read_day(day, entry.get("peak_hour"))
@@ -372,7 +382,7 @@ def _read_system(path: Path, place: str, entry: Mapping[str, Any]) -> FleetSyste
     name = _text(path, place, entry, "name", required=True)
     chips = entry.get("chips")
     if isinstance(chips, bool) or not isinstance(chips, int) or not 1 <= chips <= MOST_CHIPS:
-        raise DataFileError(path, f"{place}.chips: must be a whole number from 1 to {MOST_CHIPS:,}, got {short_repr(chips)}")
+        raise DataFileError(path, f"{place}: chips: must be a whole number from 1 to {MOST_CHIPS:,}, got {short_repr(chips)}")
     try:
         system, engine = load_system(name), _text(path, place, entry, "engine")
         if engine:
@@ -381,18 +391,18 @@ def _read_system(path: Path, place: str, entry: Mapping[str, Any]) -> FleetSyste
     except InputError as problem:
         raise DataFileError(path, f"{place}: {problem}") from None
     if not has_rent(system.rent):
-        raise DataFileError(path, f'{place}.rent: is not known for {name}; give it, such as rent = "2.10"')
+        raise DataFileError(path, f'{place}: rent: is not known for {name}; give it, such as rent = "2.10"')
     rent = float(system.rent.typical * HOUR)
     on_demand = math.inf
     if "on_demand" in entry:
         try:
             on_demand = float(with_rent(system, entry["on_demand"]).rent.typical * HOUR)
         except InputError as problem:
-            raise DataFileError(path, f"{place}.on_demand: {problem}") from None
+            raise DataFileError(path, f"{place}: on_demand: {problem}") from None
         if not on_demand >= rent:
             raise DataFileError(
                 path,
-                f"{place}.on_demand: must be at least the reserved rent, ${rent:,.2f} per hour, got ${on_demand:,.2f}",
+                f"{place}: on_demand: must be at least the reserved rent, ${rent:,.2f} per hour, got ${on_demand:,.2f}",
             )
     return FleetSystem(
         name=system.name, chips=chips, usd_per_chip_hour=rent, on_demand=on_demand, engine=engine,
@@ -432,10 +442,10 @@ def fleet_options(
                     )  # fmt: skip
                 # The weights or the requests do not fit so few chips.
                 except Impossible as problem:
-                    reason = str(problem)
+                    reason = _in_keys(str(problem))
                     continue
                 if not deployment.feasible:
-                    reason = deployment.reason
+                    reason = _in_keys(deployment.reason)
                     if best:
                         break
                     continue
@@ -449,6 +459,17 @@ def fleet_options(
             if not best:
                 reasons[m, s] = reason
     return options, reasons
+
+
+def _in_keys(reason: str) -> str:
+    """Return the reason of a plan with keys of the file in place of options of `plan`.
+
+    >>> _in_keys("With --chips 4 it would fit, or with --weights fp8; take another --percentile")
+    'With 4 chips it would fit, or with weights = "fp8"; take another percentile'
+    """
+    reason = re.sub(r"--chips ([0-9,]+)", r"\1 chips", reason)
+    reason = re.sub(r"--(weights|experts|kv|percentile|engine) ([a-z0-9_.]*[a-z0-9_])", r'\1 = "\2"', reason)
+    return re.sub(r"--([a-z])", r"\1", reason)
 
 
 def _sizes(maximum: int) -> list[int]:

@@ -10,10 +10,10 @@ Where memory has no room for spare slots, the slots that fit are all there are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +47,6 @@ from steptime.planning.steady_state import (
 )
 from steptime.workload.workload import NONE, Slo, Speculation, Workload
 
-Memoized = TypeVar("Memoized")
-
 # Degrees of a layout that identify it; micro-batches may differ.
 _DEGREES = attrgetter(*(name for name in NAMES if name != "microbatches"))
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
@@ -81,8 +79,8 @@ class PlanProblem:
     their domain. `sure` is the probability with which the limits must be met; None means on average. `aim`
     holds factors on the targets of TPOT and TTFT. `front` also evaluates candidates that miss the limits, for
     the front of speed and cost. `diagnostics` adds the runner-up, the ideal and the binding limits. `memo`
-    holds results of `memoize`. With `prefill_system`, the prefill pool has `prefill_chips` chips of that system, and
-    `chips` of `system` only decode. With `turns`, finalists are confirmed with turns of sessions.
+    holds results that are needed more than once. With `prefill_system`, the prefill pool has `prefill_chips` chips of that
+    system, and `chips` of `system` only decode. With `turns`, finalists are confirmed with turns of sessions.
     """
 
     model: Model
@@ -119,8 +117,12 @@ class PlanProblem:
         """The problem of the prefill pool: this one, or that of the second system with a separate memo."""
         if self.prefill_system is None:
             return self
-        changes = {"system": self.prefill_system, "chips": self.prefill_chips, "prefill_system": None, "prefill_chips": 0}
-        problem: PlanProblem = memoize(self, ("prefill problem", self.evidence), replace, self, **changes)
+        key = "prefill problem", self.evidence
+        if key not in self.memo:
+            self.memo[key] = replace(
+                self, system=self.prefill_system, chips=self.prefill_chips, prefill_system=None, prefill_chips=0
+            )
+        problem: PlanProblem = self.memo[key]
         return problem
 
     @property
@@ -274,10 +276,14 @@ def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk
     Returns:
         The steady state, in the broadcast shape of batch and chunk.
     """
-
     # Only single points are stored: grids differ in each call.
-    key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
-    return memoize(case, key, steady_state, case, candidate.mode, candidate.layout, batch, chunk)
+    if np.ndim(batch) or np.ndim(chunk):
+        return steady_state(case, candidate.mode, candidate.layout, batch, chunk)
+    key = candidate.mode, candidate.layout, batch, chunk
+    if key not in case.memo:
+        case.memo[key] = steady_state(case, candidate.mode, candidate.layout, batch, chunk)
+    state: State = case.memo[key]
+    return state
 
 
 def steady_state(
@@ -304,29 +310,6 @@ def steady_state(
     # More sequences than the slots of the user or the engine never decode.
     is_beyond = np.asarray(batch) > max(case.slots, LEAST_BATCH)
     return replace(state, rate=np.where(is_beyond, 0.0, state.rate)) if np.any(is_beyond) else state
-
-
-def memoize(
-    case: PlanProblem, key: tuple[object, ...] | None, find: Callable[..., Memoized], *arguments: Any, **keywords: Any
-) -> Memoized:
-    """Return a result, computed once per key.
-
-    Args:
-        case: Plan problem, which stores the results.
-        key: Key of the result; None computes it every time.
-        find: Function that computes the result.
-        arguments: Positional arguments of `find`.
-        keywords: Keyword arguments of `find`.
-
-    Returns:
-        The result.
-    """
-    if key is None:
-        return find(*arguments, **keywords)
-    if key not in case.memo:
-        case.memo[key] = find(*arguments, **keywords)
-    value: Memoized = case.memo[key]
-    return value
 
 
 def with_evidence(case: PlanProblem, evidence: str, **changes: Any) -> PlanProblem:
@@ -360,12 +343,19 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
     if candidate.prefill_layout is None:
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
-    settings: dict[str, Any] = {"layout": layout, "prompts": prompts} | case.settings
-    subject = case.model, case.prefill.system, case.workload
-    pool = memoize(case, ("prefill", layout, prompts), prefill_pool, *subject, **settings)
+    key: tuple[object, ...] = "prefill", layout, prompts
+    if key not in case.memo:
+        subject = case.model, case.prefill.system, case.workload
+        case.memo[key] = prefill_pool(*subject, layout=layout, prompts=prompts, **case.settings)
+    pool: Prefill = case.memo[key]
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
-    key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
-    return memoize(case, key, within_limit, pool, limit, layout.replicas)
+    if np.ndim(limit):
+        return within_limit(pool, limit, layout.replicas)
+    key = "within", layout, prompts, float(limit)
+    if key not in case.memo:
+        case.memo[key] = within_limit(pool, limit, layout.replicas)
+    limited: Prefill = case.memo[key]
+    return limited
 
 
 def moving(case: PlanProblem, layout: Layout) -> Transfer:

@@ -32,7 +32,6 @@ from steptime.planning.plan_problem import (
     Table,
     capped_occupancy,
     joined,
-    memoize,
     most_seats,
     steady_state,
 )
@@ -85,8 +84,10 @@ def lawful(case: PlanProblem) -> list[Layout]:
     Returns:
         Layouts of one replica.
     """
-    layouts = memoize(case, ("legal",), legal, case.model, case.system, case.used, engine=case.engine)
-    layouts = [layout for layout in layouts if all(getattr(layout, name) == size for name, size in case.pinned.sizes)]
+    key = ("legal",)
+    if key not in case.memo:
+        case.memo[key] = legal(case.model, case.system, case.used, engine=case.engine)
+    layouts = [layout for layout in case.memo[key] if all(getattr(layout, name) == size for name, size in case.pinned.sizes)]
     if case.evidence == ANY or not layouts:
         return layouts
     measured, published = layout_evidence(stacked(layouts), case.engine, case.system)

@@ -52,7 +52,6 @@ from steptime.planning.plan_problem import (
     Candidate,
     Pinned,
     PlanProblem,
-    Table,
     evaluate_state,
     with_evidence,
 )
@@ -232,10 +231,11 @@ def plan(
         _check_prefill_fits(case)
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
     if prefill_system is not None:
-        best_plan = _plan_on_two_systems(case, evidence, price, sure, prefill_chips)
+        best_plan = _plan_on_two_systems(case, evidence, price, prefill_chips)
     else:
         effects = {"alternatives": alternatives, "elasticities": elasticities}
-        best_plan = _plan_on_one_system(case, evidence, modes, price, sure, **effects)
+        best_plan, kind = _with_most_evidence(case, evidence, modes, price, **effects)
+        best_plan = _with_cheaper_plans(case, best_plan, kind, evidence, modes, price)
     best_plan = replace(best_plan, energy=plan_energy(case, best_plan, price=price, carbon=grid_carbon))
     best_plan = _with_fleet(case, best_plan, rate, spare, cap)
     return replace(best_plan, search_seconds=time.perf_counter() - started)
@@ -280,19 +280,18 @@ def likely_prefill(
     return likely_pair(case, evidence)
 
 
-def _plan_on_one_system(
-    case: PlanProblem, evidence: str, modes: tuple[str, ...], price: float, sure: float | None, **effects: bool
+def _with_cheaper_plans(
+    case: PlanProblem, best_plan: Plan, kind: str, evidence: str, modes: tuple[str, ...], price: float
 ) -> Plan:
-    """Return the cheapest plan on one system, with what layouts of less evidence and the user's choices change."""
-    best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
+    """Return a plan with what layouts of less evidence than `kind`, and other choices than the user's, would change."""
     if best_plan.feasible and kind != ANY and case.diagnostics:
         rough = with_evidence(case, ANY, rough=True, at_least=best_plan.requests_per_second, front=False, diagnostics=False)
-        cheapest = _of_evidence(rough, modes, price, sure, alternatives=False, elasticities=False)
+        cheapest = _of_evidence(rough, modes, price, alternatives=False, elasticities=False)
         unlike = EVIDENCE.index(cheapest.evidence) > EVIDENCE.index(best_plan.evidence) if cheapest.feasible else False
         if unlike and cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
     if case.pinned != Pinned() and (case.diagnostics or not best_plan.feasible):
-        best_plan = _judge_choices(case, best_plan, evidence, modes, price, sure)
+        best_plan = _judge_choices(case, best_plan, evidence, modes, price)
     return best_plan
 
 
@@ -304,9 +303,7 @@ def _check_prefill_fits(case: PlanProblem) -> None:
     raise type(problem)(f"prefill pool: {str(problem).replace('--chips', '--prefill-chips')}")
 
 
-def _plan_on_two_systems(
-    case: PlanProblem, evidence: str, price: float, sure: float | None, prefill_chips: int | tuple[int, ...] | None
-) -> Plan:
+def _plan_on_two_systems(case: PlanProblem, evidence: str, price: float, prefill_chips: int | tuple[int, ...] | None) -> Plan:
     """Return the cheapest plan whose pools are on two systems, with what each system costs alone."""
     effects = {"alternatives": False, "elasticities": False}
     modes = (DISAGGREGATED,)
@@ -314,12 +311,12 @@ def _plan_on_two_systems(
     if prefill_chips is None:
         counts = tuple(likely_prefill_chips(case, evidence))
     case = replace(case, prefill_chips=counts[0])
-    best_plan, kind = _with_most_evidence(case, evidence, modes, price, sure, **effects)
+    best_plan, kind = _with_most_evidence(case, evidence, modes, price, **effects)
     for count in counts[1:]:
         # Another number of chips must serve more for its rent. The first runs of its candidates are at that rate.
         sized = replace(case, prefill_chips=count)
         enough = best_plan.requests_per_second * rent_or_chips(sized) / rent_or_chips(case) if best_plan.feasible else 0.0
-        sized_plan, sized_kind = _with_most_evidence(replace(sized, at_least=enough), evidence, modes, price, sure, **effects)
+        sized_plan, sized_kind = _with_most_evidence(replace(sized, at_least=enough), evidence, modes, price, **effects)
         if sized_plan.feasible and sized_plan.requests_per_second > enough:
             best_plan, kind, case = sized_plan, sized_kind, sized
     if not (case.diagnostics and best_plan.feasible):
@@ -328,7 +325,7 @@ def _plan_on_two_systems(
     for problem in single_system_problems(case):
         reason = f"{case.model.name} does not fit {problem.chips} chips"
         if fitting(problem):
-            single, _ = _with_most_evidence(problem, kind, MODES, price, sure, **effects)
+            single, _ = _with_most_evidence(problem, kind, MODES, price, **effects)
             if single.feasible:
                 singles.append(as_single_system(single))
                 continue
@@ -379,14 +376,12 @@ def _check_lengths(case: PlanProblem, chunk: int | None) -> None:
         raise RangeError(f"chunk: must be at most {most_tokens:,.0f} tokens, max_num_seqs times the context, got {chunk:,}")
 
 
-def _judge_choices(
-    case: PlanProblem, deployment: Plan, evidence: str, modes: tuple[str, ...], price: float, sure: float | None
-) -> Plan:
+def _judge_choices(case: PlanProblem, deployment: Plan, evidence: str, modes: tuple[str, ...], price: float) -> Plan:
     """Return a plan with what the user's choices cost, prevent, or have no effect on."""
 
     def best_with(choices: Pinned, allowed_modes: tuple[str, ...] = modes) -> Plan:
         problem = replace(case, pinned=choices, front=False, diagnostics=False)
-        return _with_most_evidence(problem, evidence, allowed_modes, price, sure, alternatives=False, elasticities=False)[0]
+        return _with_most_evidence(problem, evidence, allowed_modes, price, alternatives=False, elasticities=False)[0]
 
     free = best_with(Pinned())
     deployment = replace(deployment, free=chosen_point(free) if free.feasible else None)
@@ -457,42 +452,38 @@ def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, 
 
 
 def _with_most_evidence(
-    case: PlanProblem, evidence: str, modes: tuple[str, ...], price: float, sure: float | None, **effects: bool
+    case: PlanProblem, evidence: str, modes: tuple[str, ...], price: float, **effects: bool
 ) -> tuple[Plan, str]:
     """Return the cheapest plan of the first level of evidence that has one, and the level; the last level where none has."""
     # The ideal engine is a bound over all layouts.
     is_ranked = has_range(case.engine)
     for kind in EVIDENCE[EVIDENCE.index(evidence if is_ranked else ANY) :]:
-        best_plan = _of_evidence(with_evidence(case, kind), modes, price, sure, **effects)
+        best_plan = _of_evidence(with_evidence(case, kind), modes, price, **effects)
         if best_plan.feasible:
             break
     if evidence == ANY and is_ranked:
         # Mean waits favour odd layouts, which may keep fewer requests within a percentile than usual ones do.
-        usual = _of_evidence(with_evidence(case, PUBLISHED, front=False), modes, price, sure, **effects)
+        usual = _of_evidence(with_evidence(case, PUBLISHED, front=False), modes, price, **effects)
         if usual.feasible and not (best_plan.feasible and best_plan.requests_per_second >= usual.requests_per_second):
             best_plan = replace(usual, front=best_plan.front)
     return best_plan, kind
 
 
-def _of_evidence(
-    case: PlanProblem, modes: tuple[str, ...], price: float, sure: float | None, *, alternatives: bool, elasticities: bool
-) -> Plan:
-    """Return the cheapest plan among layouts of the evidence of a problem."""
-    best_plan = _sure(case, modes, fitting(case), price, sure, alternatives=alternatives, elasticities=elasticities)
+def _of_evidence(case: PlanProblem, modes: tuple[str, ...], price: float, *, alternatives: bool, elasticities: bool) -> Plan:
+    """Return the cheapest plan among layouts of the evidence of a problem, with the probability of its limits."""
+    solve = _planned if case.sure is None or not has_range(case.engine) else _sure
+    best_plan = solve(case, modes, fitting(case), price, alternatives=alternatives, elasticities=elasticities)
 
     # Equal domains keep KV caches inside their domain; they may serve more although some chips stay idle.
     fewer = _symmetric_problem(case, modes)
     if fewer is not None:
-        disaggregated_plan = _sure(
-            fewer, (DISAGGREGATED,), fitting(fewer), price, sure, alternatives=False, elasticities=elasticities
-        )
+        subject = fewer, (DISAGGREGATED,), fitting(fewer), price
+        disaggregated_plan = solve(*subject, alternatives=False, elasticities=elasticities)
         if disaggregated_plan.requests_per_second > best_plan.requests_per_second:
-            best_plan = (
-                _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, alternatives=True, elasticities=elasticities)
-                if alternatives
-                else disaggregated_plan
-            )
-    return best_plan
+            best_plan = disaggregated_plan
+            if alternatives:
+                best_plan = solve(*subject, alternatives=True, elasticities=elasticities)
+    return replace(best_plan, sure=case.sure)
 
 
 def check_limits(sure: float | None, slo: Slo) -> None:
@@ -541,34 +532,26 @@ def _symmetric_problem(case: PlanProblem, modes: tuple[str, ...]) -> PlanProblem
 
 
 def _sure(
-    case: PlanProblem,
-    modes: tuple[str, ...],
-    layouts: list[Layout],
-    price: float,
-    sure: float | None,
-    *,
-    alternatives: bool,
-    elasticities: bool,
+    case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], price: float, *, alternatives: bool, elasticities: bool
 ) -> Plan:
-    """Return the cheapest plan that meets the limits with probability `sure`.
+    """Return the cheapest plan that meets the limits with the probability of the problem.
 
-    With None, the limits hold on average. The search includes the ranges of each candidate, except the part
+    The search includes the ranges of each candidate, except the part
     that the engine's constants add. Where the resulting plan is slightly below `sure`, the search is repeated
     with lower targets.
     """
+    assert case.sure is not None
     deployment = _planned(case, modes, layouts, price, alternatives=alternatives, elasticities=elasticities)
-    if sure is None or not has_range(case.engine):
-        return replace(deployment, sure=sure)
     for _ in range(TURNS):
-        over = [_over(deployment, case.limits, name, sure) for name in ("tpot", "ttft")]
+        over = [_over(deployment, case.limits, name, case.sure) for name in ("tpot", "ttft")]
         if not deployment.feasible or max(over) <= 1 + 1e-9:
             break
         aim = case.aim[0] * min(1.0, CLOSER / max(over[0], 1e-9)), case.aim[1] * min(1.0, CLOSER / max(over[1], 1e-9))
         case = replace(case, aim=aim)
         deployment = _planned(case, modes, layouts, price, alternatives=alternatives, elasticities=elasticities)
     if not deployment.feasible:
-        return replace(deployment, reason=f"with probability {sure:g}, {deployment.reason}", sure=sure)
-    return replace(deployment, sure=sure)
+        return replace(deployment, reason=f"with probability {case.sure:g}, {deployment.reason}")
+    return deployment
 
 
 def _over(deployment: Plan, limits_asked: Slo, name: str, sure: float) -> float:
@@ -614,7 +597,16 @@ def _planned(
         return replace(common, reason=unreachable(replace(case, slo=case.limits), modes, layouts) if last else "no such layout")
     uses_peaks = alternatives or elasticities or not _has_simulator()
     peaks = [peak.candidate for peak in best(estimates, candidates)] if uses_peaks else candidates[:1]
-    selection = _choose(case, tables, peaks)
+    selection = [Selection(candidate) for candidate in peaks]
+    if _has_simulator():
+        # numba takes a third of a second to import.
+        from steptime.planning.finalists import list_finalists, simulate_finalists
+
+        finalists = simulate_finalists(case, list_finalists(case, tables, case.levels))
+        selection = [
+            Selection(replace(finalist.candidate, batch=shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
+            for finalist in finalists
+        ]
     if not selection:
         return replace(common, reason=_missed(case))
     first, runners_up = selection[0], selection[1:]
@@ -672,20 +664,6 @@ def _limits_reached(case: PlanProblem, estimates: PlanProblem, peak: Candidate, 
 def _by_level(case: PlanProblem) -> list[PlanProblem]:
     """Return the problem with each level of its targets, the usual one first and the widest last."""
     return [replace(case, slo=level) for level in (*case.levels[1:2], *case.levels[:1])]
-
-
-def _choose(case: PlanProblem, tables: list[Table], peaks: list[Candidate]) -> list[Selection]:
-    """Return the best candidates, simulated if numba is installed."""
-    if not _has_simulator():
-        return [Selection(candidate) for candidate in peaks]
-    # numba takes a third of a second to import.
-    from steptime.planning.finalists import list_finalists, simulate_finalists
-
-    finalists = simulate_finalists(case, list_finalists(case, tables, case.levels))
-    return [
-        Selection(replace(finalist.candidate, batch=shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
-        for finalist in finalists
-    ]
 
 
 def _has_simulator() -> bool:

@@ -329,9 +329,9 @@ def _promising(
     case: PlanProblem, candidates: Collection[Candidate], prefill_rates: Mapping[tuple[object, ...], float], *, closer: bool
 ) -> list[tuple[float, Candidate]]:
     """Return the highest rate of each candidate at nearby batches, the best first."""
-    peaks = [
-        peak for mode in (AGGREGATED, DISAGGREGATED) for peak in _peaks(case, mode, candidates, prefill_rates, closer=closer)
-    ]
+    peaks = []
+    for mode in (AGGREGATED, DISAGGREGATED):
+        peaks += _peaks(case, mode, candidates, prefill_rates, closer=closer)
     return sorted(peaks, key=lambda peak: -peak[0])
 
 

@@ -27,7 +27,6 @@ import numpy as np
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
-from steptime.physics.layout import Layout
 from steptime.planning.plan_as_traffic import (
     PoolLike,
     decode_policy,
@@ -42,7 +41,6 @@ from steptime.planning.steady_state import MOST_LOADED, mean_context
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
 from steptime.simulation.run_metrics import PERCENTILES, in_flight_growth, queue_growth
-from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import pipeline_delay_seconds, pool_server, transfer_seconds, visible_first_and_last
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import NONE, Slo, Speculation, Workload, decode_steps
@@ -298,29 +296,29 @@ class Loop:
             server, self.prompts.fresh, has_prefill_pool=reader is not None, speculation=deployment.speculation
         )
 
-        def pool(layout: Layout, policy: Policy, replicas: int, second: System | None = None) -> Server:
+        sides = [(server.layout, policy, server_replicas, system)]
+        if reader is not None:
+            reader_policy = prefill_policy(reader, self.prompts.fresh, deployment.speculation)
+            sides.append((reader.layout, reader_policy, self.readers, deployment.prefill_system or system))
+        pools: list[Server] = []
+        for layout, policy, replicas, machine in sides:
             # More slots than asked for make the same step times serve several candidates.
             seats = 2 ** math.ceil(math.log2(policy.max_num_seqs))
-            mixes = reader is None
-            role = (mixes, second is None)
+            role = (reader is None, machine is system)
             key = ("pace", replace(layout, replicas=1), seats, policy.max_num_batched_tokens, policy.chunk, role)
             if key not in memo:
                 wide = replace(policy, max_num_seqs=seats)
                 memo[key] = pool_server(
-                    model, second or system, engine, sample, layout, wide, replicas, check=False, has_mixed_steps=mixes
+                    model, machine, engine, sample, layout, wide, replicas, check=False, has_mixed_steps=reader is None
                 )
-            return Server(
-                replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk), memo[key].pace, replicas
-            )
+            fitted = replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk)
+            pools.append(Server(fitted, memo[key].pace, replicas))
 
-        self.whole_server = pool(server.layout, policy, server_replicas)
+        self.whole_server, self.reader = pools[0], pools[1] if reader is not None else None
         self.accepted = self.whole_server.policy.acceptance_length
-        self.server = self._coarse_server(in_flight * self.parts / replicas)
-        self.reader: Server | None = None
+        self.server = self._coarse_server(in_flight * self.parts / int(server.layout.replicas))
         self.sent: Callable[[Any], Any] | None = None
-        if reader is not None:
-            policy = prefill_policy(reader, self.prompts.fresh, deployment.speculation)
-            self.reader = pool(reader.layout, policy, self.readers, deployment.prefill_system)
+        if reader is not None and self.reader is not None:
             self.sent = transfer_seconds(
                 model, system, server.layout, reader.layout, self.reader, drafts=deployment.speculation.drafts,
                 prefill_system=deployment.prefill_system,
@@ -723,7 +721,7 @@ def by_length(present: Traffic, server: Server) -> Traffic:
     """Return requests that come at once, in the order in which their queues have them: the shortest is ready first.
 
     Replicas and data-parallel ranks get requests in turn. Each keeps its queue, so that runs are the same. The event loop moves
-    a request past all longer ones that came before, which takes the square of their number where these are not in order.
+    a request past all longer ones that came before. This takes the square of their number where they are not in order.
 
     Args:
         present: Requests that arrive at the same time.

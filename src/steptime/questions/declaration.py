@@ -425,6 +425,8 @@ def _read_number(name: str, value: Any, declared: Input) -> Any:
             except KeyError:
                 unit = f" in {declared.unit}" if declared.unit else ""
                 raise UnitError(f"{name}: must be a number{unit}, got {short_repr(value)}") from None
+            except UnitError as problem:
+                raise UnitError(f"{name}: {problem}") from None
     low = -np.inf if declared.minimum is None else declared.minimum
     high = np.inf if declared.maximum is None else declared.maximum
     return between(name, value, low, high, declared.unit)

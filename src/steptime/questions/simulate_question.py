@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import NUMBA_MISSING, RangeError
 from steptime.hardware.system import System
@@ -33,7 +33,7 @@ from steptime.questions.subject import (
     sampling_input,
     with_prompt_media,
 )
-from steptime.units import DAY
+from steptime.units import DAY, show
 from steptime.workload.workload import LARGEST_SPREAD, MOST_DRAFTS, NONE, Speculation, choose_speculation
 
 if TYPE_CHECKING:
@@ -292,6 +292,10 @@ class PoolInputs(ParallelSizes):
     prefill_tp: Any = count(None, "tensor-parallel size of the prefill replicas", group=LAYOUT_GROUP, default_words="as tp")
 
 
+# Slowest bandwidth of storage [B/s]: a smaller number lacks its unit.
+SLOWEST_LOAD: Final = 1e6
+
+
 @dataclass(frozen=True, kw_only=True)
 class AutoscalerInputs:
     """Inputs of replicas that start and stop with the load."""
@@ -326,7 +330,7 @@ class AutoscalerInputs:
         group=SCALING,
     )
     load_bandwidth: Any = number(
-        0.892e9, "bandwidth from storage to the chips of a replica in a cold start", unit="B/s", group=SCALING
+        0.892e9, "bandwidth from storage to the chips of a replica in a cold start, such as 2GB/s", unit="B/s", group=SCALING
     )
     engine_start: Any = number(
         64.0, "imports, compilation and graph capture in a cold start, in seconds", unit="s", minimum=0.0, group=SCALING
@@ -354,6 +358,12 @@ class AutoscalerInputs:
         )
 
         fewest, maximum = read_autoscale(self.autoscale)
+        if not self.load_bandwidth >= SLOWEST_LOAD:
+            example = f"{self.load_bandwidth:g}GB/s" if self.load_bandwidth > 0 else "2GB/s"
+            raise RangeError(
+                f"load_bandwidth: must be at least {show(SLOWEST_LOAD, 'B/s', 1)}, got {self.load_bandwidth:g} B/s; "
+                f"write a unit, such as {example}"
+            )
         cold = cold_start_seconds(
             weight_bytes(model), image_pull=self.image_pull, load_bandwidth=self.load_bandwidth, engine_start=self.engine_start
         )

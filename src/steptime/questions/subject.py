@@ -296,19 +296,10 @@ DESIGN = {
 }
 
 
-@lru_cache(maxsize=256)
-def _model(name: str, weights: str, experts: str, kv: str, catalog: str | None) -> Model:
-    return load_model(name, weights=weights, experts=experts, kv=kv, catalog=catalog)
-
-
-@lru_cache(maxsize=256)
-def _with_drafter(model: Model, name: str, catalog: str | None) -> Model:
-    return with_draft_model(model, name, catalog)
-
-
-@lru_cache(maxsize=256)
-def _system(name: str, catalog: str | None) -> System:
-    return load_system(name, catalog)
+# A sweep asks for the same names many times.
+_model = lru_cache(maxsize=256)(load_model)
+_with_drafter = lru_cache(maxsize=256)(with_draft_model)
+_system = lru_cache(maxsize=256)(load_system)
 
 
 def read_system(values: Mapping[str, Any]) -> System:

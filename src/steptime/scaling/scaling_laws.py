@@ -268,8 +268,8 @@ def with_constant(law: Law, name: str, value: float) -> Law:
     r"""Return a law with one constant set, and the others at their most probable values with it.
 
     With the covariance $\Sigma$ of the joint errors, a step $s$ of constant $i$ moves constant $j$ by
-    $s \Sigma_{ji} / \Sigma_{ii}$, the conditional mean of a normal distribution. One exponent alone would move losses by far
-    more than the points of the law allow.
+    $s \Sigma_{ji} / \Sigma_{ii}$. This is the conditional mean of a normal distribution. One exponent alone would move losses
+    by far more than the points of the law allow.
 
     Args:
         law: Scaling law with joint errors.

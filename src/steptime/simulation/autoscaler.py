@@ -1,8 +1,8 @@
 r"""Autoscaler: replicas that start and stop with the load, and the cold start of each.
 
 Every `interval` the autoscaler reads a metric $M$ of all replicas that take requests: the requests in them (`concurrency`), or
-those that wait in their queues (`queue`). It is the rule of the Kubernetes autoscaler for a metric with a target $T$ per
-replica, which KEDA, the vLLM production stack and llm-d use:
+those that wait in their queues (`queue`). The rule is that of the Kubernetes autoscaler for a metric with a target $T$ per
+replica. KEDA, the vLLM production stack and llm-d use it:
 
 $$ N' = \lceil M / T \rceil, \qquad N' = N \text{ if } |M / (T N) - 1| \le 0.1, \qquad N' \le \max(2 N, N + 4) $$
 
@@ -17,8 +17,8 @@ is accounted to its last arrival.
 
 References:
     https://kubernetes.io/docs/concepts/workloads/autoscaling/horizontal-pod-autoscale/: the rule, its tolerance of 0.1, its
-    interval of 15 s, its stabilization window of 300 s for fewer replicas, and at most twice as many or 4 more replicas in an
-    interval.
+    interval of 15 s, and its stabilization window of 300 s for fewer replicas. An interval starts at most 4 replicas,
+    or as many as there are if these are more.
     https://docs.vllm.ai/projects/production-stack/en/latest/use_cases/autoscaling-keda.html: KEDA on
     `vllm:num_requests_waiting`.
     https://llm-d.ai/docs/dev/architecture/advanced/autoscaling/keda-epp: queue depth and active requests of the endpoint

@@ -1088,7 +1088,7 @@ def mixed_time(
     """Return the time of a step with prefill chunks and decoding sequences.
 
     Each chunk belongs to a data-parallel rank. The rank with the most work sets the time of all, and experts work on
-    the rows of all ranks. With `waves` > 1 the step is one of as many equal ones under way in a pipeline, and the
+    the rows of all ranks. With `waves` > 1 the step is one of as many equal ones under way in a pipeline. The
     result is the time of all of them.
 
     Args:

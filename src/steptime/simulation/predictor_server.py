@@ -137,7 +137,7 @@ async def serve_predictor(
         predictor: The step predictor.
         address: As for `read_address`.
         ready: Gets the address when the server listens.
-        connections: Most connections at once; further ones are told so and closed.
+        connections: Most connections at once; further ones get a message and are closed.
 
     Raises:
         RangeError: The address cannot be used.

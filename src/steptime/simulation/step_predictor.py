@@ -12,8 +12,8 @@ steps of `physics.step`, and the predictor interpolates linearly between its poi
 full attention. The points are close enough for errors below 1 % (`CLOSE`, `BEND`). `compile_predictor` measures them on
 drawn passes.
 
-$E$ is the time of routed experts with expert parallelism. The busiest rank depends on the rows $w$ and on the requests that
-they come from, because the tokens of one request prefer the same experts (`expert_imbalance.busiest_rows`). Requests of
+$E$ is the time of routed experts with expert parallelism. The busiest rank depends on the rows $w$ and on their requests:
+the tokens of one request prefer the same experts (`expert_imbalance.busiest_rows`). Requests of
 $w_i$ rows fluctuate as much as this number of equal ones (Kish, Survey Sampling, 1965; `op_work.effective_requests`):
 
 $$ w = b + p n, \qquad r = \frac{(\sum_i w_i)^2}{\sum_i w_i^2} = \frac{(b + p n)^2}{b + p n^2} $$

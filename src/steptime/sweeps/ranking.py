@@ -1,7 +1,7 @@
 """A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order.
 
-With a rate of requests each plan has its fleet, as in `plan --rate`, and the order is that of the rent of all hosts in a month,
-with one kind of rent. With sessions each plan is that of `plan_sessions`.
+With a rate of requests each plan has its fleet, as in `plan --rate`. The order is then that of the rent of all hosts in a
+month, with one kind of rent. With sessions each plan is that of `plan_sessions`.
 """
 
 from __future__ import annotations

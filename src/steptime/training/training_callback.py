@@ -1,6 +1,6 @@
 """Training callback: the measured time of each training step against its prediction, in an MLflow run.
 
-`TrainingCallback` times the steps of any training loop and logs, for each window of steps, the mean measured time, the
+`TrainingCallback` times the steps of any training loop. For each window of steps it logs the mean measured time, the
 predicted time with its 90 % range, and measured over predicted. The plan's inputs become parameters of the run, so that runs
 can be searched by model, system and layout. MLflow is imported when the callback is made without a `client`; any object with
 MLflow's functions `log_params(params)` and `log_metrics(metrics, step=step)` takes its place

@@ -235,7 +235,7 @@ def _figure_table(plan: Plan) -> Grid:
         if limits:
             words, _, chance = limits.get(field, ("", 0.0, None))
             cells.append(f"{words} ({chance:.0%})" if chance is not None and has_ranges else words)
-        # Without the simulator the figures are means, whatever the percentile of the limits.
+        # Without the simulator the figures are means, also where limits are at a percentile.
         is_mean = any(CLOSED_FORM_MEANS in words for words in plan.warnings)
         suffix = "" if plan.percentile == "mean" else ", mean" if is_mean else f", {plan.percentile}"
         grid.add_row(name.format(at=suffix), *cells, *(write(getattr(point, field), form) for point in points.values()))
