@@ -22,7 +22,7 @@ from steptime.planning.finalists import (
     with_chunks_of,
 )
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Pinned, Table
-from steptime.planning.plan_search import best_of_families
+from steptime.planning.plan_search import best_of_families, best_of_prefill_layouts
 from steptime.planning.rate_curve import GRID
 from steptime.planning.simulated_rate import Run
 from tests.planning.cases import case
@@ -141,14 +141,36 @@ def test_the_best_of_each_family_is_a_finalist():
     assert best_of_families(case(), [replace(rows, mode=DISAGGREGATED)]) == []
 
 
-def test_other_readers_divide_the_same_chips():
-    """Two prefill replicas of one chip: the same chips as one replica with two stages, ranks or tensor-parallel parts."""
+def test_the_best_of_each_prefill_layout_is_a_finalist():
+    """Of 6 rows with pools, the best one of each prefill layout; that of 4 requests/s is less than 0.4 of the best."""
+    rows = table(
+        DISAGGREGATED, rate=[11.0, 10.0, 9.0, 8.0, 4.0, 3.0], prefill_layout=[0, 0, 1, 1, 2, 2], ttft=[9.0] + 5 * [0.1]
+    )
+    limited = case(slo=st.Slo(ttft=1.0, tpot=0.02))
+    found = best_of_prefill_layouts(limited, [replace(rows, batch=np.arange(6))])
+    assert [candidate.batch for candidate in found] == [1, 2, 4]
+    slow = replace(rows, batch=np.arange(6), rate=np.array([11.0, 10.0, 9.0, 8.0, 3.9, 3.0]))
+    assert [candidate.batch for candidate in best_of_prefill_layouts(limited, [slow])] == [1, 2]
+    assert best_of_prefill_layouts(limited, [replace(rows, mode=AGGREGATED)]) == []
+    # The four best rows of a level have two prefill layouts; the third one comes in addition.
+    levels = [limited.slo]
+    many = table(DISAGGREGATED, rate=[9.0, 8.9, 8.8, 8.7, 5.0], prefill_layout=[0, 0, 1, 1, 2], layout=[0, 1, 0, 1, 2])
+    assert [one.prefill_layout for one in list_finalists(limited, [many], levels)][-1] == SIZES[2]
+
+
+def test_other_readers_divide_about_as_many_chips():
+    """Two prefill replicas of one chip: one replica of two chips with stages, ranks or parts, or of three, not of four."""
     found = list(other_readers(case(8), APART))
-    assert found
-    assert {one.prefill_layout.chips * one.prefill_layout.replicas for one in found} == {2}
-    assert all(replace(one, prefill_layout=APART.prefill_layout) == APART for one in found)
+    assert {one.prefill_layout.chips * one.prefill_layout.replicas for one in found} == {2, 3}
+    pools = [(one.prefill_layout, one.layout) for one in found]
+    assert all(reader.chips * reader.replicas + decoder.chips * decoder.replicas <= 8 for reader, decoder in pools)
+    assert {(one.batch, one.prompts) for one in found} == {(APART.batch, APART.prompts)}
     assert Layout(pp=2, microbatches=2) in {one.prefill_layout for one in found}
     assert APART.prefill_layout not in {one.prefill_layout for one in found}
+    # Five chips, which no size but one divides: two replicas of two or three chips.
+    five = replace(APART, prefill_layout=Layout(replicas=5), layout=Layout(replicas=1))
+    sizes = {(one.prefill_layout.chips, one.prefill_layout.replicas) for one in other_readers(case(8), five)}
+    assert {(2, 2), (3, 2)} <= sizes
 
 
 def test_neighbours_of_separate_pools_have_other_prompts_and_a_replica_more_or_less():
@@ -278,3 +300,21 @@ def test_a_candidate_has_the_rate_that_its_limits_allow(candidate):
     assert simulate_candidate(given, candidate, 1.2 * found.run.rate) is None
     strict = replace(given, limits=st.Slo(tpot=1e-3, ttft=0.5))
     assert simulate_candidate(strict, candidate, 0.0) is None
+
+
+# --- what is easier costs no more --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fewer_output_tokens_cost_no_more_where_few_prefill_layouts_keep_long_waits_short():
+    """At p99 of long prompts a few deep pipelines read soon enough, on chips that replicas of two stages do not fill."""
+    rates = []
+    for tokens in (335, 251):
+        load = st.Workload(input_tokens=8161, output_tokens=tokens, cached_share=0.5444, input_spread=1.0, output_spread=0.0)
+        plan = st.plan(
+            "Qwen/Qwen3-Next-80B-A3B-Instruct", "strix-halo", load, st.Slo(tpot=0.79925, ttft=9.6811), chips=16,
+            percentile="p99", evidence="any", alternatives=False, elasticities=False, diagnostics=False, front=False,
+        )  # fmt: skip
+        rates.append(plan.requests_per_second)
+        assert plan.pools[0].layout.pp >= 3
+    assert rates[1] >= 0.99 * rates[0]

@@ -154,6 +154,9 @@ def test_a_prompt_that_is_late_saves_its_decode_unless_its_figures_enter_a_mean(
     assert whole.batch == pytest.approx(20 * 200 * whole.mean_tpot, rel=0.1)
     assert short.worst == pytest.approx(short.ttft / 1e-3)
     assert whole.worst > 1
+    # Its mean stays that of all prompts where the limit is at a percentile.
+    late = loop.run(20.0, st.Slo(ttft=1e-3), "p99", 3e-3)
+    assert late.mean_ttft == short.ttft < late.ttft
 
 
 def test_requests_in_flight_rise_where_more_come_than_a_replica_serves():

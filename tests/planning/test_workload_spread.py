@@ -77,4 +77,9 @@ def test_targets_of_means_are_below_the_limits_at_a_percentile():
     assert [level.ttft for level in target_levels(requests, limits, "mean", simulated=True)] == pytest.approx(
         [2 / 1.1, 2 / 1.5, 2 / 1.95]
     )
+    # At p99 the first two are far apart (1 + 0.2 x 4.9 and 5.9): a level at half the way follows.
+    far = percentile_ratio(requests, "p99") - 1
+    assert [level.ttft for level in target_levels(requests, limits, "p99", simulated=True)] == pytest.approx(
+        [2 / (1 + share * far) for share in (0.2, 1.0, 1.9, 0.5)]
+    )
     assert {level.ttft for level in target_levels(requests, st.Slo(), "p99", simulated=True)} == {math.inf}

@@ -32,7 +32,15 @@ from steptime.planning.plan_problem import (
     steady_state,
     uncapped_occupancy,
 )
-from steptime.planning.plan_search import LEAST_CHUNK, LEAST_USUAL_CHUNK, best_of_families, chunk_sizes, fitting, ranking
+from steptime.planning.plan_search import (
+    LEAST_CHUNK,
+    LEAST_USUAL_CHUNK,
+    best_of_families,
+    best_of_prefill_layouts,
+    chunk_sizes,
+    fitting,
+    ranking,
+)
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.rate_curve import GRID, MOST_STEPS, Curve, confirmed_by, place_below, worst
 from steptime.planning.session_loop import FIRST_TURNS, TURNS, SessionLoop
@@ -70,6 +78,8 @@ MANY_SEQUENCES = 5000
 FEW_SLOTS = 8
 # Share of the rate of a prefill pool that another one of its chips must have to be tried.
 AS_FAST = 0.7
+# Most chips of such a pool, over its chips.
+MOST_LARGER = 1.5
 # Most such pools, and prefill replicas among which a queue is as short as that of one pipeline.
 READERS, MANY_READERS = 8, 16
 # Least and largest factor on the length of a run that confirms a candidate roughly.
@@ -143,8 +153,13 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
             # A lower target gives the same layout fewer slots. More slots serve what fewer ones do.
             key = usual.same, usual.prompts, usual.chunk
             finalists[key] = max(finalists.get(key, usual), usual, key=lambda entry: entry.batch)
-    aims = [] if case.rough else [replace(level, tpot=level.tpot * factor) for level, factor in product(levels, FAMILY_LEVELS)]
-    for candidate in [candidate for aim in aims for candidate in best_of_families(replace(case, slo=aim), tables)]:
+    # Candidates that closed forms may underestimate; rough searches have none.
+    challengers: list[Candidate] = []
+    for level in () if case.rough else levels:
+        for factor in FAMILY_LEVELS:
+            challengers += best_of_families(replace(case, slo=replace(level, tpot=level.tpot * factor)), tables)
+        challengers += best_of_prefill_layouts(replace(case, slo=level), tables)
+    for candidate in challengers:
         usual = usual_chunk(case, candidate)
         if all(usual.same != finalist.same for finalist in finalists.values()):
             finalists[usual.same, usual.prompts, usual.chunk] = usual
@@ -173,8 +188,9 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     finalists: dict[Candidate, Finalist | None] = {}
     checked: dict[Candidate, Finalist | None] = {}
     losses: dict[object, float] = {}
-    # Rates of confirmed candidates with other draws, over their first rates.
+    # Rates of confirmed candidates with other draws, over their first rates, and their designs.
     gains: list[float] = []
+    designs: set[object] = set()
     # Rate above which each candidate was sought.
     floors: dict[Candidate, float] = {}
 
@@ -209,14 +225,18 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
         # The next one is confirmed only if it served more than the best of those that are, and than the minimum rate.
         top = max((entry.run.rate for entry in checked.values() if entry), default=case.at_least)
         for finalist in ranking():
-            # With other draws, none is taken to gain more than the largest gain of those confirmed.
-            gain = max(gains) if len(gains) >= LEAST_CHECKED else 1.0
-            if top >= gain * expected(finalist) or (case.turns is not None and len(checked) >= MOST_WITH_TURNS):
+            if case.turns is not None and len(checked) >= MOST_WITH_TURNS:
                 break
+            # With other draws, none is taken to gain more than the largest gain of those confirmed: of designs like it, or of
+            # several.
+            is_known = len(gains) >= LEAST_CHECKED and (len(designs) >= LEAST_CHECKED or finalist.candidate.design in designs)
+            if top >= expected(finalist) * (max(gains) if is_known else 1.0):
+                continue
             if finalist.candidate not in checked:
                 checked[finalist.candidate] = now = _confirmed(case, finalist, top)
                 top = max(top, now.run.rate if now else 0.0)
                 gains.append((now.run.rate if now else top) / finalist.run.rate)
+                designs.add(finalist.candidate.design)
         lucky = [first for key in checked if (first := finalists[key]) and top < (1 - LARGE_LOSS) * first.run.rate]
         if case.rough or case.turns is not None or not lucky or not any(checked.values()) or check == CHECKS - 1:
             break
@@ -574,16 +594,25 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
         yield replace(candidate, prompts=prompts)
     if case.prefill_system is not None:
         return
-    domains = case.used // int(case.system.scale_up.size) if case.symmetric_domains else 1
-    counts, replicas = replica_counts(case, int(reader.chips), int(candidate.layout.chips))
-    choices = [(int(count) * domains, int(decoders) * domains) for count, decoders in zip(counts, replicas, strict=True)]
+    choices = _divisions(case, reader, candidate.layout)
     current = int(np.argmin([abs(count - int(reader.replicas)) for count, _ in choices])) if choices else 0
-    for near in (current - 1, current + 1):
-        if 0 <= near < len(choices):
-            count, decoders = choices[near]
-            yield replace(
-                candidate, prefill_layout=replace(reader, replicas=count), layout=replace(candidate.layout, replicas=decoders)
-            )
+    yield from (
+        _with_pools(candidate, reader, *choices[index]) for index in (current - 1, current + 1) if 0 <= index < len(choices)
+    )
+
+
+def _divisions(case: PlanProblem, reader: Layout, decoder: Layout) -> list[tuple[int, int]]:
+    """Return the numbers of prefill and decode replicas that fit together, the fewest prefill replicas first."""
+    domains = case.used // int(case.system.scale_up.size) if case.symmetric_domains else 1
+    counts, replicas = replica_counts(case, int(reader.chips), int(decoder.chips))
+    return [(int(count) * domains, int(decoders) * domains) for count, decoders in zip(counts, replicas, strict=True)]
+
+
+def _with_pools(candidate: Candidate, reader: Layout, readers: int, decoders: int) -> Candidate:
+    """Return a candidate with another prefill layout, and other numbers of replicas."""
+    return replace(
+        candidate, prefill_layout=replace(reader, replicas=readers), layout=replace(candidate.layout, replicas=decoders)
+    )
 
 
 def with_chunks_of(case: PlanProblem, leader: Candidate, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
@@ -607,7 +636,7 @@ def with_chunks_of(case: PlanProblem, leader: Candidate, candidates: Iterable[Ca
 
 
 def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
-    """Yield candidates whose prefill pool divides its chips in another way.
+    """Yield candidates whose prefill pool divides its chips, or about as many, in another way.
 
     Mean waits do not show that one queue in front of a pipeline keeps the longest waits shorter than several queues do.
 
@@ -621,19 +650,27 @@ def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate
     reader = candidate.prefill_layout
     assert reader is not None
     chips = int(reader.chips * reader.replicas)
-    layouts = [replace(layout, replicas=1) for layout in fitting(case.prefill) if chips % int(layout.chips) == 0]
-    table = stacked([*(replace(layout, replicas=chips // int(layout.chips)) for layout in layouts), reader])
+    # Each layout with the number of replicas that comes closest to the chips of the pool: few sizes divide them.
+    layouts: list[Layout] = []
+    pools: list[Candidate] = []
+    for layout in fitting(case.prefill):
+        size = int(layout.chips)
+        divisions = [counts for counts in _divisions(case, layout, candidate.layout) if counts[0] * size <= MOST_LARGER * chips]
+        if divisions:
+            readers, decoders = min(divisions, key=lambda counts: abs(counts[0] * size - chips))
+            layouts.append(replace(layout, replicas=readers))
+            pools.append(_with_pools(candidate, layout, readers, decoders))
+    table = stacked([*layouts, reader])
     pool = prefill_pool(
         case.model, case.prefill.system, case.workload, layout=table, prompts=candidate.prompts, **case.settings
     )
     rates = np.where(pool.memory.fits & runs(case.prefill, table, "prefill"), pool.rate * table.replicas, 0.0)
     fast = [index for index in np.argsort(-rates[:-1]) if rates[index] >= AS_FAST * rates[-1]]
     # Of layouts that differ only in redundant experts, the fastest.
-    designs: dict[Layout, Layout] = {}
+    designs: dict[Layout, Candidate] = {}
     for index in fast:
-        designs.setdefault(replace(layouts[index], redundant_experts=0), layouts[index])
-    readers = [replace(layout, replicas=chips // int(layout.chips)) for layout in designs.values()]
-    yield from (replace(candidate, prefill_layout=layout) for layout in [r for r in readers if r != reader][:READERS])
+        designs.setdefault(replace(layouts[index], redundant_experts=0), pools[index])
+    yield from [variant for variant in designs.values() if variant.prefill_layout != reader][:READERS]
 
 
 def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:

@@ -7,7 +7,7 @@ one candidate. `smallest_system` is what a person would rent for a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -397,15 +397,42 @@ def best_of_families(case: PlanProblem, tables: Sequence[Table]) -> list[Candida
     Returns:
         Candidates, highest rate first.
     """
+
+    def family(table: Table, rows: Array) -> Array:
+        layouts = select_layouts(table.layouts, table.layout[rows])
+        numbers: Array = 4 * (layouts.pp > 1) + 2 * (layouts.dp > 1) + (table.replicas[rows] > 1)
+        return numbers
+
+    return _best_of_groups(case, tables, AGGREGATED, family)
+
+
+def best_of_prefill_layouts(case: PlanProblem, tables: Sequence[Table]) -> list[Candidate]:
+    """Return the disaggregated candidate with the highest rate of each prefill layout that is within the limits.
+
+    Mean waits for a prefill pool do not show its waits at a percentile, which pools of other layouts may keep shorter.
+
+    Args:
+        case: Plan problem.
+        tables: Tables of candidates.
+
+    Returns:
+        Candidates, highest rate first.
+    """
+    return _best_of_groups(case, tables, DISAGGREGATED, lambda table, rows: table.prefill_layout[rows])
+
+
+def _best_of_groups(
+    case: PlanProblem, tables: Sequence[Table], mode: str, find_groups: Callable[[Table, Array], Array]
+) -> list[Candidate]:
+    """Return the candidate of a mode with the highest rate of each group that is within the limits, highest rate first."""
     entries: list[tuple[float, int, int]] = []
     for number, table in enumerate(tables):
-        if table.mode != AGGREGATED:
+        if table.mode != mode:
             continue
         rows = rows_within(case, table)
-        layouts = select_layouts(table.layouts, table.layout[rows])
-        family = 4 * (layouts.pp > 1) + 2 * (layouts.dp > 1) + (table.replicas[rows] > 1)
-        order = np.lexsort((-table.rate[rows], family))
-        firsts = order[np.unique(family[order], return_index=True)[1]] if len(rows) else order
+        group = find_groups(table, rows)
+        order = np.lexsort((-table.rate[rows], group))
+        firsts = order[np.unique(group[order], return_index=True)[1]] if len(rows) else order
         entries += [(float(table.rate[rows[i]]), number, int(rows[i])) for i in firsts]
     highest = max((rate for rate, _, _ in entries), default=0.0)
     return [tables[number].row(index) for rate, number, index in sorted(entries, reverse=True) if rate >= HOPEFUL * highest]

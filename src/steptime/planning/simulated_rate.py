@@ -390,11 +390,12 @@ class Loop:
         if is_missed.is_certain:
             return _missed_run(rate, tpot)
         # Prompts that are already too late need no decode.
-        late = _percentile(percentile, (requests["first"] - requests["arrival"])[self._counted(requests["arrival"])]) / slo.ttft
-        if late > 1 and not always_decode:
-            first, saturation = late * slo.ttft, math.inf if queue_growth(*prefill_queue[1:]) else 0.0
+        waits = (requests["first"] - requests["arrival"])[self._counted(requests["arrival"])]
+        first = _percentile(percentile, waits)
+        if first > slo.ttft and not always_decode:
+            late, saturation = first / slo.ttft, math.inf if queue_growth(*prefill_queue[1:]) else 0.0
             return Run(
-                rate=rate, ttft=first, tpot=tpot, mean_ttft=first, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
+                rate=rate, ttft=first, tpot=tpot, mean_ttft=float(np.mean(waits)), mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
                 worst=max(late, saturation), binding="first token", saturation=saturation, cause="prefill rate",
             )  # fmt: skip
         requests, ends, decoded, decode_busy = self._decode(requests, self.started(rate, tpot))

@@ -30,6 +30,8 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 WAIT_VARIANCE = 0.5
 # Where the levels of the TTFT lie between its mean and its percentile, as shares of their ratio less 1.
 TTFT_LEVELS = (0.2, 1.0, 1.9)
+# Ratio of the first two from which there is a level between them, and its share: at p99 they are far apart.
+LARGE_STEP, BETWEEN = 2.0, 0.5
 
 
 def percentile_ratio(workload: Workload, percentile: str) -> float:
@@ -55,7 +57,9 @@ def percentile_ratio(workload: Workload, percentile: str) -> float:
 
 
 def target_levels(workload: Workload, slo: Slo, percentile: str, *, simulated: bool) -> list[Slo]:
-    """Return targets of the means that stand for limits at a percentile, the widest first.
+    """Return targets of the means that stand for limits at a percentile: the widest, the usual and the narrowest one.
+
+    Where the first two are far apart, one between them is the last.
 
     Args:
         workload: Requests.
@@ -69,7 +73,10 @@ def target_levels(workload: Workload, slo: Slo, percentile: str, *, simulated: b
     if not simulated:
         return [Slo(ttft=slo.ttft / percentile_ratio(workload, percentile), tpot=slo.tpot)]
     beyond = max(percentile_ratio(workload, percentile), 1.5) - 1
-    return [Slo(ttft=slo.ttft / (1 + share * beyond), tpot=slo.tpot) for share in TTFT_LEVELS]
+    ratios = [1 + share * beyond for share in (*TTFT_LEVELS, BETWEEN)]
+    return [
+        Slo(ttft=slo.ttft / ratio, tpot=slo.tpot) for ratio in (ratios if ratios[1] > LARGE_STEP * ratios[0] else ratios[:-1])
+    ]
 
 
 def check_percentile(percentile: str) -> str:

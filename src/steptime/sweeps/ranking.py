@@ -461,11 +461,19 @@ def compare(
         prefix_cache=prefix_cache,
     )
     is_quick = len(subjects) >= MANY_PAIRS
-    _load_simulator(subjects, workload, slo, chips, plan_options)
-    # All plans are found in one call, so that processes share the work.
+    # Processes need not load or compile the simulator where this one has it.
+    singles: list[PlannedJob] = [(subject, None, None) for subject in subjects]
+    find_standing = partial(_stand_any, stand, is_quick)
+    loading: list[Standing] = []
+    if is_quick and chips != ANY:
+        while len(loading) < len(singles) and _needs_simulator(subjects):
+            loading.append(find_standing(singles[len(loading)]))
+    else:
+        _load_simulator(subjects, workload, slo, chips, plan_options)
+    # All other plans are found in one call, so that processes share the work.
     likely, unplanned = _likely_pairs(jobs, workload, slo, chips, plan_options)
-    rows = map_in_processes(partial(_stand_any, stand, is_quick), [*likely, *((subject, None, None) for subject in subjects)])
-    standings = tuple(_placed([*rows, *unplanned]))
+    rows = map_in_processes(find_standing, [*likely, *singles[len(loading) :]])
+    standings = tuple(_placed([*loading, *rows, *unplanned]))
     if is_quick:
         standings = tuple(_placed(_with_whole_searches(stand, standings, subjects)))
     chips_text = "" if chips is None else str(chips)
@@ -484,15 +492,20 @@ def _load_simulator(
     plan_options: Mapping[str, Any],
 ) -> None:
     """Load the compiled simulator by quick plans before other processes start, so that they need not load or compile it."""
-    if len(subjects) < 2 or not can_fork() or find_spec("numba") is None:
-        return
     options = {**plan_options, "alternatives": False, "quick": True, "front": False}
     for model, system, _ in subjects:
+        if not _needs_simulator(subjects):
+            return
         with suppress(InputError):
             plan(model, system, workload, slo, chips=chips if isinstance(chips, int) else None, **options)
-        serve = getattr(sys.modules.get("steptime.simulation.event_loop"), "serve", None)
-        if serve is not None and serve.signatures:
-            return
+
+
+def _needs_simulator(subjects: Sequence[tuple[Model, System, str]]) -> bool:
+    """Return whether plans of several subjects in other processes would each load or compile the simulator."""
+    if len(subjects) < 2 or not can_fork() or find_spec("numba") is None:
+        return False
+    serve = getattr(sys.modules.get("steptime.simulation.event_loop"), "serve", None)
+    return serve is None or not serve.signatures
 
 
 def common_kind(systems: Sequence[System]) -> str | None:
@@ -658,7 +671,8 @@ def _standing(
 
     # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
-    options = plan_options | {"quick": quick, "alternatives": plan_options["alternatives"] and not quick}
+    # A quick search needs no front, so that it skips candidates beyond the limits.
+    options = plan_options | {"quick": quick, "alternatives": plan_options["alternatives"] and not quick, "front": not quick}
     for count in _counts(system, chips):
         try:
             if sessions is None:
@@ -836,7 +850,7 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
     # Many pairs are compared by quick searches, and so are the formats and engines of the first two.
     is_quick = len(pairs) >= MANY_PAIRS
     with_levers = plan_options | {"alternatives": True}
-    plan_options = plan_options | {"alternatives": False, "quick": is_quick}
+    plan_options = plan_options | {"alternatives": False, "quick": is_quick, "front": not is_quick}
     jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
     engines: list[str] = []
     # An engine that the user chose is not in question.
