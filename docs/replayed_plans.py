@@ -185,7 +185,8 @@ def page(rows: list[Found], asked: int) -> str:
             f"{len(rows)} have a plan. Another run of the simulator serves each plan's rate: it starts empty, "
             "draws other requests, more than those that chose the plan, and counts neither the warm-up nor the end. "
             "Errors are plan over simulation, minus 1, without the sign: of mean TPOT, of TTFT at the percentile, "
-            f"and of cost. Overloaded: {refused}.",
+            f"and of cost. Overloaded: {refused}. A mean over rare requests, such as prompts of nearly the whole memory, is not known "
+            "well: its standard error in the simulation (of the mean TPOT) is in the second table.",
             140,
         ),
         "",
@@ -197,18 +198,20 @@ def page(rows: list[Found], asked: int) -> str:
         "",
         "The ten with the largest error of mean TPOT:",
         "",
-        "| number | model and system | in/out | cached | spread | tok/s | TTFT limit, s | at | layout | TPOT | TTFT | cost |",
-        "|---:|---|---|---:|---:|---:|---:|---|---|---:|---:|---:|",
+        "| number | model and system | in/out | cached | spread | tok/s | TTFT limit, s | at | layout | TPOT | its error | TTFT | cost |",
+        "|---:|---|---|---:|---:|---:|---:|---|---|---:|---:|---:|---:|",
     ]
     for place in np.argsort(-errors[:, 0])[:10]:
         row, load = rows[place], rows[place].question.workload
         assert row.plan is not None
         assert row.compared is not None
+        tpot, ttft, cost = off(row.compared)
         cells = (
             row.number, f"{row.question.model}, {row.question.chips} x {row.question.system}",
             f"{load.input_tokens:,}/{load.output_tokens:,}", f"{load.cached_share:.0%}",
             f"{load.input_spread:g}/{load.output_spread:g}", f"{1 / row.question.slo.tpot:.3g}", f"{row.question.slo.ttft:.2g}",
-            row.question.percentile, row.plan.layout_text, *(f"{x:+.1%}" for x in off(row.compared)),
+            row.question.percentile, row.plan.layout_text, f"{tpot:+.1%}", f"± {row.compared.tpot_error:.1%}", f"{ttft:+.1%}",
+            f"{cost:+.1%}",
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
