@@ -185,8 +185,8 @@ def page(rows: list[Found], asked: int) -> str:
             f"{len(rows)} have a plan. Another run of the simulator serves each plan's rate: it starts empty, "
             "draws other requests, more than those that chose the plan, and counts neither the warm-up nor the end. "
             "Errors are plan over simulation, minus 1, without the sign: of mean TPOT, of TTFT at the percentile, "
-            f"and of cost. Overloaded: {refused}. A mean over rare requests, such as prompts of nearly the whole memory, is not known "
-            "well: its standard error in the simulation (of the mean TPOT) is in the second table.",
+            f"and of cost. Overloaded: {refused}. A mean over rare requests, such as prompts of nearly the whole memory, is "
+            "not known well: its standard error in the simulation (of the mean TPOT) is in the second table.",
             140,
         ),
         "",
@@ -198,7 +198,8 @@ def page(rows: list[Found], asked: int) -> str:
         "",
         "The ten with the largest error of mean TPOT:",
         "",
-        "| number | model and system | in/out | cached | spread | tok/s | TTFT limit, s | at | layout | TPOT | its error | TTFT | cost |",
+        "| number | model and system | in/out | cached | spread | tok/s | TTFT limit, s | at | layout "
+        "| TPOT | its error | TTFT | cost |",
         "|---:|---|---|---:|---:|---:|---:|---|---|---:|---:|---:|---:|",
     ]
     for place in np.argsort(-errors[:, 0])[:10]:
