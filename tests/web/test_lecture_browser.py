@@ -221,14 +221,14 @@ def test_a_switch_draws_the_four_numbers_with_their_gap_and_the_link_has_it(chro
         views, gap = page.locator("#roofline .views"), page.locator("#roofline .gap")
         assert gap.inner_text() == ""
         views.locator("input[value=spoken]").check(force=True)
-        page.wait_for_function("() => document.querySelector('#roofline .gap').textContent.includes('numbers of the lecture')")
+        page.wait_for_function("() => document.querySelector('#roofline .gap').textContent.includes('has the lecture')")
         # The picture has the lecture's best batch; the numbers of the page stay.
         assert "2,4" in page.locator("#roofline .picture").inner_text()
         assert page.locator(".num[data-name=best_batch]").first.inner_text() == "5,448 sequences"
         views.locator("input[value=all]").check(force=True)
         page.wait_for_function("() => document.querySelector('#roofline .gap').textContent.includes('measured')")
         words = gap.inner_text()
-        assert all(name in words for name in ("spoken", "ideal", "engine", "times the ideal", "network"))
+        assert all(name in words for name in ("lecture's numbers", "ideal", "engine", "times the ideal", "network"))
         assert page.locator("#roofline .run").count() == 13
         page.wait_for_timeout(400)
         link = page.url
@@ -248,6 +248,69 @@ def test_a_switch_draws_the_four_numbers_with_their_gap_and_the_link_has_it(chro
         opened(page, address, "#roofline?view.lines=nonsense&view.nowhere=all")
         assert page.locator("#roofline .views input:checked").get_attribute("value") == "ideal"
         assert said == []
+
+
+def test_the_lectures_numbers_in_a_picture_change_the_picture_or_are_not_offered(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address)
+        scrolled(page, "pipelines", 3)
+        picture = page.locator("#pipelines .picture")
+        before = picture.inner_html()
+        page.locator("#pipelines .views label", has_text="lecture's numbers").click()
+        page.wait_for_function("() => document.querySelector('#pipelines .gap').textContent.includes('2 trillion')")
+        assert picture.inner_html() != before
+        # Stages, interval and hop of the page are those of the lecture.
+        scrolled(page, "pipelines", 4)
+        page.locator("#pipelines .views label", has_text="lecture's numbers").click()
+        page.wait_for_function("() => document.querySelector('#pipelines .gap').textContent.includes('already')")
+        for step in (2, 3):
+            scrolled(page, "ciphers", step)
+            assert page.locator("#ciphers .views").is_hidden()
+        assert said == []
+
+
+def test_sentences_without_their_number_are_left_out(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address)
+        text = page.locator("#roofline-6")
+        assert "14.5 ms" in text.inner_text()
+        scrolled(page, "roofline", 5)
+        page.locator("#roofline .spoken").click()
+        page.wait_for_function("() => document.querySelector('#roofline-6 [data-if=engine]').hidden")
+        assert "times the" not in text.inner_text().split("dashed")[0]
+        opened(page, address, "#roofline?context=200000")
+        words = page.locator("main").inner_text()
+        assert "unknown here" not in words
+        assert "no limit" not in words
+        assert said == []
+
+
+def test_the_point_stays_in_the_picture_at_both_ends_of_its_slider(chromium, address):
+    with page_of(chromium, width=390) as (page, _):
+        page.emulate_media(reduced_motion="reduce")
+        for batch, words in ((65536, "$0.0172"), (100, "↑ $0.939")):
+            page.goto("about:blank")
+            opened(page, address, f"#cost?batch={batch}")
+            scrolled(page, "cost", 3)
+            frame, point = page.locator("#cost .picture svg").bounding_box(), page.locator("#cost .point").bounding_box()
+            assert frame["x"] < point["x"] < point["x"] + point["width"] < frame["x"] + frame["width"]
+            assert page.locator("#cost .tag").text_content() == words
+            assert page.evaluate(BAD_TEXTS, "cost") == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_meaning_of_a_word_does_not_cover_its_paragraph(chromium, address, width):
+    with page_of(chromium, width=width) as (page, _):
+        opened(page, address)
+        for place in ("#roofline .lead .term", "#trains-1 .term", "#cost-5 .term"):
+            page.locator(place).first.click()
+            page.wait_for_timeout(100)
+            word = page.locator(".word:popover-open").bounding_box()
+            box = page.locator(place).first.locator("xpath=ancestor::p").bounding_box()
+            assert word["y"] >= box["y"] + box["height"] or word["y"] + word["height"] <= box["y"], place
+            assert word["x"] >= 0
+            assert word["x"] + word["width"] <= width
+            page.keyboard.press("Escape")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from steptime.lecture.story import (
     engine_tables,
     evaluate,
     fixed_tables,
+    formula_letters,
     glossary,
     measured_runs,
     state,
@@ -256,6 +257,48 @@ def test_numbers_of_the_text_multiply_and_cells_are_escaped():
     assert not re.search(r"<td>[<>]=", page)
     assert "<td>&lt;= " in page
     assert not re.search(r"\b1 (questions|token are|times the floor)", page)
+
+
+@pytest.mark.parametrize("context", [1, 400, 5000, 100_000])
+def test_a_lone_token_costs_what_the_cost_of_its_pass_says_at_any_context(context):
+    numbers = evaluate(dict(defaults()) | {"batch": 1.0, "context": float(context)})
+    assert float(numbers["cost_alone"]) == pytest.approx(float(numbers["cost_over_floor"]), rel=1e-9)
+    # Its own experts alone: the pass of the dashed line, over the lowest cost of a sequence.
+    lowest = float(numbers["arithmetic"]) * float(numbers["lowest"])
+    assert float(numbers["alone_used"]) == pytest.approx(float(numbers["ideal_used"]) / lowest, rel=1e-9)
+
+
+def test_a_batch_beyond_the_corner_saves_at_most_the_factor_of_the_text():
+    # DeepSeek-V3 on a GB200 rack at 400 tokens, from the best batch to the largest of the table.
+    model, system = state()["model"], state()["system"]
+    corner = float(evaluate(dict(defaults()))["best_batch"])
+    share = engine_seconds(model, system, corner, 400) / corner
+    assert share / (engine_seconds(model, system, 65_536, 400) / 65_536) == pytest.approx(2.6, abs=0.05)
+    assert "by that engine 2.6 at most" in lecture_html(is_live=False)
+
+
+def test_parts_of_a_sentence_stand_only_where_their_number_exists():
+    assert inline("so{?knee} it is {knee}{/}.", {"knee": 2000.0}).startswith('so<span data-if="knee"> it is')
+    for value in (np.inf, np.nan, -1.0):
+        assert '<span data-if="knee" hidden>' in inline("{?knee}{knee}{/}", {"knee": value}), value
+
+
+def test_letters_of_formulas_have_their_meaning_and_pictures_read_variables():
+    page, variables = lecture_html(is_live=False), {one["name"] for one in state()["variables"]}
+    assert formula_letters("floor = b N_total / (S w)").keys() == {"b", "N_total", "S", "w"}
+    assert formula_letters("weights = b N_total / W").keys() == {"b", "N_total", "W"}
+    letters = {letter for one in CHAPTERS for step in one["steps"] for letter in formula_letters(step["formula"])}
+    assert letters == set(state()["letters"])
+    assert "w: memory bandwidth of a chip" in page
+    for chapter in CHAPTERS:
+        assert all(set(picture.get("reads", ())) <= variables for picture in chapter["pictures"]), chapter["id"]
+
+
+def test_one_description_has_one_verdict():
+    verdicts: dict[str, set[str]] = {}
+    for _, statement in statements():
+        verdicts.setdefault(statement.name, set()).add(statement.verdict)
+    assert [name for name, graded in verdicts.items() if len(graded) > 1] == []
 
 
 def test_the_call_of_a_claim_runs_as_it_is_written_and_gives_the_computed_number():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import operator
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -408,17 +409,35 @@ def glossary() -> Mapping[str, str]:
 def text_numbers(texts: Sequence[str]) -> list[str]:
     """Return the names of the numbers in texts, such as "batch" of "{batch}".
 
+    A part that stands only where a number exists, "{?engine}...{/}", names this number too.
+
     Args:
         texts: Texts of chapters.
 
     Returns:
         Names in order, each once.
 
-    >>> text_numbers(["at {batch} it takes {step}", "{batch}"])
-    ['batch', 'step']
+    >>> text_numbers(["at {batch} it takes {step}", "{?engine}{batch}{/}"])
+    ['batch', 'step', 'engine']
     """
     names: dict[str, None] = {}
     for text in texts:
         for part in text.split("{")[1:]:
-            names[part.partition("}")[0]] = None
-    return list(names)
+            names[part.partition("}")[0].lstrip("?/")] = None
+    return [name for name in names if name]
+
+
+def formula_letters(formula: str) -> dict[str, str]:
+    """Return the letters of a formula of the page with their meaning.
+
+    Args:
+        formula: Formula in plain letters and words.
+
+    Returns:
+        Meaning by letter, in the order of `state.toml`.
+
+    >>> formula_letters("drafts = B* / M")
+    {'B*': 'best batch', 'M': 'micro-batches'}
+    """
+    symbols = set(re.findall(r"\w+\*?(?!\w)", formula.replace("'", "")))
+    return {letter: meaning for letter, meaning in state()["letters"].items() if letter in symbols}

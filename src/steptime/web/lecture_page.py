@@ -47,6 +47,7 @@ from steptime.lecture.story import (
     engine_tables,
     evaluate,
     fixed_tables,
+    formula_letters,
     glossary,
     measured_runs,
     state,
@@ -257,11 +258,12 @@ def export_lecture(path: str) -> int:
 def _chapter(chapter: Mapping[str, Any], values: Mapping[str, Any], *, is_live: bool) -> str:
     steps = "".join(
         f'<div class="step" data-step="{index}" id="{chapter["id"]}-{index + 1}">{rich_text(step["text"], values)}'
-        f'<p class="formula"><code>{html.escape(step["formula"])}</code></p></div>'
+        f'<p class="formula"><code>{html.escape(step["formula"])}</code>{_letters(step["formula"])}</p></div>'
         for index, step in enumerate(chapter["steps"])
     )
     guess = _guess(chapter) if chapter.get("guess") else ""
-    spoken = '<button type="button" class="spoken">use the lecture\'s numbers</button>' if chapter["spoken"] else ""
+    title = 'title="sets the numbers of the whole page"'
+    spoken = f'<button type="button" class="spoken" {title}>use the lecture\'s numbers</button>' if chapter["spoken"] else ""
     address = f"{_workbench(is_live=is_live)}#{chapter['board']}"
     board = f'<a class="bench" data-board="{chapter["board"]}" href="{address}">workbench</a>'
     return f"""<section class="chapter" id="{chapter["id"]}" aria-labelledby="{chapter["id"]}-title">
@@ -275,11 +277,17 @@ def _chapter(chapter: Mapping[str, Any], values: Mapping[str, Any], *, is_live: 
 </section>"""
 
 
+def _letters(formula: str) -> str:
+    letters = [f"{letter}: {meaning}" for letter, meaning in formula_letters(formula).items()]
+    return f"<small>{html.escape('; '.join(letters))}</small>" if letters else ""
+
+
 def rich_text(text: str, values: Mapping[str, Any]) -> str:
     """Return the paragraphs of a text as HTML.
 
     Args:
-        text: Text with "**bold**", "*emphasis*", "{number}" and "[word of the glossary]".
+        text: Text with "**bold**", "*emphasis*", "{number}", "[word of the glossary]" and parts that stand only where a
+            number is finite and positive, "{?number}...{/}".
         values: Variables and derived numbers.
 
     Returns:
@@ -302,6 +310,7 @@ def inline(text: str, values: Mapping[str, Any]) -> str:
     marked = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", marked)
     marked = re.sub(r"(?<![\w*])\*(\w[^*]*?)\*", r"<em>\1</em>", marked)
     marked = re.sub(r"\[([^]]+)\]", _term, marked)
+    marked = re.sub(r"\{\?(\w+)\}(.*?)\{/\}", partial(_conditional, values), marked)
     return re.sub(r"\{(\w+)\}", partial(_number, values), marked)
 
 
@@ -309,6 +318,12 @@ def _term(match: re.Match[str]) -> str:
     if match[1] not in glossary():
         raise DataFileError(FOLDER, f"the glossary has no word {match[1]!r}")
     return f'<button type="button" class="term" popovertarget="word-{match[1].replace(" ", "-")}">{match[1]}</button>'
+
+
+def _conditional(values: Mapping[str, Any], match: re.Match[str]) -> str:
+    value = float(values[match[1]])
+    hidden = "" if math.isfinite(value) and value > 0 else " hidden"
+    return f'<span data-if="{match[1]}"{hidden}>{match[2]}</span>'
 
 
 def _number(values: Mapping[str, Any], match: re.Match[str]) -> str:

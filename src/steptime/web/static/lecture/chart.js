@@ -52,6 +52,8 @@ class Plane {
     this.margin = { top: 30, right: 14, bottom: 40, left: 55, ...margin };
     Object.assign(this, { root, width, height });
     this.back = svg("g", { class: "axes" }, root);
+    // Paper behind texts: grid lines end there, so that none crosses a word.
+    this.masks = svg("g", {}, root);
     const id = `clip-${Plane.count = (Plane.count || 0) + 1}`;
     const clip = svg("clipPath", { id }, root);
     this.clipBox = svg("rect", {}, clip);
@@ -66,9 +68,12 @@ class Plane {
     for (const [key, value] of Object.entries({ x: left, y: top - 6, width: this.width - left - right, height: this.height - top - bottom + 7 })) this.clipBox.setAttribute(key, value);
   }
 
+  mask([x1, y1, x2, y2]) { const low = Math.min(y2, this.height - this.margin.bottom - 1); svg("rect", { x: x1, y: y1, width: Math.max(x2 - x1, 0), height: Math.max(low - y1, 0), class: "mask" }, this.masks); }
+
   axes(xAxis, yAxis) {
     const { top, right, bottom, left } = this.margin;
     this.back.replaceChildren();
+    this.masks.replaceChildren();
     const base = this.height - bottom, wide = this.width > 460;
     for (const value of ticks(this.y, this.height > 300 ? 5 : 4)) {
       const y = this.y(value);
@@ -147,6 +152,7 @@ class Plane {
         }
       }
       this.boxes.push(best.box);
+      this.mask(best.box);
       label(this.labels, best.box[0], best.box[3] - 3, name, { fill: colour(`${tint}-text`), class: "halo name" });
     }
   }
@@ -171,7 +177,7 @@ class Chart {
     this.variable = VARIABLES.get(spec.drag || spec.x.value);
     this.plane = new Plane(root, size.width, size.height);
     this.shade = svg("rect", { class: "shade", opacity: 0 }, this.plane.body);
-    this.shadeName = label(this.plane.front, 0, 0, "no pass can be here", { class: "halo note", opacity: 0 });
+    this.shadeName = label(this.plane.front, 0, 0, "no pass that reads every weight", { class: "halo note", opacity: 0 });
     this.lines = spec.lines.map((line) => ({ ...line, path: svg("path", { class: `line ${line.wide ? "wide" : ""}`, stroke: colour(line.colour), "stroke-dasharray": line.dash, opacity: 0 }, this.plane.body) }));
     this.dots = svg("g", {}, this.plane.body);
     this.marks = svg("g", {}, this.plane.front);
@@ -184,6 +190,10 @@ class Chart {
     const { x, y } = this.spec;
     const xs = { low: x.low_of ? all[x.low_of] : x.low, high: x.of ? x.times * all[x.of] : x.high, log: x.log };
     if (xs.high <= xs.low) xs.high = xs.low * 2 + 1;
+    // The axis has the point of the page, wherever its slider ends.
+    const at = all[x.value];
+    if (at > xs.high) xs.high = at * 1.15;
+    if (at > 0 && at < xs.low) xs.low = at * 0.85;
     const { xValues, columns } = this.sample(xs, all);
     const runs = y.log ? this.measured(all).map((one) => one.y) : [];
     const within = runs.concat(shown.flatMap((line) => columns[line.value].filter((v, n) => Number.isFinite(v) && xValues[n] >= xs.low)));
@@ -262,10 +272,15 @@ class Chart {
       // Characters are some 7 pixels wide.
       const end = x + 7 * name.length > plane.width - right && x - left > plane.width - right - x;
       const room = end ? x - left : plane.width - right - x;
-      const text = 7 * name.length > room ? name.split(" = ").pop() : name, wide = 7 * text.length;
-      const low = boxes.some(([a, , c]) => c - a > 2 && a < x + (end ? 0 : wide + 5) && c > x - (end ? wide + 5 : 0)) ? top + 24 : top + 6;
-      label(this.marks, x + (end ? -5 : 5), low, text, { "text-anchor": end ? "end" : "start", class: "halo note" });
-      boxes.push([x - 1, top, x + 1, plane.height - bottom], end ? [x - 5 - wide, low - 12, x - 5, low + 3] : [x + 5, low - 12, x + 5 + wide, low + 3]);
+      // A name that is too long for one row stands in two.
+      const rows = 7 * name.length > room ? name.split(/(?<= =) /) : [name], wide = 7 * Math.max(...rows.map((row) => row.length));
+      let low = top + 6;
+      const box = () => [end ? x - 5 - wide : x + 5, low - 12, end ? x - 5 : x + 5 + wide, low + 3 + 15 * (rows.length - 1)];
+      const isTaken = ([a, b, c, d]) => boxes.some(([e, f, g, h]) => g - e > 2 && a < g && c > e && b < h && d > f);
+      while (low < top + 80 && isTaken(box())) low += 6;
+      for (const [n, row] of rows.entries()) label(this.marks, x + (end ? -5 : 5), low + 15 * n, row, { "text-anchor": end ? "end" : "start", class: "halo note" });
+      plane.mask(box());
+      boxes.push([x - 1, top, x + 1, plane.height - bottom], box());
     };
     for (const one of spec.uprights || []) if (step.show.includes(one.shows) && Number.isFinite(all[one.value])) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value))}`);
     for (const one of spec.ticks || []) nameMark(one.at, one.name);
@@ -275,26 +290,30 @@ class Chart {
       const x = plane.x(one.at), y = plane.y(all[one.value]), words = `${one.name}: ${written(all[one.value], spec.y.unit)}`;
       svg("circle", { cx: x, cy: y, r: 5.5, fill: colour("weights"), class: "dot" }, this.marks);
       label(this.marks, x + 11, y + 4, words, { class: "halo tag" });
+      plane.mask([x + 11, y - 9, x + 11 + 8 * words.length, y + 8]);
       boxes.push([x - 7, y - 7, x + 7, y + 7], [x + 11, y - 9, x + 11 + 8 * words.length, y + 8]);
     }
     this.runs(all);
     const at = all[spec.x.value], y = all[step.point];
-    const px = plane.x(at), py = plane.y(y);
-    const visible = px >= left - 2 && px <= plane.width - right + 2 && py >= top - 30 && py <= plane.height - bottom + 2;
+    // A point outside the picture stays at its edge, with an arrow to where it is.
+    const trueX = plane.x(at), trueY = plane.y(y), visible = Number.isFinite(trueX) && Number.isFinite(trueY);
+    const px = Math.min(Math.max(trueX, left), plane.width - right), py = Math.min(Math.max(trueY, top), plane.height - bottom);
+    const arrow = trueX > px + 2 ? "→ " : trueX < px - 2 ? "← " : trueY < py - 2 ? "↑ " : trueY > py + 2 ? "↓ " : "";
     this.dot.setAttribute("display", visible ? "inline" : "none");
     this.tag.setAttribute("display", visible ? "inline" : "none");
     if (visible) {
       this.dot.setAttribute("cx", px);
       this.dot.setAttribute("cy", py);
-      this.tag.textContent = written(y, unitOf(step.point) || spec.y.unit);
+      this.tag.textContent = arrow + written(y, unitOf(step.point) || spec.y.unit);
       // The number stands where it covers the fewest lines; the names of the lines make room for it.
       plane.traces = named.map(({ xs, ys }) => plane.trace(xs, ys));
       const wide = 8 * this.tag.textContent.length, end = px > plane.width * 0.62;
-      const spots = [[13, 22], [-13 - wide, -12], [13, -12], [-13 - wide, 22], [-wide / 2, -18], [-wide / 2, 30]].map(([dx, dy]) => [px + dx, Math.max(py + dy, top + 4)]);
+      const spots = [[13, 22], [-13 - wide, -12], [13, -12], [-13 - wide, 22], [-wide / 2, -18], [-wide / 2, 30], [13, 44], [-13 - wide, 44]].map(([dx, dy]) => [px + dx, Math.max(py + dy, top + 4)]);
       if (end) spots.unshift(spots.splice(1, 1)[0]);
       const costs = spots.map(([x, base], n) => plane.conflicts([x, base - 13, x + wide, base + 4], boxes) + 0.5 * n), best = spots[costs.indexOf(Math.min(...costs))];
       this.tag.setAttribute("x", best[0]);
       this.tag.setAttribute("y", best[1]);
+      plane.mask([best[0], best[1] - 13, best[0] + wide, best[1] + 4]);
       boxes.push([best[0], best[1] - 13, best[0] + wide, best[1] + 4], [px - 10, py - 10, px + 10, py + 10]);
     }
     plane.names(named, boxes);
@@ -374,8 +393,8 @@ class Years {
     this.group = svg("g", {}, this.plane.front);
   }
 
-  draw(step, all) {
-    const { plane, spec } = this, rows = DATA.tables[spec.table];
+  draw(step, all, base = state.values) {
+    const { plane, spec } = this, whose = base === state.values ? "this page" : "lecture's numbers", rows = DATA.tables[spec.table];
     const first = Math.min(...rows.map((one) => one.year)), last = Math.max(...rows.map((one) => one.year));
     const high = Math.max(spec.near * 1.5, ...rows.map((one) => one.value)) * 1.12;
     plane.place({ low: first - 0.4, high: last + (plane.width > 460 ? 1.3 : 1.9) }, { low: 0, high });
@@ -395,19 +414,23 @@ class Years {
         return (atRight ? ends.reverse() : ends).flatMap((x) => (atRight ? [5, -20] : [-20, 5]).map((dy) => [x, y + dy, wide, name]));
       });
       const [x, above, wide, name] = spots.find(([a, b, c]) => isFree(a, b, c, 15)) || spots[spots.length - 1];
+      plane.mask([x, above, x + wide, above + 15]);
       placed.push([x, above, x + wide, above + 15], [left, y - 1, plane.width - right, y + 1]);
       label(this.group, x, above + 12, name, { fill: colour(`${tint}-text`), class: "halo name" });
     };
     const value = all[spec.value || "drain"];
     across(spec.near, [spec.near_name], "quiet", true, true);
-    if (Math.abs(value / spec.near - 1) > 0.1) across(value, [`this page: ${written(value, spec.unit)}`, "this page"], "accent", false, false);
+    if (Math.abs(value / spec.near - 1) > 0.1) across(value, [`${whose}: ${written(value, spec.unit)}`, whose], "accent", false, false);
     for (const one of rows) {
       const x = plane.x(one.year), y = plane.y(one.value);
       svg("circle", { cx: x, cy: y, r: 5.5, fill: colour("weights"), class: "dot" }, this.group);
       const long = 7 * one.name.length;
-      const spots = [x + 10, x - 10 - long, x - long / 2].flatMap((a) => [-8, 2, -18, 9, -25].map((dy) => [a, y + dy]));
-      const spot = spots.find(([a, b]) => isFree(a, b, long, 15));
+      const spots = [[-8, 2, -18, 9, -25], [-34, 20, -44, 32, -56, 44, -68, 58]].flatMap((steps) => [x + 10, x - 10 - long, x - long / 2].flatMap((a) => steps.map((dy) => [a, y + dy])));
+      const spot = spots.find(([a, b]) => b > top - 14 && b + 15 < plane.height - plane.margin.bottom && isFree(a, b, long, 15));
       if (!spot) continue;
+      // A name far from its dot has a line to it.
+      if (spot[1] < y - 30 || spot[1] > y + 14) svg("line", { x1: x, y1: y + (spot[1] < y ? -6 : 6), x2: Math.min(Math.max(x, spot[0] + 4), spot[0] + long - 4), y2: spot[1] < y ? spot[1] + 15 : spot[1], class: "grid" }, this.group);
+      plane.mask([spot[0], spot[1], spot[0] + long, spot[1] + 15]);
       placed.push([spot[0], spot[1], spot[0] + long, spot[1] + 15]);
       label(this.group, spot[0], spot[1] + 12, one.name, { class: "halo small" });
     }

@@ -32,7 +32,7 @@ class Stage {
   // --- whose numbers: spoken, ideal, engine, measured, or all four
   get offers() {
     const { four } = DATA.pictures[this.told];
-    return [...(Object.keys(this.about.spoken).length ? ["spoken"] : []), "ideal", ...(four ? ["engine", "measured", "all"] : [])];
+    return [...(spokenHere(DATA.pictures[this.told], this.about.spoken).length ? ["spoken"] : []), "ideal", ...(four ? ["engine", "measured", "all"] : [])];
   }
   get view() { return views[this.told] && this.offers.includes(views[this.told]) ? views[this.told] : DATA.pictures[this.told].view || "ideal"; }
   choose(view) {
@@ -48,7 +48,8 @@ class Stage {
     const radio = (one) => {
       const input = el("input", { type: "radio", name: `view-${this.about.id}`, value: one, checked: one === shown });
       input.addEventListener("change", () => this.choose(one));
-      return el("label", {}, [input, el("span", {}, [VIEWS[one]])]);
+      const [name, title] = VIEWS[one];
+      return el("label", { title }, [input, el("span", {}, [name])]);
     };
     this.views.hidden = offers.length < 2;
     const { key } = this;
@@ -168,6 +169,9 @@ function withoutAxis(spoken, picture) {
   return Object.fromEntries(Object.entries(spoken).filter(([name]) => name !== picture.x?.value));
 }
 
+// The lecture's numbers that a picture has: those that it reads, or all.
+function spokenHere(picture, spoken) { return Object.entries(spoken).filter(([name]) => name !== picture.x?.value && (!picture.reads || picture.reads.includes(name))); }
+
 // A picture over long contexts has its context from another variable.
 function withContext(picture, values) { return picture.context ? { ...values, context: values[picture.context] } : values; }
 
@@ -177,12 +181,18 @@ function gapWords(stage, spoken) {
   if (view === "ideal" && picture.view !== "all") return "";
   const shown = picture.four && DATA.pictures[picture.four].context ? derive(withContext(DATA.pictures[picture.four], state.values)) : now;
   const axis = picture.x, at = axis ? `At ${written(now[axis.value], unitOf(axis.value))}` : "";
-  if (view === "spoken") return `${Object.entries(spoken).slice(0, 4).map(([name, value]) => `${labelOf(name)} ${written(value, unitOf(name))}`).join(", ")}${Object.keys(spoken).length > 4 ? ", and so on" : ""}: the numbers of the lecture.`;
+  if (view === "spoken") {
+    const here = spokenHere(picture, spoken), isSame = here.every(([name, value]) => state.values[name] === value);
+    // A label such as "total parameters" has the unit already.
+    const words = (name, value) => (unitOf(name) && labelOf(name).includes(unitOf(name)) ? written(value, unitOf(name)).replace(unitOf(name), "").trimEnd() : written(value, unitOf(name)));
+    const list = here.slice(0, 4).map(([name, value]) => `${labelOf(name)} ${words(name, value)}`).join(", ") + (here.length > 4 ? ", and so on" : "");
+    return isSame ? `The page has the lecture's numbers here already: ${list}.` : `This picture has the lecture's numbers: ${list}.`;
+  }
   const four = DATA.pictures[picture.four], find = (kind) => four.lines.find((line) => line.view === kind);
   const ideal = find("ideal").value, engine = find("engine").value, unit = unitOf(ideal), said = find("spoken");
   const values = { spoken: said ? derive(withContext(four, { ...state.values, ...withoutAxis(spoken, four) }), [said.of])[said.of] : NaN, ideal: shown[ideal], engine: shown[engine] };
   const parts = [];
-  if (view === "all" && said) parts.push(`spoken ${written(values.spoken, unit)}`);
+  if (view === "all" && said) parts.push(`with the lecture's numbers ${written(values.spoken, unit)}`);
   if (view === "all" || view === "ideal") parts.push(`ideal ${written(values.ideal, unit)}`);
   if (view !== "ideal") {
     if (!Number.isFinite(values.engine)) parts.push(isPair(state.values) ? "no engine at this context" : "no engine for changed numbers (reset brings it back)");
@@ -234,6 +244,23 @@ for (const one of numbers.filter((each) => each.classList.contains("drag"))) {
   for (const name of ["pointerup", "pointercancel"]) one.addEventListener(name, () => { if (from) { from = null; one.classList.remove("held"); change({}, true); } });
   one.addEventListener("keydown", (event) => stepByKey(event, about));
 }
+
+// Parts of sentences stand only where their number exists.
+const parts = $$("[data-if]");
+watchers.push(() => { for (const one of parts) { const value = now[one.dataset.if]; one.hidden = !(Number.isFinite(value) && value > 0); } });
+
+// The meaning of a word stands below its paragraph, or above it, and never on the sentence that is read.
+let term = null;
+function placeWord() {
+  const word = $(".word:popover-open");
+  if (!word || !term) return;
+  const text = (term.closest("p") || term).getBoundingClientRect(), tall = word.offsetHeight, wide = word.offsetWidth;
+  const above = text.top - tall - 8, isBelow = text.bottom + 8 + tall <= innerHeight || above < 0;
+  word.style.left = `${Math.max(Math.min(text.left, innerWidth - wide - 8), 8)}px`;
+  word.style.top = `${isBelow ? text.bottom + 8 : above}px`;
+}
+for (const one of $$(".term")) one.addEventListener("click", () => { term = one; requestAnimationFrame(placeWord); });
+addEventListener("scroll", placeWord, { passive: true });
 
 // --- guess first -------------------------------------------------------------------------------------------------------------------
 

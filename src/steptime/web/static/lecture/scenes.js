@@ -17,7 +17,7 @@ class Scene {
   // Seconds of one play, the time that a still picture shows, and what is drawn at a time.
   get seconds() { return 8; }
   get still() { return 0.7; }
-  draw(step, all) { Object.assign(this, { step, all }); this.paint(); }
+  draw(step, all, base = state.values) { Object.assign(this, { step, all, base }); this.paint(); }
   paint() { this.group.replaceChildren(); this.frame(this.time); }
   // A character is some 0.56 of its size wide, in bold 0.62; long words shrink to the width of a phone.
   text(x, y, words, more = {}) {
@@ -25,6 +25,11 @@ class Scene {
     const room = middle ? 2 * Math.min(x, this.width - x) : this.width - x, size = room / words.length / (more.class?.includes("name") ? 0.62 : 0.56);
     if (more["text-anchor"] !== "end" && size < 13) made.style.fontSize = `${Math.max(size, 10)}px`;
     return made;
+  }
+  // A plane with axes behind what is drawn.
+  makePlane() {
+    this.plane ||= new Plane(this.root, this.width, this.height);
+    this.root.insertBefore(this.group, this.plane.front);
   }
   box(x, y, width, height, fill, more = {}) { return svg("rect", { x, y, width: Math.max(width, 0), height: Math.max(height, 0), rx: 3, fill, ...more }, this.group); }
 }
@@ -163,7 +168,7 @@ class Loop extends Scene {
   }
 
   table() {
-    return { head: ["stages", "idle with one micro-batch", "token with hops"], rows: [1, 2, 4, 8].map((n) => [n, `${inDigits(100 * (1 - 1 / n), 3)} %`, written(derive({ ...state.values, stages: n }, ["hop_latency"]).hop_latency, "s")]) };
+    return { head: ["stages", "idle with one micro-batch", "token with hops"], rows: [1, 2, 4, 8].map((n) => [n, `${inDigits(100 * (1 - 1 / n), 3)} %`, written(derive({ ...this.base, stages: n }, ["hop_latency"]).hop_latency, "s")]) };
   }
 }
 
@@ -194,7 +199,7 @@ class Bubble extends Scene {
   }
 
   table() {
-    return { head: ["micro-batches", "idle share"], rows: [1, 2, 4, 8, 16, 32].map((n) => [n, written(derive({ ...state.values, microbatches: n }, ["bubble"]).bubble, "share")]) };
+    return { head: ["micro-batches", "idle share"], rows: [1, 2, 4, 8, 16, 32].map((n) => [n, written(derive({ ...this.base, microbatches: n }, ["bubble"]).bubble, "share")]) };
   }
 }
 
@@ -203,10 +208,10 @@ class Memory extends Scene {
 
   frame() {
     const { width, height, all } = this, counts = [1, 2, 3, 4, 5, 6, 7, 8];
-    const parts = counts.map((stages) => derive({ ...state.values, stages }, ["chip_weights", "chip_cache"]));
+    const parts = counts.map((stages) => derive({ ...this.base, stages }, ["chip_weights", "chip_cache"]));
     const most = Math.max(...parts.map((one) => one.chip_weights + one.chip_cache)), isFar = all.capacity > 3 * most;
     const high = isFar ? most * 1.25 : Math.max(all.capacity * 1.1, most);
-    this.plane ||= new Plane(this.root, width, height);
+    this.makePlane();
     const top = Math.min(high, 4 * all.capacity);
     this.plane.place({ low: 0.4, high: 8.6 }, { low: 0, high: top });
     this.plane.axes({ label: "pipeline stages", ticks: counts, plain: true }, { label: "memory of a chip", unit: "B" });
@@ -223,6 +228,7 @@ class Memory extends Scene {
     const first = parts[0];
     // Both names stand above the bars of five stages and more.
     const above = Math.max(clip(parts[4].chip_cache + parts[4].chip_weights), plane.margin.top + 54);
+    plane.mask([plane.x(8) + wide / 2 - 115, above - 40, plane.x(8) + wide / 2 + 2, above - 4]);
     this.text(plane.x(8) + wide / 2, above - 26, "weights shrink", { "text-anchor": "end", fill: colour("weights-text"), class: "halo name" });
     this.text(plane.x(8) + wide / 2, above - 9, "caches stay", { "text-anchor": "end", fill: colour("kv-text"), class: "halo name" });
     this.parts = parts;
@@ -261,7 +267,7 @@ class Curves extends Scene {
 
   curves(x, y, lines, uprights) {
     const { width, height } = this;
-    this.plane ||= new Plane(this.root, width, height);
+    this.makePlane();
     const { plane } = this;
     plane.place(x, y);
     plane.axes(x, y);

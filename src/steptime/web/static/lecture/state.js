@@ -127,7 +127,13 @@ function address() {
 }
 const guesses = {};
 // Whose numbers a picture shows, where they are not those of its step.
-const views = {}, VIEWS = { spoken: "spoken", ideal: "ideal", engine: "engine", measured: "measured", all: "all four" };
+const views = {}, VIEWS = {
+  spoken: ["lecture's numbers", "this picture with the lecture's numbers of this chapter; the page keeps its numbers"],
+  ideal: ["ideal", "closed forms with the numbers of this page"],
+  engine: ["engine", "the full model of this page's pair: kernels, network and overheads"],
+  measured: ["measured", "public measured runs of this page's pair"],
+  all: ["all four", "lecture's numbers, ideal, engine and measured runs in one picture"],
+};
 let timer = 0;
 function store() {
   clearTimeout(timer);
