@@ -41,8 +41,11 @@ RELOADED = ("steptime.", "tests.")  # what a mutant imports anew, but for the ro
 KEPT = ("models", "hardware", "catalog", "errors", "units", "number_checks", "pareto", "result_base", "data")
 TESTS = (
     "tests/physics", "tests/planning", "tests/validation/test_measured_runs.py", "tests/test_golden.py", "tests/blackboard",
-    "tests/test_results.py::test_the_page_of_keys_is_up_to_date", "tests/test_doctests.py",
+    "tests/test_results.py::test_the_page_of_keys_is_up_to_date",
+    "tests/test_results.py::test_fields_of_results_have_a_meaning_and_one_key_each", "tests/test_doctests.py",
 )  # fmt: skip
+# Tests that read classes of both rooms without a call: what a class declares is outside of functions.
+READERS = "tests/test_results.py"
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 MOST_BYTES = 16 * 2**30  # of address space
 
@@ -314,14 +317,20 @@ class Mutants:
     def batches(self, mutant: Mutant) -> list[list[str]]:
         """Return the tests that call what a mutant changes: its own first, then the quick ones, each batch file by file.
 
-        A mutant outside of functions has those that call any function of its file. All together take `--seconds` at most.
+        A mutant outside of functions has those that call any function of its file, all of its own module, and those that read
+        classes, because constants and fields are read without a call. All together take `--seconds` at most.
         """
         name = Path(mutant.file).stem
+
+        def is_near(test: str) -> bool:
+            return f"/test_{name}" in test or (not mutant.first and test.startswith(READERS))
+
         touched = [
             test for test, reach in self.reach.items()
-            if any(file == mutant.file and mutant.first in (0, line) for file, line in reach.called)
+            if (not mutant.first and is_near(test))
+            or any(file == mutant.file and mutant.first in (0, line) for file, line in reach.called)
         ]  # fmt: skip
-        touched.sort(key=lambda test: (f"/test_{name}" not in test, self.reach[test].seconds))
+        touched.sort(key=lambda test: (not is_near(test), self.reach[test].seconds))
         batches, used, order = [list[str]() for _ in range(3)], 0.0, {test: n for n, test in enumerate(self.reach)}
         for test in touched:
             used += self.reach[test].seconds

@@ -32,7 +32,7 @@ from steptime.planning.planner import DoesNotFit
 from steptime.pricing.price_history import price_history
 from steptime.questions.step_question import step_summary
 from steptime.questions.train_comparison import compare_training
-from steptime.result_base import Tabular, entries, in_words, json_key, plain, problem, to_json, unit
+from steptime.result_base import Result, Tabular, entries, in_words, json_key, plain, problem, to_json, unit
 from steptime.reversible.avalanche import mixing
 from steptime.reversible.sboxes import sbox_card
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
@@ -537,6 +537,28 @@ def test_the_page_of_keys_is_up_to_date():
     assert page == module.keys_page()
     schemas = {getattr(kind, "SCHEMA", "") for kind in module.ANSWERS}
     assert schemas == {key for key in KEYS if "/" in key}
+
+
+def results_of(*rooms):
+    """Yield the results that the modules of some rooms declare."""
+    waiting = [Result]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if is_dataclass(kind) and kind.__module__.startswith(rooms):
+            yield kind
+
+
+def test_fields_of_results_have_a_meaning_and_one_key_each():
+    kinds = list(results_of("steptime.physics.", "steptime.planning."))
+    assert len(kinds) > 15
+    for kind in kinds:
+        listed = list(entries(kind))
+        assert len({entry.key for entry in listed}) == len(listed), kind
+        unnamed = [entry.name for entry in listed if not entry.meaning]
+        # An engine, whose file has constants, has its own JSON.
+        assert unnamed in ([], [entry.name for entry in listed]), (kind, unnamed)
+        assert not unnamed or kind.__name__ == "Engine"
 
 
 @pytest.mark.parametrize("name", ["plan", "impossible plan", "step", "steps", "step card", "training"])

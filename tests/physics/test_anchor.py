@@ -10,7 +10,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError
-from steptime.physics.bias_correction import Anchor, Anchors, MeasuredRun, OperatingPoint, select_anchor
+from steptime.physics.bias_correction import USUAL, Anchor, Anchors, MeasuredRun, OperatingPoint, select_anchor
 from steptime.physics.engine import anchored, constant, load_engine, serving_engine, with_constants
 from steptime.physics.layout import Layout
 from steptime.physics.run_covariance import read_covariances
@@ -345,3 +345,116 @@ def test_the_ideal_engine_has_no_runs_and_what_is_no_anchor_is_refused():
         st.plan(MODEL, SYSTEM, WORK, engine="ideal", anchor=anchor(1.1))
     with pytest.raises(InputError, match=r"an anchor is what st\.load_anchor gives, not 'runs.csv'"):
         st.decode_step(MODEL, SYSTEM, **STEP, anchor="runs.csv")
+
+
+@pytest.mark.parametrize(("count", "further"), [(1, ""), (2, ""), (3, " and 1 more"), (5, " and 3 more")])
+def test_a_refusal_names_two_groups_and_counts_the_others(count, further):
+    groups = [anchor(1.1, engine="sglang", system=f"system-{n}") for n in range(count)]
+    with pytest.raises(InputError) as caught:
+        select_anchor(Anchors(source="runs.csv", anchors=tuple(groups)), model=MODEL.name, system=SYSTEM.name, engine="vllm")
+    named = ", and of ".join(f"{MODEL.name} on system-{n} with engine sglang" for n in range(min(count, 2)))
+    assert f"got runs of {named}{further}; use runs of the same engine" in str(caught.value)
+
+
+def test_the_worst_ratios_of_a_time_are_those_of_runs_that_measured_it():
+    """Three at most are named, the furthest from 1 first: 0.4 is further from it than 2."""
+    both = anchor_of(run_of(2.0, "a"), run_of(None, "b", ttft=1.5), run_of(0.4, "c"))
+    assert both._worst("tpot") == "Measured over predicted time per token: 0.40 (c, load 64), 2.00 (a, load 64)."
+    assert both._worst("ttft") == "Measured over predicted time to first token: 1.50 (b, load 64)."
+    assert anchor_of(run_of(2.0))._worst("ttft") == "No run of this model and system measured first tokens."
+    assert anchor_of(run_of(1.019))._worst("tpot") == "Measured time per token: as predicted."
+    five = anchor_of(*(run_of(ratio, f"{ratio}") for ratio in (1.1, 1.2, 1.3, 1.4, 1.5)))
+    assert five._worst("tpot").endswith(": 1.50 (1.5, load 64), 1.40 (1.4, load 64), 1.30 (1.3, load 64), and 2 closer to 1.")
+    # Runs of another system are not among them.
+    assert anchor_of(run_of(2.0, "a"), run_of(9.0, "b", system="hgx-a100"))._worst("tpot").endswith(": 2.00 (a, load 64).")
+
+
+def test_the_usual_load_and_context_are_geometric_means_in_doublings():
+    """Loads of 1 and 16, and contexts of 1 and 1,024 tokens: 2^2 and 2^5. Fewer than one count as one."""
+    own = anchor_of(run_of(1.0, load=0.25, context=1.0), run_of(1.0, "b", load=16, context=1024))
+    assert [float(x) for x in own._coordinates(USUAL, own.measured)] == pytest.approx([2.0, 5.0])
+    # A step without sequences takes both; one of half a sequence counts as one of it.
+    point = OperatingPoint(load=np.array([0.0, 0.5, 8.0]), context=np.array([64.0, 0.5, 256.0]))
+    load, context = own._coordinates(point, own.measured)
+    assert load.tolist() == pytest.approx([2.0, 0.0, 3.0])
+    assert context.tolist() == pytest.approx([5.0, 0.0, 8.0])
+    # Runs of other systems count only where there are none of this one.
+    with_others = (*own.measured, run_of(1.0, "c", system="hgx-a100", load=1024))
+    assert float(own._coordinates(USUAL, with_others)[0]) == pytest.approx(2.0)
+    assert float(own._coordinates(USUAL, with_others[-1:])[0]) == pytest.approx(10.0)
+    fixed = replace(own, usual_load=32.0, usual_context=128.0)
+    assert [float(x) for x in fixed._coordinates(USUAL, own.measured)] == pytest.approx([5.0, 7.0])
+
+
+@pytest.mark.parametrize(("runs", "most"), [(1, 0), (16, 4), (100, 16), (2, 1)])
+def test_more_runs_outside_their_range_than_chance_has_are_a_warning(runs, most):
+    """A tenth of n runs and two deviations of 0.3 sqrt(n): 0.7, 4 and 16 of 1, 16 and 100; 1.05 of 2."""
+    measured = tuple(run_of(1.0, str(n)) for n in range(runs))
+    few, many = (replace(anchor_of(*measured), outside_range=tuple(map(str, range(n)))) for n in (most, most + 1))
+    assert few.warning == ""
+    assert many.warning.startswith("Your run lies" if runs == 1 else f"{most + 1} of your {runs} runs lie")
+    # What may explain runs far outside their range is said in any case.
+    told = replace(few, far_outside=("3",), explanations=("Run '3' has tp 2.", "Run '4' has tp 4."))
+    assert told.warning == "Run '3' has tp 2."
+
+
+def test_a_correction_counts_its_runs():
+    one, two = (anchor_of(*(run_of(1.5, name) for name in names)) for names in ("a", "ab"))
+    assert one.text({"tpot": 1.5}).startswith("Corrected by 1 run that you measured (runs.csv): steps x 1.50 here.")
+    assert two.text(None).startswith("Corrected by 2 runs that you measured (runs.csv): each step by its load.")
+    assert two.text({}).startswith("Corrected by 2 runs that you measured (runs.csv): steps x 1 here.")
+    assert replace(one, version="0.9").text({"tpot": 1.5}).startswith("Corrected by 1 run that you measured (runs.csv, 0.9)")
+    assert "--no-anchor" not in one.text(None)
+    assert replace(one, is_stored=True).text(None).endswith(" --no-anchor ignores these runs.")
+
+
+def test_runs_of_other_systems_are_summed_up_as_all_runs():
+    """The median of 1.2, 1.5 and 3, which say little of this system: the factor is closer to 1."""
+    ratios = {"a": 1.2, "b": 3.0, "c": 1.5}
+    others = anchor_of(*(run_of(ratio, name, system="hgx-a100") for name, ratio in ratios.items()))
+    found = others.tpot
+    assert (found.runs, found.ratio) == (3, pytest.approx(1.5))
+    assert 1 < found.factor < 1.5
+    assert others.ttft is None
+    assert others.text({"tpot": 1.01}).startswith("Your runs are of other models or systems; the prediction is unchanged.")
+    assert "None of them is of this model and system" in others.text({"tpot": 1.03})
+    mixed = anchor_of(*others.measured, run_of(1.1, "d"))
+    assert (mixed.tpot.runs, mixed.tpot.ratio) == (4, pytest.approx(1.1))
+
+
+def test_a_run_is_one_sequence_on_one_chip_unless_it_says_otherwise():
+    run = MeasuredRun(name="a", model="m", system="s")
+    assert (run.load, run.context, run.tp, run.pp, run.dp, run.ep) == (1, 1, 1, 1, 1, 1)
+    assert (run.version, run.formats, run.tpot, run.ttft) == ("", (), None, None)
+
+
+def test_a_correction_has_the_runs_and_remarks_of_all_groups_of_its_engine():
+    """The newest group of the model and system comes last; its source and explanations are named first."""
+    first = replace(
+        anchor_of(run_of(1.1, "a", system="hgx-a100"), system="hgx-a100"), source="old.csv", outside_range=("a",),
+        far_outside=("a",), explanations=("Run 'a' has tp 2.",), left_out=("x: no model",),
+    )  # fmt: skip
+    second = replace(
+        anchor_of(run_of(1.2, "b")), source="new.csv", version="0.9", outside_range=("b", "a"), far_outside=("b",),
+        explanations=("Run 'b' has tp 4.",), left_out=("x: no model", "y: no system"),
+    )  # fmt: skip
+    other = replace(anchor_of(run_of(9.0, "c")), engine="sglang")
+    both = Anchors(source="x", anchors=(second, other, first))
+    found = select_anchor(both, model=MODEL.name, system=SYSTEM.name, engine="vllm", formats=FORMATS)
+    assert (found.runs, found.source, found.version, found.formats) == (("a", "b"), "new.csv, old.csv", "0.9", FORMATS)
+    assert (found.outside_range, found.far_outside) == (("a", "b"), ("a", "b"))
+    assert found.explanations == ("Run 'b' has tp 4.", "Run 'a' has tp 2.")
+    assert found.left_out == ("x: no model", "y: no system")
+    # Of a system without runs, the release is not known.
+    far = select_anchor(both, model=MODEL.name, system="l40s-8", engine="vllm")
+    assert (far.model, far.system, far.version, far.formats) == (MODEL.name, "l40s-8", "", ())
+
+
+def test_a_table_of_corrections_has_a_row_per_group():
+    groups = (anchor(1.25, version="0.9", runs=2), anchor(None, 1.5, system="hgx-a100"))
+    table = Anchors(source="x", anchors=groups).columns()
+    assert (table["system"], table["version"], table["runs"]) == ([SYSTEM.name, "hgx-a100"], ["0.9", ""], [2, 1])
+    assert table["tpot_ratio"] == [pytest.approx(1.25), None]
+    assert table["ttft_ratio"] == [None, pytest.approx(1.5)]
+    assert table["tpot_factor"] == [pytest.approx(groups[0].tpot.factor), None]
+    assert table["ttft_factor"] == [None, pytest.approx(groups[1].ttft.factor)]

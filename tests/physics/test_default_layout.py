@@ -36,3 +36,15 @@ def test_default_layout_with_a_batch_holds_the_batch():
 def test_default_layout_of_a_batch_that_no_domain_holds_is_the_smallest_of_the_model():
     loaded, machine = st.load_model("llama-3.3-70b"), st.load_system("hgx-h100")
     assert default_layout(loaded, machine, batch=1e6, context=8192).tp == 2
+
+
+def test_default_layout_of_two_sequences_holds_both():
+    """Two chips of 80 GB hold weights of 141 GB and one sequence of 20,000 tokens with 6.6 GB of cache, and not two."""
+    loaded, machine = st.load_model("llama-3.3-70b"), st.load_system("hgx-h100")
+    one, two = (default_layout(loaded, machine, batch=batch, context=20_000) for batch in (1, 2))
+    assert (one.chips, two.chips) == (2, 4)
+
+
+def test_default_layout_is_one_chip_wherever_one_sequence_fits_it():
+    """64 sequences of 8,192 tokens take 69 GB next to 16 GB of weights: the answer then names memory."""
+    assert default_layout(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), batch=64, context=8192).chips == 1

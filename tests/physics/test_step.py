@@ -11,7 +11,7 @@ import steptime as st
 from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
+from steptime.physics.step import Step, decode_step, ledger_of_step, mixed_step, prefill_step
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import CHIP, HEAD, IDEAL, MEMORY_BOUND, NODES, READ, decode, resources, terms
 
@@ -345,3 +345,10 @@ def test_a_step_of_many_points_is_evaluated_in_blocks():
             assert getattr(step, name)[row, ::999] == pytest.approx(float(getattr(alone, name)), rel=1e-14)
         for name, value in step.resources.items():
             assert value[row, 0] == pytest.approx(float(alone.resources.get(name, 0.0)))
+
+
+def test_sizes_that_do_not_broadcast_are_refused_by_name():
+    sizes = {"batch": np.array([1, 2]), "context": np.array([1, 2, 3])}
+    for ask in (st.decode_step, lambda *given, **more: ledger_of_step(*given, more)):
+        with pytest.raises(st.InputError, match=r"do not broadcast: batch \(2,\), context \(3,\)"):
+            ask(one_matrix(), machine(), **sizes)

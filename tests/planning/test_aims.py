@@ -11,6 +11,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import RangeError
+from steptime.physics.bias_correction import Anchor, MeasuredRun
 from steptime.physics.layout import Layout
 from steptime.planning.slo_probability import effective_targets, extrapolation_flags
 from tests.conftest import engine
@@ -46,6 +47,17 @@ def test_chips_that_were_never_measured_aim_at_half_of_both_limits():
     """Ranges to twice the time at least: chips of no vendor of the runs."""
     on = engine(fit={"names": [], "interval": TABLES, "systems": {"toy": 100}, "vendors": ["NVIDIA"]})
     assert effective_targets(replace(CASE, engine=on), Layout(), None) == pytest.approx((0.01, 1.0))
+
+
+def test_layouts_that_were_measured_aim_closer_to_the_limit():
+    """Runs of one layout share more with it than with another one, so that its range is narrower."""
+    run = {"model": MODEL.name, "system": NODES.name, "formats": ("fp8", ""), "load": 8.0, "context": 1100.0}
+    runs = tuple(MeasuredRun(name=name, tp=2, tpot=1.0, **run) for name in "abc")
+    own = Anchor(source="x", model=MODEL.name, system=NODES.name, engine="test", formats=("fp8", ""), measured=runs)
+    wide = {"tpot": {"decode": [0.3, 3.0], "mixed": [0.3, 3.0]}}
+    on = replace(engine(fit={"names": [], "interval": wide, "systems": {"toy": 100}}), anchor=own)
+    measured, unlike = (effective_targets(replace(CASE, engine=on), Layout(tp=tp), None)[0] for tp in (2, 4))
+    assert unlike < measured < 0.02
 
 
 def test_candidates_of_a_table_aim_each_for_itself():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,12 @@ import steptime as st
 from steptime.physics.layout import Layout, stacked
 from steptime.planning import finalists
 from steptime.planning.finalists import (
+    Course,
     Finalist,
+    _is_slow,
+    _limits,
+    expected_figures,
+    highest_met,
     list_finalists,
     neighbours,
     other_readers,
@@ -23,10 +30,15 @@ from steptime.planning.finalists import (
 )
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Pinned, Table
 from steptime.planning.plan_search import best_of_families, best_of_prefill_layouts
-from steptime.planning.rate_curve import GRID
+from steptime.planning.rate_curve import GRID, Curve
+from steptime.planning.session_loop import FIRST_TURNS, TURNS
+from steptime.planning.session_result import SessionCase
 from steptime.planning.simulated_rate import Run
+from steptime.workload.sessions import PRESETS
+from tests.conftest import engine
 from tests.planning.cases import case
 
+NO_WAITS = Run(rate=1.0, ttft=0.0, tpot=0.0, mean_ttft=0.0, mean_tpot=0.0, batch=0.0, busy=(0.0,), worst=0.0)
 SIZES = [Layout(tp=tp) for tp in (1, 2, 4)]
 SHARED = Candidate(mode=AGGREGATED, layout=Layout(tp=2, replicas=2), batch=8, chunk=512)
 APART = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=2), batch=8, prefill_layout=Layout(replicas=2), prompts=2)
@@ -133,11 +145,11 @@ def test_other_layouts_are_tried_with_the_chunk_of_the_best_and_with_the_smalles
 
 
 def test_the_best_of_each_family_is_a_finalist():
-    """Of 8 rows, the best of those with data-parallel ranks and with stages are far behind, and the last one too far."""
+    """Several replicas, data-parallel ranks and stages: the best of each is far behind, and the last family too far."""
     layouts = stacked([Layout(), Layout(dp=2, ep=2), Layout(pp=2, microbatches=2)])
-    rows = table(AGGREGATED, rate=[10.0, 9.0, 5.0, 4.5, 4.2, 3.0], layout=[0, 0, 1, 1, 2, 2], replicas=[1, 1, 1, 1, 1, 2])
-    found = best_of_families(case(), [replace(rows, layouts=layouts, batch=np.arange(6))])
-    assert [candidate.batch for candidate in found] == [0, 2, 4]
+    rows = table(AGGREGATED, rate=[10, 9, 5, 4.5, 4.2, 3, 6], layout=[0, 0, 1, 1, 2, 2, 0], replicas=[1, 1, 1, 1, 1, 2, 2])
+    found = best_of_families(case(), [replace(rows, layouts=layouts, batch=np.arange(7))])
+    assert [candidate.batch for candidate in found] == [0, 6, 2, 4]
     assert best_of_families(case(), [replace(rows, mode=DISAGGREGATED)]) == []
 
 
@@ -278,6 +290,161 @@ def test_what_is_not_confirmed_is_no_plan(rates):
     assert simulate_finalists(case(), of_chunks(128, 8192)) == []
 
 
+def test_a_fourth_finalist_is_confirmed_only_if_the_largest_gain_makes_it_the_best(rates):
+    """The first loses a tenth with other draws, and two are behind it: they gain at most 6.3 / 6.8, of which 6.7 has 6.2."""
+    simulated, confirmed, _ = rates
+    simulated.update({128: 7.0, 1000: 6.9, 8192: 6.8, 4096: 6.7})
+    confirmed.update({128: 6.3, 1000: 6.2, 8192: 6.1, 4096: 6.7})
+    found = simulate_finalists(case(), of_chunks(128, 1000, 8192, 4096))
+    assert [(one.candidate.chunk, one.run.rate) for one in found] == [(128, 6.3)]
+    # A third is confirmed whatever two others lost.
+    confirmed.update({8192: 6.75})
+    found = simulate_finalists(case(), of_chunks(128, 1000, 8192))
+    assert (found[0].candidate.chunk, found[0].run.rate) == (8192, 6.75)
+
+
+def test_a_second_search_starts_at_the_best_rate_that_is_confirmed(rates):
+    """After 5 and 5.5, another layout that would have 5.34 at most is not confirmed, although it beats the first one."""
+    simulated, confirmed, _ = rates
+    simulated.update({128: 7.0, 1000: 6.95, 8192: 6.9, (4, 4096): 6.7, (4, 128): 0.0, (4, 1000): 0.0, (4, 8192): 0.0})
+    confirmed.update({128: 5.0, 1000: 5.5, 8192: 5.2, 4096: 5.3})
+    found = simulate_finalists(case(), [*of_chunks(128, 1000, 8192), replace(SHARED, layout=Layout(tp=4), chunk=4096)])
+    assert [(one.candidate.chunk, one.run.rate) for one in found] == [(1000, 5.5), (128, 5.0)]
+
+
+def test_the_best_of_each_family_joins_the_best_four():
+    """Ranks and stages serve half of what others do: four better rows hide them. They may take three times the TPOT."""
+    layouts = stacked([*(Layout(tp=tp) for tp in range(1, 6)), Layout(dp=2, ep=2), Layout(pp=2, microbatches=2)])
+    rows = table(
+        AGGREGATED,
+        rate=[10.0, 9.9, 9.8, 9.7, 9.6, 4.9, 5.0, 5.1],
+        layout=[0, 1, 2, 3, 4, 5, 6, 6],
+        batch=[80, 70, 60, 50, 40, 30, 20, 10],
+        tpot=[0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.055, 0.065],
+    )
+    rows = replace(rows, layouts=layouts)
+    levels = [st.Slo(tpot=0.02)]
+    assert [one.batch for one in list_finalists(case(slo=levels[0]), [rows], levels)] == [80, 70, 60, 50, 30, 20]
+    # A rough search has the best one alone.
+    assert [one.batch for one in list_finalists(replace(case(slo=levels[0]), rough=True), [rows], levels)] == [80]
+
+
+def test_limits_of_a_candidate_for_a_probability_are_those_of_its_regime():
+    """Chunks of 512 tokens take 61 % of the time of 200 sequences, and chunks of one token hardly any."""
+    tables = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"prompt": [0.6, 1.6], "queue": [0.5, 3.0]}}
+    on = engine(fit={"names": [], "interval": tables, "systems": {"toy": 100}})
+    given = replace(case(slo=st.Slo(tpot=0.02, ttft=2.0)), engine=on, sure=0.95)
+    mixed, decode = (_limits(given, replace(SHARED, batch=200, chunk=chunk)) for chunk in (512, 1))
+    assert (mixed.tpot, mixed.ttft) == (pytest.approx(0.02 / 1.5), pytest.approx(2 / 1.6))
+    assert (decode.tpot, decode.ttft) == (pytest.approx(0.02 / 1.25), pytest.approx(2 / 1.6))
+    assert _limits(replace(given, sure=None), SHARED) == given.limits
+
+
+def course_of(run, *, bound=math.inf, loop=True, ttft=math.inf, rate=2.0) -> Course:
+    """A course whose runs are those of a function, with requests that are alone waiting for 0.5 s."""
+    course = Course.__new__(Course)
+    course.case, course.limits, course.rate = SimpleNamespace(percentile="p90"), st.Slo(tpot=0.02, ttft=ttft), rate
+    course.missed, course.hoped, course.bound, course.curve = math.inf, math.inf, bound, Curve(run)
+    course.__dict__ |= {"run": run, "loop": SimpleNamespace(quiet_ttft=lambda percentile: 0.5) if loop else None}
+    return course
+
+
+def test_a_run_beyond_its_limits_bounds_the_rates_that_may_meet_them():
+    """A TPOT of four times the limit needs a rate that is lower by the sixth root of four, at least."""
+    asked = []
+
+    def run(place, **_):
+        asked.append(place)
+        return replace(NO_WAITS, rate=GRID**place, tpot=0.02 if place <= 0 else 0.08)
+
+    course = course_of(run)
+    assert not course.meets(14)
+    assert course.hoped == pytest.approx(2 / 4 ** (1 / 6))
+    assert not course.meets(20)
+    assert course.hoped == pytest.approx(2 / 4 ** (1 / 6))
+    assert not course.meets(7)
+    assert course.hoped == pytest.approx(math.sqrt(2) / 4 ** (1 / 6))
+    assert course.meets(0)
+    assert course.meets(0)
+    assert asked == [14, 20, 7, 0]
+    assert not course_of(run, bound=1.9).meets(14)
+    assert not course_of(run, loop=False).meets(0)
+    assert len(asked) == 4
+
+
+def test_a_run_that_was_stopped_rules_out_all_higher_rates():
+    asked = []
+
+    def run(place, **settings):
+        asked.append((place, settings))
+        return replace(NO_WAITS, mean_ttft=math.inf if place >= 5 else 0.0, ttft=math.inf if place >= 5 else 0.0)
+
+    course = course_of(run)
+    assert [course.meets(place) for place in (7, 8, 7, 5, 6, 4)] == [False] * 5 + [True]
+    assert asked == [(place, {"is_check": True}) for place in (7, 5, 4)]
+    assert list(course.curve.points) == [4]
+
+
+@pytest.mark.parametrize(
+    ("more", "serves"),
+    [({}, True), ({"ttft": 0.5}, True), ({"ttft": 0.49}, False), ({"loop": False}, False), ({"rate": 0.0}, False)],
+)
+def test_a_candidate_may_serve_if_requests_that_are_alone_meet_the_limit(more, serves):
+    assert course_of(lambda place: NO_WAITS, **more).may_serve() == serves
+
+
+def test_the_rate_of_a_course_is_that_of_its_slower_pool():
+    """90 % of 200 requests/s of each prefill replica of 10 ms; and 8 sequences of each of two that decode for 2.5 ms."""
+    slow = Course(case(8), replace(APART, prefill_layout=Layout(), prompts=1, layout=Layout(replicas=2), batch=400))
+    assert slow.rate == pytest.approx(0.9 * 100, rel=0.01)
+    assert slow.bound == pytest.approx(1.1 * 100, rel=0.01)
+    fast = Course(case(8), APART)
+    (expected,) = expected_figures(case(8), [APART])
+    assert (fast.rate, fast.tpot, fast.ttft) == (expected.rate, expected.tpot, expected.ttft)
+    # All slots may be in use, for more than 8 sequences.
+    slots = fast.pools[-1].max_num_seqs
+    assert slots > 8
+    assert fast.bound == pytest.approx(1.1 * expected.rate * slots / 8)
+
+
+def courses(monkeypatch, *made):
+    """Courses with a rate of closed forms and one that they meet, and what was asked of each."""
+    listed = [SimpleNamespace(rate=rate, hoped=math.inf, asked=[], served=served, quiet=quiet) for rate, served, quiet in made]
+
+    def meets(course):
+        return lambda place: course.asked.append(place) or GRID**place <= course.served
+
+    for course in listed:
+        course.meets = meets(course)
+        course.may_serve = lambda course=course: course.quiet
+    monkeypatch.setattr(finalists, "expected_figures", lambda *_: None)
+    monkeypatch.setattr(finalists, "_course", lambda _case, number: listed[number])
+    return highest_met(case(), range(len(listed))), [course.asked for course in listed]
+
+
+def test_a_rate_that_some_candidate_serves_is_sought_in_longer_steps(monkeypatch):
+    """From 2 down, place 14 of the grid: a step, two, three, up to eight."""
+    found, asked = courses(monkeypatch, (2.0, 1.0, True))
+    assert asked == [[14, 13, 11, 8, 4, -1]]
+    assert found == pytest.approx(GRID**-1)
+    # None that is slower than 1 / 1.3 of the rate is asked for it.
+    found, asked = courses(monkeypatch, (2.0, 0.1, True), (1.5, 1.92, True))
+    assert asked == [[14, 13], [13]]
+    assert found == pytest.approx(GRID**13)
+
+
+def test_candidates_that_serve_no_rate_end_the_search(monkeypatch):
+    """Those that are too late when alone are not asked after three rates; one that never meets them is asked 24 times."""
+    assert courses(monkeypatch, (0.0, 9.0, True)) == (0.0, [[]])
+    assert courses(monkeypatch) == (0.0, [])
+    assert courses(monkeypatch, (2.0, 0.0, False)) == (0.0, [[14, 13, 11]])
+    found, (asked,) = courses(monkeypatch, (2.0, 0.0, True))
+    assert (found, len(asked)) == (0.0, 24)
+    assert set(np.diff(asked[8:])) == {-8}
+    # A slow one is the only one.
+    assert courses(monkeypatch, (0.5, 9.0, True)) == (pytest.approx(0.5), [[-14]])
+
+
 def test_pools_of_a_run_have_slots_for_two_fifths_more_sequences():
     (pool,) = simulated_pools(case(), replace(SHARED, layout=Layout(tp=4), batch=40))
     assert (pool.role, pool.batch, pool.chunk, pool.queued) == ("serve", 40, 512, False)
@@ -286,6 +453,16 @@ def test_pools_of_a_run_have_slots_for_two_fifths_more_sequences():
     assert simulated_pools(pinned, replace(SHARED, batch=40))[0].max_num_seqs == 45
     reader, server = simulated_pools(case(), replace(APART, prefill_layout=Layout(dp=2, ep=2), prompts=3))
     assert (reader.role, reader.batch, reader.max_num_seqs, server.role) == ("prefill", 6, 6, "decode")
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_the_first_token_of_a_pass_is_that_of_both_stages(prompts):
+    """Two micro-batches of a prompt, with 10 ms of arithmetic, need three of four parts of it; a pass begins every 5 ms."""
+    pipeline = replace(APART, prefill_layout=Layout(pp=2, microbatches=2, replicas=3), prompts=prompts)
+    (found,) = expected_figures(case(8), [pipeline])
+    assert found.ttft == pytest.approx(0.0075 * prompts, rel=0.01)
+    assert found.prefill_rate == pytest.approx(3 * 200, rel=0.01)
+    assert (found.slots, found.capped) == (17, False)
 
 
 @pytest.mark.parametrize("candidate", [replace(SHARED, batch=16), replace(APART, batch=16)])
@@ -300,6 +477,123 @@ def test_a_candidate_has_the_rate_that_its_limits_allow(candidate):
     assert simulate_candidate(given, candidate, 1.2 * found.run.rate) is None
     strict = replace(given, limits=st.Slo(tpot=1e-3, ttft=0.5))
     assert simulate_candidate(strict, candidate, 0.0) is None
+
+
+# --- confirmation ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "tokens", "is_slow"),
+    [
+        # 500 requests of 2,001 tokens are more than half of two million.
+        (Layout(pp=2, microbatches=2), 8, 2001, True),
+        (Layout(pp=2, microbatches=2), 8, 2000, False),
+        (Layout(pp=2, microbatches=2), 5001, 100, True),
+        (Layout(pp=2, microbatches=2), 5000, 100, False),
+        (Layout(tp=2), 5001, 2001, False),
+    ],
+)
+def test_pipelines_of_many_tokens_or_sequences_are_slow(layout, batch, tokens, is_slow):
+    given = replace(case(), workload=replace(case().workload, output_tokens=tokens))
+    assert _is_slow(given, replace(SHARED, layout=layout, batch=batch)) == is_slow
+
+
+@pytest.fixture
+def confirmation(monkeypatch):
+    """Lengths and draws of the runs that confirm a finalist, whose figures are those of its course: 0.5 s and 10 ms."""
+    loops, curves = [], []
+    run = Run(rate=10.0, ttft=0, tpot=0, mean_ttft=0.4, mean_tpot=0.02, batch=0, busy=(0,), worst=1.0)
+    course = SimpleNamespace(rate=40.0, ttft=0.5, tpot=0.01, limits=st.Slo(ttft=2.0), curve="start")
+
+    def made(_case, _pools, rate, ttft, tpot, **settings):
+        loops.append(((rate, ttft, tpot), settings))
+        return len(loops)
+
+    def confirmed_by(numbers, limits, _percentile, start):
+        curves.append((len(numbers), limits.ttft, start))
+        return SimpleNamespace(highest=lambda _limits, first, least: replace(run, rate=first) if first > least else None)
+
+    monkeypatch.setattr(finalists, "_course", lambda *_: course)
+    monkeypatch.setattr(finalists, "_loop", made)
+    monkeypatch.setattr(finalists, "confirmed_by", confirmed_by)
+
+    def confirm(given, candidate, least=0.0):
+        loops.clear()
+        curves.clear()
+        return finalists._confirmed(given, Finalist(candidate=candidate, pools=(), run=run), least)
+
+    return confirm, loops, curves
+
+
+def factors(loops) -> list[float]:
+    return [settings["factor"] for _, settings in loops]
+
+
+def outputs(tokens: int, **more):
+    return replace(case(), workload=replace(case().workload, output_tokens=tokens, input_tokens=1280), **more)
+
+
+def test_runs_that_confirm_are_as_long_as_their_tokens_allow(confirmation):
+    """By Little's law 40 x (0.5 + 1000 x 0.01) = 420 in flight, four lifetimes of which are 1,680 requests.
+
+    They have 1,000 output tokens each. The prefill of 1,280 tokens of 2,000 requests takes as long as 10 tokens of each. In all
+    1.7 million, so that three million tokens are less than the least factor of 3. Outputs of 500 tokens have 220 in flight.
+    """
+    confirm, loops, curves = confirmation
+    assert confirm(outputs(1000), SHARED).run.rate == 10.0
+    assert [given for given, _ in loops] == [(40.0, 0.5, 0.01)] * 2
+    assert [settings["seed"] for _, settings in loops] == [1000, 2000]
+    assert factors(loops) == [3.0, 3.0]
+    assert curves == [(2, 2.0, "start")]
+    confirm(outputs(500), SHARED)
+    assert factors(loops) == pytest.approx([3e6 / (880 * 500 + 2000 * 10)] * 2)
+    # At most 20 times; twenty million tokens where pools are on two systems.
+    confirm(outputs(250), SHARED)
+    assert factors(loops) == [20.0, 20.0]
+    confirm(outputs(1000, prefill_system=case().system), SHARED)
+    assert factors(loops) == pytest.approx([2e7 / (1680 * 1000 + 2000 * 10)] * 2)
+
+
+def test_runs_of_pipelines_of_many_sequences_and_of_rough_searches_are_shorter(confirmation):
+    """With 420 in flight: a pipeline has a factor of 3 / 1.7 at least 1; 2,049 in a replica have 2 at least."""
+    confirm, loops, curves = confirmation
+    pipeline = replace(SHARED, layout=Layout(pp=2, microbatches=2))
+    confirm(outputs(1000), pipeline)
+    assert factors(loops) == pytest.approx([3e6 / (1680 * 1000 + 2000 * 10)] * 2)
+    # 40 x (0.5 + 0.01 x 5120) is 2,068 in flight: more than 2,048 of one replica, and not of two.
+    for layout, least in ((Layout(), 2.0), (Layout(replicas=2), 3.0)):
+        confirm(outputs(5120), replace(SHARED, layout=layout))
+        assert factors(loops) == [least, least]
+    # A rough search draws once, for a factor of 1.5 to 4.
+    confirm(outputs(250, rough=True), SHARED)
+    assert (factors(loops), curves) == ([4.0], [(1, 2.0, "start")])
+    confirm(outputs(5120, rough=True), SHARED)
+    assert factors(loops) == [1.5]
+
+
+def test_a_rough_search_asks_a_pipeline_for_the_least_rate_first(confirmation):
+    confirm, _, _ = confirmation
+    pipeline = replace(SHARED, layout=Layout(pp=2, microbatches=2))
+    assert confirm(outputs(1000), pipeline, least=9.0).run.rate == 10.0
+    assert confirm(outputs(1000, rough=True), SHARED, least=9.0).run.rate == 10.0
+    # The least rate itself is not above it.
+    assert confirm(outputs(1000, rough=True), pipeline, least=9.0) is None
+    assert confirm(outputs(1000), SHARED, least=10.0) is None
+
+
+def test_turns_of_sessions_confirm_with_a_short_run_and_two_long_ones(confirmation):
+    """Runs with sessions contain loads, for which the search left half a second of the limit."""
+    confirm, loops, curves = confirmation
+    given = replace(case(), turns=SessionCase(PRESETS["chat"], None, 0.5))
+    assert confirm(given, SHARED).run.rate == 10.0
+    assert [settings for _, settings in loops] == [
+        {"seed": 1000, "count": FIRST_TURNS}, {"seed": 1000, "count": TURNS}, {"seed": 2000, "count": TURNS}
+    ]  # fmt: skip
+    assert {given for given, _ in loops} == {(10.0, 0.4, 0.02)}
+    assert [(count, ttft) for count, ttft, _ in curves] == [(1, 2.5), (2, 2.5)]
+    assert curves[0][2] == "start"
+    assert confirm(given, SHARED, least=10.0) is None
+    assert len(loops) == 1
 
 
 # --- what is easier costs no more --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.errors import RangeError, UnitError
+from steptime.errors import Impossible, RangeError, UnitError
 from steptime.hardware.system import Power
 from steptime.physics.layout import Layout
 from steptime.planning.fleet import MONTH, replicas_within, size_fleet
@@ -70,6 +70,14 @@ def test_a_power_supplies_whole_hosts(power, replica, replicas):
     assert replicas_within(power, **sizes) == replicas
     fleet = size_fleet(3.0 * replicas, served=3.0, chip_rent=1.0, output_tokens=500, **sizes)
     assert fleet.watts <= power < fleet.watts + 8000 * max(1, -(-replica // 8))
+
+
+def test_a_replica_on_several_hosts_needs_the_power_of_all_of_them():
+    """12 chips are two hosts of 8 chips at 1 kW."""
+    sizes = {"replica_chips": 12, "host_chips": 8, "chip_watts": 1000.0}
+    with pytest.raises(Impossible, match=r"take 16\.0 kW, more than the 15\.9 kW"):
+        replicas_within(15_900.0, **sizes)
+    assert replicas_within(16_000.0, **sizes) == 1
 
 
 def test_the_largest_fleet_within_a_power_and_its_refusals():

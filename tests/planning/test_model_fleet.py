@@ -19,6 +19,7 @@ from steptime.physics.run_covariance import read_covariances
 from steptime.planning import model_fleet
 from steptime.planning.fleet_program import (
     FleetOption,
+    _reserved_chips,
     additional_chips,
     possible_share,
     solve_day,
@@ -174,6 +175,34 @@ def test_a_day_in_hours_is_near_the_program_of_all_hours(monkeypatch):
     assert near.usd_per_hour * (1 - near.gap) <= exact.usd_per_hour * (1 + 1e-3)
 
 
+def test_a_day_in_hours_without_rents_on_demand_reserves_its_peaks_once(monkeypatch):
+    """Chips that one hour reserves are free in all others: a system has as many as its fullest hour needs."""
+    monkeypatch.setattr("steptime.planning.fleet_program.SMALL", 0)
+    both = [option(m, 0, 1, 1.0, 2.0) for m in (0, 1)]
+    day = solve_day(both, [[3.0, 1.0, 2.0], [1.0, 4.0, 2.0]], [16], [2.0])
+    assert (day.reserved.tolist(), day.usd_per_hour) == ([5.0], pytest.approx(10.0))
+    # A day of one hour is the program of its rates.
+    assert solve_day(both, [[3.0], [1.0]], [16], [2.0]).usd_per_hour == pytest.approx(8.0)
+    # A cheaper and slower kind of chip that the first hours fill serves the others too.
+    two = [option(0, 0, 1, 1.0, 2.0), option(0, 1, 1, 2.0, 2.0)]
+    day = solve_day(two, [[5.0, 2.0, 1.0]], [8, 2], [2.0, 2.5])
+    assert (day.reserved.tolist(), day.usd_per_hour) == ([1.0, 2.0], pytest.approx(7.0))
+
+
+def test_a_day_that_is_solved_has_no_gap():
+    """The lower bound is the rent itself, apart from the weight of chips in use."""
+    both = [option(m, 0, 1, 1.0, 2.0) for m in (0, 1)]
+    day = solve_day(both, [[4.0, 1.0], [1.0, 4.0]], [16], [2.0], [3.0])
+    assert day.usd_per_hour == pytest.approx(10.0)
+    assert day.gap <= 1e-4
+
+
+def test_a_chip_is_reserved_where_its_hours_on_demand_cost_as_much():
+    """One hour at three times the rent costs as much as three; one that is cheaper pays from the second hour on."""
+    in_use = np.array([4.0, 2.0, 1.0])
+    assert [_reserved_chips(in_use, 0.1, rent) for rent in (0.3, 0.29, 0.31, 0.1, 0.09)] == [4.0, 2.0, 4.0, 1.0, 0.0]
+
+
 def test_models_whose_peaks_differ_share_chips():
     """Peaks of 4 chips at different hours: 5 chips serve both, not 8; on demand at 1.5 times the rent pays below 16 h."""
     both = [option(m, 0, 1, 1.0, 2.0) for m in (0, 1)]
@@ -189,6 +218,10 @@ def test_what_does_not_fit_and_what_would_suffice():
     options = [option(0, 0, 1, 1.0, 2.0), option(1, 0, 4, 1.0, 8.0)]
     assert unserved_shares(options, [4.0, 1.0], [6]).tolist() == [0.5, 0.0]
     assert additional_chips(options, [4.0, 1.0], [6], [2.0]).tolist() == [2.0]
+
+
+def test_a_deployment_whose_rate_has_no_range_gives_its_row_none():
+    assert model_fleet._row_range(option(0, 0, 1, 10.0, 2.0), np.array([3.0]), np.array([30.0]), 6.0) is None
 
 
 def test_ranges_of_rows_add_by_what_they_share():
@@ -207,6 +240,7 @@ def test_ranges_of_rows_add_by_what_they_share():
     # Two sides of 3 with this in common: the root of 9 + 9 + 2 x 9 x common; and of 4.
     assert (below, above) == pytest.approx((3 * math.sqrt(2 + 2 * common), 4 * math.sqrt(2 + 2 * common)))
     assert model_fleet._range_of_rows([row, row], np.ones((2, 2))) == pytest.approx((6.0, 8.0))
+    assert model_fleet._moved(20.0, (6.0, 8.0)) == (14.0, 28.0)
 
 
 def test_the_program_equals_brute_force_on_some_cases():
@@ -292,6 +326,13 @@ def test_a_budget_that_is_too_small_is_the_reason(drawn, tmp_path):
     assert fleet.possible_share < 1
 
 
+def test_models_without_an_option_have_no_additional_chips():
+    one = option(0, 0, 1, 1.0, 2.0)
+    assert additional_chips([one], [1.0, 1.0], [8], [2.0]) is None
+    assert possible_share([one], [1.0, 1.0], [8]) == 0
+    assert unserved_shares([one], [4.0, 1.0], [2]).tolist() == [0.5, 1.0]
+
+
 DAY = FLEET.replace("rate = 30", "rate = 20\nday = 1.5\npeak_hour = 3").replace("rent = 4", "rent = 4\non_demand = 6")
 
 
@@ -309,6 +350,12 @@ def test_a_fleet_by_hour_has_its_rates_its_chips_and_its_rents(drawn, tmp_path):
     assert sum(choice.usd_per_hour for choice in fleet.choices) == pytest.approx(fleet.usd_per_hour)
     assert fleet.usd_per_hour <= fleet.separate_usd_per_hour
     assert len(fleet.columns()["deployments_23h"]) == len(fleet.choices)
+
+
+def test_a_budget_that_is_too_small_for_a_day_serves_a_share_of_its_peak(drawn, tmp_path):
+    """$12 rent two chips for 20 of 30 requests/s at the peak, and three quarters of the other model; 10.8 at the trough."""
+    models, systems, _ = read_fleet(written(tmp_path, DAY))
+    assert plan_fleet(models, systems, 12.0).possible_share == pytest.approx(2 / 3)
 
 
 def test_a_fleet_by_hour_that_does_not_fit_names_model_hour_and_chips(drawn, tmp_path):

@@ -16,6 +16,7 @@ from steptime.planning.batch_grids import batch_grid
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Table, most_seats, steady_state
 from steptime.planning.plan_search import (
     _aims,
+    _counts,
     _highest,
     _load,
     _outdone,
@@ -202,3 +203,24 @@ def test_what_cannot_become_the_best_is_not_evaluated(monkeypatch):
     assert all_of_them == sure[0].sum()
     pools = table(tpot=[1e-9], ttft=[0.0], memory=[0.5], rate=[1e9])
     assert not np.any(np.logical_or(*evaluated(given, pools)))
+
+
+@pytest.mark.parametrize(
+    ("chips", "counts"), [(8, [1, 2, 4, 8]), (6, [1, 2, 4, 6]), (1, [1]), (72, [1, 2, 4, 8, 16, 32, 64, 72])]
+)
+def test_chips_that_a_person_would_rent_are_powers_of_two_and_the_usual_number(chips, counts):
+    assert list(_counts(machine(size=chips))) == counts
+
+
+def test_ranks_share_the_prompt_tokens_of_a_step(monkeypatch):
+    """Four sequences have 15,000 prompt tokens each for one step: 11,250 of each of four ranks, and 45,000 of one rank."""
+    work = replace(WORK, input_tokens=15_000, output_tokens=2)
+    given = replace(case(), sure=0.9, model=sparse_matrix(kv_bytes=1e3, active=1), system=machine(size=4), workload=work)
+    layouts = [Layout(tp=4, ep=4), Layout(dp=4, ep=4)]
+    wide = shaped(stacked(layouts), 1)
+    grid = np.array([[1, 4], [1, 4]])
+    monkeypatch.setattr(plan_search, "batch_grid", lambda _: grid)
+    taken = []
+    monkeypatch.setattr(plan_search, "_read_beside", lambda *arguments: taken.append(arguments[-1]))
+    search_aggregated(given, stacked(layouts), steady_state(given, DISAGGREGATED, wide, grid))
+    assert taken[0].tolist() == [[True, False], [True, True]]

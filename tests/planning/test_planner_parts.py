@@ -182,6 +182,27 @@ def test_what_is_asked_reaches_the_search(monkeypatch, name):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("rate", "evidence", "is_named"), [(2.04, "any", True), (2.02, "any", False), (2.04, "measured", False)]
+)
+def test_the_cheapest_layout_of_all_kinds_is_found_by_a_rough_search(monkeypatch, rate, evidence, is_named):
+    """It has to serve 1.5 % more with less evidence; its search begins at the rate of the plan, and draws no front."""
+    searches = []
+
+    def planned(given, modes, price, sure, **effects):
+        searches.append((given, effects))
+        return made(requests_per_second=rate, evidence=evidence)
+
+    best = made(requests_per_second=2.0, evidence="measured")
+    monkeypatch.setattr(planner, "_with_most_evidence", lambda *_, **__: (best, "measured"))
+    monkeypatch.setattr(planner, "_of_evidence", planned)
+    found = planner._plan_on_one_system(case(), "measured", BOTH, math.nan, None, alternatives=True, elasticities=True)
+    ((given, effects),) = searches
+    assert (given.evidence, given.rough, given.at_least, given.front, given.diagnostics) == ("any", True, 2.0, False, False)
+    assert effects == {"alternatives": False, "elasticities": False}
+    assert (found.unmeasured is not None) == is_named
+
+
 def test_a_plan_without_front_and_diagnostics_has_neither():
     bare = closed_plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1, **SHORT, diagnostics=False)
     assert (bare.front, bare.binding, bare.runner_up, bare.ideal, bare.why) == ((), (), None, None, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,14 +15,17 @@ from steptime.planning.rate_curve import (
     MOST_RATES,
     SETTLING_RUNS,
     Curve,
+    _crossing,
     blend,
     confirmed_by,
     mean_run,
     place_below,
     ratios,
+    with_surge,
     worst,
 )
 from steptime.planning.simulated_rate import Loop, Run
+from steptime.simulation.run_metrics import MOST_GROWTH
 
 LIMITS = st.Slo(ttft=2.0, tpot=0.02)
 
@@ -82,7 +86,8 @@ def test_a_queue_that_grows_ends_a_curve_at_the_last_half_step_before(first, gro
     found = line.curve().highest(LIMITS, first)
     assert grows_at / math.sqrt(GRID) * (1 - 1e-9) <= found.rate < grows_at
     assert found.binding == "slots"
-    assert found.worst < 1
+    # The TPOT is the closest to its limit.
+    assert found.worst == pytest.approx(found.rate / 90)
 
 
 def test_wider_limits_never_select_a_lower_rate():
@@ -229,3 +234,91 @@ def test_a_rate_that_must_exceed_another_one_is_given_up_below_it():
     line = Line(9, 90)
     assert confirmed([line], 10.0, Line(9, 90)).rate == pytest.approx(9.0)
     assert confirmed([line], 10.0, Line(9, 90), least=9.8) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "above", "saturation", "cause"),
+    [
+        # Half of the saturation that a higher rate may have; 2 of the 2.5 times by which its mean may rise.
+        ({"saturation": 0.7, "cause": "memory"}, {"saturation": 0.75, "mean_ttft": 0.5}, 0.7, "memory"),
+        ({}, {"saturation": 0.75, "cause": "slots", "mean_ttft": 0.5}, 0.5, "slots"),
+        ({}, {"mean_ttft": 1.0}, 0.8, "prefill rate"),
+        ({"busy": (0.5,)}, {"mean_ttft": 1.0}, 0.8, "prompt queue"),
+        ({"growth": 0.01}, {"mean_ttft": 0.5}, 0.01 / MOST_GROWTH, "saturation"),
+        ({}, {"growth": 0.02, "mean_ttft": 0.5}, 2.0, "saturation"),
+    ],
+)
+def test_a_higher_rate_shows_how_near_a_mean_run_is_to_saturation(mean, above, saturation, cause):
+    asked = []
+
+    def run(*given):
+        asked.append(given)
+        return at(4.2, **{"ttft": 1.25, "tpot": 0.0125} | above)
+
+    before = at(4.0, **mean)
+    found = with_surge(before, SimpleNamespace(above=1.05, run=run), LIMITS, "p90", 0.01, 0.5)
+    assert asked == [(4.2, LIMITS, "p90", pytest.approx(0.014), 0.5)]
+    assert (found.saturation, found.cause) == (pytest.approx(saturation), cause)
+    assert (found.ttft_above, found.tpot_above, found.ttft) == (1.25, 0.0125, before.ttft)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "attempt", "place"),
+    [
+        # Beyond the last rate within limits, whose TPOT is 2^(-4 / 14) of its limit: half of four steps, at least twice the
+        # attempts less one, and at most eight.
+        (10, math.inf, 0, 12),
+        (10, math.inf, 2, 13),
+        (10, math.inf, 9, 18),
+        # Below the first rate that misses them by 2^(4 / 14).
+        (-math.inf, 18, 0, 16),
+        (-math.inf, 18, 3, 13),
+        # A step of one at least: the limit is met exactly at place 14.
+        (14, math.inf, 0, 15),
+        (-math.inf, 14, 0, 13),
+        # Between two: where the power law is at the limit, or the middle in each second attempt; never one of both.
+        (0, 40, 0, 13),
+        (0, 40, 1, 20),
+        (13, 40, 0, 14),
+        (12, 14, 1, 13),
+        (13, 30, 0, 14),
+        (-20, 15, 0, 13),
+    ],
+)
+def test_the_next_rate_by_hand(low, high, attempt, place):
+    """A TPOT that rises with the rate is at its limit at a rate of 2, which is place 14."""
+    line = Line(1e9, 2.0)
+    assert line.curve()._next(low, high, LIMITS, attempt) == place
+
+
+def test_the_next_rate_below_a_queue_that_grows_is_three_steps_down():
+    assert Line(1e9, 1e9, grows_at=1.0).curve()._next(-math.inf, 20, LIMITS, 0) == 17
+    # Between two, it is in the middle.
+    assert Line(1e9, 1e9, grows_at=1.0).curve()._next(-9, 20, LIMITS, 0) == 5
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "part"),
+    # The power law through 1/4 and 2 is at 1 after two thirds of the way.
+    [(0.25, 2.0, 2 / 3), (1.0, 2.0, 0.0), (0.5, 1.0, 1.0), (0.0, 2.0, 0.5), (0.5, math.inf, 0.5), (1.2, 2.0, 0.0)],
+)
+def test_the_part_of_the_way_to_a_limit_by_hand(below, above, part):
+    assert _crossing(below, above) == pytest.approx(part)
+
+
+def test_a_start_without_figures_is_no_confirmation():
+    """Where the first tokens of a short run never come, no long one is made."""
+    line = Line(10, 12)
+    hopeless = Curve(lambda place: at(GRID**place, ttft=math.inf, mean_ttft=math.inf, worst=math.inf))
+    assert math.isinf(confirmed_by([line], LIMITS, "p90", hopeless).point(0.0).mean_ttft)
+    assert line.asked == []
+
+
+def test_a_rate_far_beyond_its_limits_is_run_once():
+    """Limits are missed by more than 1.5: further draws and a higher rate would change nothing."""
+    lines = [Line(1.0, 1e9), Line(1.0, 1e9)]
+    far, close = (confirmed_by(lines, LIMITS, "p90", Line(1.0, 1e9).curve()).point(place) for place in (5.0, 3.0))
+    # A TTFT that rises as the square of the rate: 2^(10 / 14) is more than 1.5, and 2^(6 / 14) less.
+    assert (worst(far, LIMITS), worst(close, LIMITS)) == (pytest.approx(2 ** (10 / 14)), pytest.approx(2 ** (6 / 14)))
+    assert [len(line.asked) for line in lines] == [3, 1]
+    assert (far.ttft_above, close.ttft_above) == (0.0, pytest.approx(1.05**2 * close.ttft))

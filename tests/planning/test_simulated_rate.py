@@ -14,7 +14,17 @@ import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.finalists import SimulatedPool
 from steptime.planning.rate_curve import GRID, Curve
-from steptime.planning.simulated_rate import Deployment, Loop, TooLate, by_length, draw, lengths, steady_requests
+from steptime.planning.simulated_rate import (
+    Deployment,
+    Loop,
+    Run,
+    TooLate,
+    by_length,
+    coarse_server,
+    draw,
+    lengths,
+    steady_requests,
+)
 from steptime.planning.steady_state import mean_context
 from steptime.workload.traffic import Traffic
 from tests.conftest import engine
@@ -122,6 +132,12 @@ def test_one_sequence_of_a_decode_pool_stands_for_several():
     assert (coarse.parts, whole.parts, coarse.share, whole.share) == (4, 1, 1, 1)
     policy = coarse.server.policy
     assert (policy.acceptance_length, policy.speculative_tokens, policy.max_num_seqs) == (4, 3, 256)
+    # An output takes a whole number of steps of four tokens after its first token.
+    steps = (coarse.outputs - 1) / 4
+    assert np.array_equal(steps, np.rint(steps))
+    assert np.max(np.abs(coarse.outputs - coarse.draws.outputs)) <= 2
+    # By Little's law 700 x 99 x 3 ms, 207.9 sequences decode at the start.
+    assert [len(loop.started(700.0, 3e-3)) for loop in (coarse, whole)] == [51, 207]
     context = float(mean_context(coarse.deployment.workload))
     for size in (1, 100, 256):
         expected = whole.server.pace.seconds(4 * size, 4 * size * context)
@@ -181,6 +197,26 @@ def test_a_run_obeys_littles_law_and_the_decode_steps_of_equal_requests():
     assert found.tpot == pytest.approx(2.5e-3, rel=0.01)
     assert found.batch == pytest.approx(0.02 * 200 * found.mean_tpot, rel=0.1)
     assert found.busy[0] == pytest.approx(0.02 * (200 * 2.5e-3 + found.mean_ttft), rel=0.1)
+
+
+def test_a_time_per_token_leaves_out_the_first_token():
+    """Outputs of 5 tokens: four steps of 2.5 ms after the first token, which prefill has."""
+    loop = Loop(deployment(equal_requests(input_tokens=1000, output_tokens=5)), 0.2, 0.1)
+    assert loop.run(0.02, st.Slo(), "p50", 2.5e-3).tpot == pytest.approx(2.5e-3, rel=0.02)
+
+
+def test_pipelines_of_long_outputs_have_fewer_sequences_in_more_replicas():
+    """Two million output tokens: four lifetimes of 500 requests of 1,000 tokens; at most 640, as without stages."""
+    stages = SimulatedPool(role="serve", layout=Layout(pp=2, microbatches=2), batch=8, max_num_seqs=64, chunk=512)
+    for tokens, few in ((1000, 500.0), (100, 640.0)):
+        served = deployment(equal_requests(input_tokens=100, output_tokens=tokens))
+        assert Loop(replace(served, pools=(stages,)), 1.0, 1.0)._few_sequences(4.0) == few
+        assert Loop(served, 1.0, 1.0)._few_sequences(4.0) == 640
+
+
+def test_figures_that_a_run_does_not_have_are_zero():
+    run = Run(rate=1.0, ttft=0.5, tpot=0.01, mean_ttft=0.5, mean_tpot=0.01, batch=1.0, busy=(0.5,), worst=0.0)
+    assert (run.saturation, run.growth, run.ttft_above, run.tpot_above, run.session) == (0.0, 0.0, 0.0, 0.0, None)
 
 
 def test_the_time_per_token_at_the_start_follows_from_the_rate():
@@ -300,6 +336,9 @@ def test_a_run_that_stops_early_misses_its_limit_as_a_whole_one_does(percentile)
         whole, check = (loop.run(rate, slo, percentile, 4e-3, is_check=is_check) for is_check in (False, True))
         assert (check.worst > 1) == (whole.worst > 1)
         assert check == whole or math.isinf(check.worst)
+        if math.isinf(check.worst):
+            assert (check.rate, check.mean_tpot, check.batch, check.busy) == (rate, 4e-3, 0.0, ())
+            assert (check.binding, check.mean_ttft, check.saturation) == ("first token", math.inf, 0.0)
 
 
 def test_requests_that_are_alone_wait_for_nobody():
@@ -320,5 +359,42 @@ def test_requests_at_the_start_keep_their_queue_and_stand_in_its_order():
         assert np.all(np.diff(ordered.inputs[queue::2]) >= 0)
         assert sorted(ordered.outputs[queue::2]) == list(range(queue, 4000, 2))
     assert np.array_equal(ordered.inputs, inputs[ordered.outputs])
-    few = Traffic(arrival=np.zeros(3), inputs=np.array([3, 2, 1]), outputs=np.ones(3))
+    # The square of their number is below a million for each queue.
+    few, many = (Traffic(arrival=np.zeros(n), inputs=np.arange(n)[::-1], outputs=np.ones(n)) for n in (1414, 1415))
     assert by_length(few, server) is few
+    assert by_length(many, server).inputs[0] == 0
+
+
+def test_the_load_of_decode_is_the_gain_of_a_step_over_that_of_its_batch():
+    """Steps of 1 s and 0.1 s per sequence: 1.5 s for 5 and 1.6 s for 6, which is a 15th more for a fifth more sequences."""
+    loop = Loop(deployment(CHAT), 40.0, 1.2)
+    pace = SimpleNamespace(decode=np.zeros(8), seconds=lambda size, tokens: 1 + 0.1 * size)
+    loop.server = loop.server._replace(pace=pace)
+    assert loop._load(5.9) == pytest.approx(1 / 3)
+    # The table ends at 7 sequences; less than one is one.
+    assert loop._load(7.0) == 0.0
+    assert loop._load(0.2) == pytest.approx(0.1 / 1.1)
+
+
+def test_outputs_of_one_token_need_no_decode():
+    pools = (
+        SimulatedPool(role="prefill", layout=Layout(), batch=1, max_num_seqs=1),
+        SimulatedPool(role="decode", layout=Layout(), batch=8, max_num_seqs=64),
+    )
+    requests = equal_requests(input_tokens=1000, output_tokens=1)
+    found = Loop(replace(deployment(requests), pools=pools), 1.0, 0.1).run(1.0, st.Slo(ttft=100.0), "mean", 3e-3)
+    assert (found.busy[1], found.batch, found.mean_tpot) == (0.0, 0.0, 0.0)
+    assert found.mean_ttft == pytest.approx(0.010, rel=0.02)
+
+
+def test_a_coarse_pool_reads_prompts_next_to_the_sequences_that_it_does_not_have():
+    """Of 400 sequences a quarter are simulated: a chunk comes after 300 more rows, of which each of four ranks has 75."""
+    whole = Loop(deployment(CHAT), 40.0, 1.2).server
+    rows = np.arange(1000.0)
+    pace = replace(whole.pace, rows=rows, shared_rows=2 * rows, rank_rows=3 * rows, groups=4)
+    coarse = coarse_server(whole._replace(pace=pace), 4, 400.0, 1000.0).pace
+    assert (coarse.rows[0], coarse.shared_rows[0], coarse.rank_rows[0]) == (300, 600, 225)
+    assert (coarse.rows[-1], coarse.rank_rows[-1]) == (999, 3 * 999)
+    # A table that is shorter ends with its last slope.
+    short = coarse_server(whole._replace(pace=replace(pace, rows=rows[:100])), 4, 400.0, 1000.0).pace
+    assert short.rows.tolist() == [98, 99]

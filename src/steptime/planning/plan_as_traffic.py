@@ -91,7 +91,9 @@ def workload_prompts(workload: Workload) -> Prompts:
 
 
 def skipped_tokens(prompts: Prompts, inputs: Any) -> Any:
-    """Return the cached tokens of requests: the same share of each prompt, which keeps a token to prefill.
+    """Return the cached tokens of requests: the same share of each prompt.
+
+    A token at least is left to prefill, because `workload_prompts` has at least one fresh token.
 
     Args:
         prompts: Prompts of mean length.
@@ -100,7 +102,7 @@ def skipped_tokens(prompts: Prompts, inputs: Any) -> Any:
     Returns:
         Tokens by request.
     """
-    return np.minimum(prompts.skipped * inputs // (prompts.fresh + prompts.skipped), inputs - 1)
+    return prompts.skipped * inputs // (prompts.fresh + prompts.skipped)
 
 
 def longest_context(workload: Workload, model: Model) -> int:

@@ -434,8 +434,8 @@ def _best_of_groups(
         order = np.lexsort((-table.rate[rows], group))
         firsts = order[np.unique(group[order], return_index=True)[1]] if len(rows) else order
         entries += [(float(table.rate[rows[i]]), number, int(rows[i])) for i in firsts]
-    highest = max((rate for rate, _, _ in entries), default=0.0)
-    return [tables[number].row(index) for rate, number, index in sorted(entries, reverse=True) if rate >= HOPEFUL * highest]
+    entries.sort(reverse=True)
+    return [tables[number].row(index) for rate, number, index in entries if rate >= HOPEFUL * entries[0][0]]
 
 
 def rows_within(case: PlanProblem, table: Table) -> Array:

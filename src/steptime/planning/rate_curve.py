@@ -200,7 +200,7 @@ def blend(below: Run, above: Run, part: float, rate: float) -> Run:
 
     figures: dict[str, Any] = {name: power(name) for name in (*POWERS, "ttft_above", "tpot_above")}
     figures |= {name: line(getattr(below, name), getattr(above, name)) for name in LINES}
-    busy = tuple(line(*shares) for shares in zip(below.busy, above.busy, strict=True)) if above.busy else below.busy
+    busy = tuple(line(*shares) for shares in zip(below.busy, above.busy, strict=True))
     return replace(below, rate=rate, busy=busy, saturation=min(below.saturation, 1.0), **figures)
 
 
@@ -223,7 +223,8 @@ def confirmed_by(loops: Sequence[Loop], slo: Slo, percentile: str, start: Curve)
     def run_at(place: float) -> Run:
         rate, first = GRID**place, start.point(place)
         tpot, ttft = first.mean_tpot, first.mean_ttft
-        if not math.isfinite(tpot + ttft):
+        # A run without figures misses its limits as it is. Its first tokens never come.
+        if math.isinf(ttft):
             return first
         for _ in range(SETTLING_RUNS):
             first = loops[0].run(rate, slo, percentile, tpot, ttft, always_decode=True)
