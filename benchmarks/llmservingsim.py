@@ -130,7 +130,7 @@ class LayerSum:
 
 
 class Clocks:
-    """Times of a batch on one chip: of the tables, of steptime, and of both for the attention of mixed batches."""
+    """Times of a batch on one chip, of the tables and of steptime."""
 
     def __init__(self, simulator: Any, bandwidth: float, predictor: Any) -> None:
         self.generate, self.bandwidth, self.steps = simulator.generate_trace, bandwidth, Steps()
@@ -164,10 +164,10 @@ class Clocks:
         self.steps.decodes.append(len(batch.decode_k_list))
         return answer
 
-    def mixed_attention(self, batch: Any, *args: Any, **options: Any) -> int:
-        """Return the time of a batch's attention in the tables beyond that of its prompts and of its sequences [ns]."""
+    def mixed_attention(self, batch: Any, *args: Any, **options: Any) -> None:
+        """Keep the time of a batch's attention in the tables over that of its prompts and of its sequences."""
         if not (batch.prefill_q_list and batch.decode_k_list):
-            return 0
+            return
         decode, prefill = copy.copy(batch), copy.copy(batch)
         prefill.decode_k_list, prefill.num_decode = [], 0
         decode.prefill_q_list, decode.prefill_k_list, decode.num_prefill = [], [], 0
@@ -176,13 +176,12 @@ class Clocks:
             for part in (batch, decode, prefill)
         )
         self.steps.mixed.append(together / sum(parts))
-        return together - sum(parts)
 
 
 def run_simulator(root: Path, case: Case, clock: str, predictor: Any) -> tuple[list[dict[str, Any]], Steps, float, int]:
     """Run a case; return its requests, its batches, the seconds that the run took, and the tokens of the KV cache.
 
-    The clock is "tables", "steptime" or "mixed": steptime, and what the tables add for the attention of mixed batches.
+    The clock is "tables" or "steptime".
     """
     simulator = importlib.import_module("serving.__main__")
     folder = root / "bench/examples" / case.folder
@@ -196,8 +195,7 @@ def run_simulator(root: Path, case: Case, clock: str, predictor: Any) -> tuple[l
         duration = clocks.steptime(batch)
         if clock == "tables":
             duration = clocks.tables(batch, hardware, *args, **options)
-        elif clock == "mixed":
-            duration += clocks.mixed_attention(batch, hardware, *args, **options)
+            clocks.mixed_attention(batch, hardware, *args, **options)
         durations[simulator.get_workload(batch, hardware, 0, inputs_root=options["inputs_root"])] = duration
 
     simulator.generate_trace, simulator.generate_graph = trace, lambda *_, **__: None
@@ -358,9 +356,6 @@ def compare(root: Path, case: Case) -> None:
         print(f"Largest difference of a request's end-to-end time from the published run: {apart:.0e}.\n")
         costs.append(f"tables: {len(steps.tables):,} batches in {took:.1f} s, "
                      f"{1e6 * steps.tables_took / steps.traces:,.0f} us a trace of layers")  # fmt: skip
-        columns[f"steptime{label}, with the mixed attention of its tables"], mixed, _, _ = run_simulator(
-            root, case, "mixed", predictor
-        )
     columns[f"steptime's `simulate`{label}"] = run_steptime(root, case, system, room)
     reference, runs = figures(measured_requests(folder)), {name: figures(rows) for name, rows in columns.items()}
     print("| figure | vLLM, measured | " + " | ".join(runs) + " |\n|---|---:|" + "---:|" * len(runs))
@@ -369,7 +364,7 @@ def compare(root: Path, case: Case) -> None:
         print(f"| {name} | {seen:,.1f} | " + " | ".join(cells) + " |")
     if case.chips == 1:
         print_steps(steps)
-        shares = np.percentile(mixed.mixed, [10, 50, 90])
+        shares = np.percentile(steps.mixed, [10, 50, 90])
         print(f"\nIn the tables, attention of a batch with both takes {shares[1]:.2f} times as long as that of its prompts and "
               f"its sequences apart (median; p10 {shares[0]:.2f}, p90 {shares[2]:.2f}).")  # fmt: skip
     print("\n" + "; ".join(costs) + f". KV cache: {room:,} tokens.")

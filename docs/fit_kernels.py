@@ -28,7 +28,7 @@ FILE: Final = Path(__file__).parent.parent / "src" / "steptime" / "data" / "kern
 URL: Final = "https://github.com/ai-dynamo/aiconfigurator"
 SYSTEMS: Final = {
     "a100_sxm": "a100", "l40s": "l40s", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300",
-    "gb200": "gb200", "gb300": "gb300", "rtx_pro_6000_server": "rtx-pro-6000", "b60": "intel-b60",
+    "gb200": "gb200", "gb300": "gb300", "rtx_pro_6000_server": "rtx-pro-6000-server", "b60": "intel-b60",
 }  # fmt: skip
 # Stored format, arithmetic and bytes per weight of a format of the tables.
 FORMATS: Final = {

@@ -39,7 +39,8 @@ ARCHITECTURES = {
     "gb200": "blackwell", "gb300": "blackwell", "b300": "blackwell", "mi300x": "cdna3", "mi325x": "cdna3", "mi350x": "cdna4",
     "mi355x": "cdna4",
     "tpu-v4": "tpu", "tpu-v5e": "tpu", "tpu-v5p": "tpu", "tpu-v6e": "tpu", "tpu7x": "tpu", "l40s": "ada", "rtx-4090": "ada",
-    "l4": "ada", "rtx-5090": "blackwell-rtx", "rtx-pro-6000": "blackwell-rtx", "rubin": "rubin",
+    "l4": "ada", "rtx-5090": "blackwell-rtx", "rtx-pro-6000": "blackwell-rtx",
+    "rtx-pro-6000-server": "blackwell-rtx", "rubin": "rubin",
 }  # fmt: skip
 TRAITS = {
     "megatron": {"title": "Megatron-Bridge, NVIDIA's recipes of 2025 and 2026", "gradient_bytes": 2.0, "logit_bytes": 6.0,

@@ -461,6 +461,9 @@ def attention_note() -> list[str]:
         "and that of the arithmetic in prefill. An engine has the timings of its kernels alone where they are known.",
         "`attention_time` is the factor of an engine on these times, from whole runs.",
         "Recurrent mixers, which were not timed, have the shares of dense products.",
+        "vLLM runs FlashAttention 2 on NVIDIA chips other than Hopper and data-centre Blackwell. It takes prompts and decoding",
+        "sequences in one call, where each sequence takes a tile of 64 queries per query head",
+        "(`data/kernels/joint_attention.toml`, [predictor.md](predictor.md#one-simulator-two-clocks)).",
         "",
         "| operation | engine | chips | format | call | memory | compute | tile, entries | exponentials, values | fill, rows "
         "| passes | error of timings |",

@@ -18,7 +18,10 @@ from steptime.physics.attention_kernels import (
     OPERATIONS,
     WIDE,
     AttentionKernel,
+    JointKernel,
     decode_entries,
+    joint_pairs,
+    load_joint_kernels,
     load_kernels,
     padding,
     prefill_pairs,
@@ -27,7 +30,8 @@ from steptime.physics.attention_kernels import (
 from steptime.physics.compute_dtype import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL
 from steptime.physics.engine import IDEAL, load_engine, with_constants
 from steptime.physics.layout import Layout
-from steptime.physics.op_work import attention_demands, build_work
+from steptime.physics.op_work import attention_demands, build_work, has_joint_calls
+from steptime.physics.operator_time import compute_time, memory_time, overlap
 from steptime.physics.step import decode_step, ledger_of_step, mixed_step, prefill_step
 
 HOPPER = st.load_system("hgx-h200")
@@ -232,3 +236,105 @@ def test_few_sequences_do_not_fill_kernels_that_share_no_context():
         ratios[system] = float(ten / one)
     assert ratios["l40s-8"] < 1.2
     assert ratios["hgx-h200"] > 5
+
+
+# FlashAttention 2: prompts and decoding sequences in one call.
+SERVER, VLLM = st.load_system("rtx-pro-6000-8"), with_constants(load_engine("vllm"), {"attention_time": 1.0})
+MIXED = {"batch": 64, "context": 1024, "prompts": 1, "tokens": 512}
+
+
+def seconds_of(demand, system):
+    memory = memory_time(demand.kv, system.chip.hbm.bandwidth, demand.memory_efficiency)
+    return float(overlap(compute_time(demand.flops, demand.peak, demand.efficiency), memory, 2.5))
+
+
+def test_pairs_of_a_decoding_sequence_with_prompts_by_hand():
+    """64 rows that meet 900 + 100 entries, and a block of 8 entries for each 64 tokens of the longest prompt."""
+    joint, kernel = load_joint_kernels()["vllm", "workstation-blackwell", WIDE], AttentionKernel(tile_entries=100.0)
+    assert joint_pairs(joint, kernel, 900.0, 640.0) == 64 * 1000 + 10 * 8 * 64
+    assert joint_pairs(joint, kernel, 900.0, 1.0) == 64 * 1000 + 8 * 64
+    free = JointKernel(engine="", chips="", form="", tile_rows=1, block_entries=0, timed_compute=1)
+    assert joint_pairs(free, AttentionKernel(), 900.0, 640.0) == 900
+
+
+def test_decode_with_prompts_by_hand():
+    """64 sequences on two chips with 16 of the 32 heads each: tiles of 64 rows at the rate of prefill, and the same cache."""
+    kernel, sizes = select_kernel(PREFILL, "workstation-blackwell", WIDE), {"layout": Layout(tp=2), "system": SERVER}
+    phases = demands(GROUPED, VLLM, **sizes, **MIXED)
+    found = phases["decode with prompts"]
+    pairs = 64 * (1024 + kernel.tile_entries) + 8 * 512
+    assert list(phases) == ["decode with prompts", "prefill"]
+    assert float(found.flops) == pytest.approx(64 * 16 * pairs * 2 * (256 + kernel.pair_values))
+    assert float(found.efficiency) == pytest.approx(kernel.compute_share)
+    assert float(found.kv) == pytest.approx(float(demands(GROUPED, VLLM, **sizes, batch=64, context=1024)["decode"].kv))
+    assert found.peak == SERVER.chip.peak["bf16"]
+
+
+def test_one_of_four_micro_batches_with_a_prompt_has_a_share_of_both_calls():
+    alone, always = demands(GROUPED, VLLM, SERVER, batch=64, context=1024), demands(GROUPED, VLLM, SERVER, **MIXED)
+    found = demands(GROUPED, VLLM, SERVER, layout=Layout(microbatches=4), **(MIXED | {"batch": 256}))
+    assert float(found["decode"].flops) == pytest.approx(0.75 * float(alone["decode"].flops))
+    assert float(found["decode"].seconds) == pytest.approx(0.75 * float(alone["decode"].seconds))
+    for name in ("flops", "kv"):
+        part = getattr(found["decode with prompts"], name)
+        assert float(part) == pytest.approx(0.25 * float(getattr(always["decode with prompts"], name)))
+
+
+def test_chips_whose_products_reach_more_than_the_timed_chip_compute_tiles_faster():
+    """Prompts were timed on an L40S, which reaches 0.6 of its data sheet in plain products; a GeForce RTX 4090 0.95."""
+    share = select_kernel(PREFILL, "ada", WIDE).compute_share
+    for system, factor in (("l40s-8", 1.0), ("rtx-4090-8", 0.95 / 0.6)):
+        found = demands(GROUPED, VLLM, st.load_system(system), **MIXED)["decode with prompts"]
+        assert float(found.efficiency) == pytest.approx(share * factor)
+
+
+@pytest.mark.parametrize(
+    ("system", "sizes", "measured"),
+    [
+        ("rtx-pro-6000-8", (64, 1024, 512, 0), 348.577 - 24.9173),
+        ("rtx-pro-6000-8", (64, 4096, 16, 0), 1436.27 - 7.76533),
+        ("rtx-pro-6000-8", (64, 256, 2048, 0), 393.527 - 172.609),
+        ("rtx-4090-8", (64, 1024, 512, 0), 707.612 - 41.0747),
+        ("rtx-4090-8", (64, 4096, 16, 0), 2355.72 - 9.546),
+        ("rtx-4090-8", (64, 256, 2048, 0), 718.559 - 336.126),
+    ],
+)
+def test_decode_with_prompts_takes_what_vllm_took(system, sizes, measured):
+    """Microseconds of a layer of Llama-3.1-8B in LLMServingSim's tables (vLLM 0.19), without those of the prompt."""
+    batch, context, tokens, prefix = sizes
+    machine = st.load_system(system)
+    found = demands(GROUPED, VLLM, machine, batch=batch, context=context, prompts=1, tokens=tokens, prefix=prefix)
+    assert 1e6 * seconds_of(found["decode with prompts"], machine) == pytest.approx(measured, rel=0.17)
+
+
+@pytest.mark.parametrize(
+    ("system", "engine", "kv"),
+    [
+        ("hgx-h100", "vllm", ""),
+        ("hgx-b200", "vllm", ""),
+        ("l40s-8", "sglang", ""),
+        ("l40s-8", "vllm", "fp8"),
+        ("l40s-8", "ideal", ""),
+    ],
+)
+def test_other_kernels_take_prompts_and_sequences_in_their_own_calls(system, engine, kv):
+    """FlashAttention 3, TensorRT-LLM's kernels, FlashInfer, and caches of 8 bits."""
+    model, machine, runs_on = st.load_model("llama-3.1-8b", kv=kv), st.load_system(system), load_engine(engine)
+    assert not has_joint_calls(model, machine, runs_on)
+    assert has_joint_calls(st.load_model("llama-3.1-8b"), st.load_system("l40s-8"), load_engine("vllm"))
+    mixer = model.layers[0][0].attention[0]
+    assert list(demands(mixer, runs_on, machine, **MIXED)) == ["decode", "prefill"]
+
+
+def test_a_latent_has_its_own_calls():
+    assert not has_joint_calls(st.load_model("deepseek-v3"), st.load_system("hgx-a100"), load_engine("vllm"))
+
+
+def test_steps_without_both_do_not_change():
+    """A kernel for both is in no step of decode or prefill alone; a step with both takes longer with it."""
+    given = {"model": "llama-3.1-8b", "system": SERVER, "batch": 64, "context": 1024}
+    other = replace(VLLM, kernel_engine="")
+    for sizes in ({"prompts": 0, "tokens": 1}, {"batch": 0, "prompts": 1, "tokens": 512}, {"prompts": 1, "tokens": 512}):
+        with_both, apart = (mixed_step(**(given | sizes), engine=engine).total for engine in (VLLM, other))
+        longer = sizes.get("batch", 64) and sizes["prompts"]
+        assert (float(with_both) > 1.05 * float(apart)) if longer else float(with_both) == float(apart)

@@ -321,6 +321,20 @@ def test_coefficients_stand_for_steps(name, system, layout, most):
     assert pace.mixed_error < most
 
 
+def test_coefficients_have_the_attention_of_calls_with_prompts_and_sequences():
+    """FlashAttention 2 on an RTX PRO 6000: 128 sequences of 1,000 tokens take twice as long with a prompt of 512 tokens."""
+    model, system = st.load_model("llama-3.1-8b"), st.load_system("rtx-pro-6000-8")
+    given = {"layout": st.Layout(), "engine": "vllm"}
+    pace = sample_pace(model, system, contexts=(500.0, 1500.0), **given)
+    assert pace.mixed_error < 0.04
+    step = st.mixed_step(model, system, batch=128, context=1000, prompts=1, tokens=512, **given)
+    apart = float(st.decode_step(model, system, batch=128, context=1000, **given).terms["attention"])
+    apart += float(st.prefill_step(model, system, prompts=1, tokens=512, **given).terms["attention"])
+    assert float(step.terms["attention"]) > 1.5 * apart
+    ours = mixed_seconds(pace.rates, 128, 128 * 1000.0, 1, 512)
+    assert ours == pytest.approx(float(step.total), rel=0.03)
+
+
 def test_simulation_agrees_with_the_steady_state_of_plan(llama):
     """A closed loop that keeps every seat full decodes at the TPOT of the closed form."""
     model, system = llama

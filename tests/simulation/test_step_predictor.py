@@ -38,6 +38,7 @@ CASES = {
     "windows": ("gpt-oss-20b", "dgx-spark", {"engine": "llama.cpp", "weights": "q8_0", "experts": "mxfp4", "max_batch": 32}),
     "tensor parallel": ("llama-3.1-70b", "hgx-h100", {"layout": st.Layout(tp=8)}),
     "latent": ("deepseek-v2-lite", "hgx-h200", {}),
+    "joint attention": ("llama-3.1-8b", "rtx-pro-6000-8", {"max_context": 16_384}),
     "expert parallel": ("deepseek-v3", "hgx-h200", {"layout": st.Layout(tp=8, ep=8)}),
 }
 

@@ -2,7 +2,7 @@
 
 One RTX 4090 with Llama-3.1-8B is short of KV cache (about 190 preemptions); two RTX PRO 6000 with Qwen3-32B are short of seats.
 Constants are fitted by `docs/recorded_run_fit.py` with the shipped vLLM as prior. The link of the two boards (no peer-to-peer
-copies: 19.4 GB/s, of which vLLM reaches two thirds) is a figure of their system, found on the first 40 requests of their run.
+copies: 23.9 GB/s, of which vLLM reaches two thirds) is a figure of their system, found on the first 40 requests of their run.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_constants_of_two_chips_predict_one(one_chip, of_two):
 
 @needs_runs
 def test_the_link_is_what_the_first_requests_ask_for(two_chips, of_one):
-    """At 19.4 GB/s the first 40 requests are close; a tenth less or more is further off."""
+    """At 23.9 GB/s the first 40 requests are close; a tenth less or more is further off."""
 
     def off(factor):
         inner, *outer = two_chips.system.domains

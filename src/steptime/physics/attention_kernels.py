@@ -21,9 +21,16 @@ The constants are fitted to kernel timings (`docs/fit_kernels.py attention`), by
 They are also fitted by engine, where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken
 together.
 
+FlashAttention 2 takes a batch of prompts and decoding sequences in one call (`JointKernel`). Only calls with one query per
+sequence pack the query heads of a KV head into a tile. In other calls each query head of a decoding sequence computes a tile of
+$T$ rows, of which one is in use. The call starts as many blocks for each sequence as for the longest prompt of $n$ tokens. A
+block takes as long as $T$ rows that meet $b$ entries. A head of a sequence then has these pairs, at the rate of prefill:
+
+$$ q = T (l + \tau) + b \max(n, T) $$
+
 References:
     Dao, "FlashAttention-2", arXiv 2307.08691: tiles and their order. Shah et al., "FlashAttention-3", arXiv 2407.08608:
-    exponentials have 1/256 of the rate of products.
+    exponentials have 1/256 of the rate of products. Calls of FlashAttention 2: data/kernels/joint_attention.toml.
 """
 
 from __future__ import annotations
@@ -107,6 +114,24 @@ class AttentionKernel:
 IDEAL_KERNEL: Final = AttentionKernel()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointKernel:
+    """Attention of prompts and decoding sequences in one call.
+
+    engine, chips, form: Engine that runs it, generation of chips, and format of the cache.
+    tile_rows: Rows of the tile that one query of a decoding sequence takes.
+    block_entries: Entries of `tile_rows` rows that take as long as the start of a block without work.
+    timed_compute: Share of the data sheet that plain products reach on the chip whose prefill was timed.
+    """
+
+    engine: str
+    chips: str
+    form: str
+    tile_rows: float
+    block_entries: float
+    timed_compute: float
+
+
 def prefill_pairs(kernel: AttentionKernel, pairs: Number, rows: Number, heads: Number, longest: Number) -> Number:
     """Return the pairs of all heads that take as long as those of a prefill, with tiles and the longest row of tiles.
 
@@ -143,6 +168,25 @@ def decode_entries(kernel: AttentionKernel, entries: Number, rows: Number) -> Nu
     return (entries + kernel.tile_entries) * np.hypot(1.0, kernel.fill_rows / rows)
 
 
+def joint_pairs(joint: JointKernel, kernel: AttentionKernel, entries: Number, tokens: Number) -> Number:
+    """Return the pairs of a head of a decoding sequence, in a call with prompts.
+
+    Args:
+        joint: The kernel that takes both.
+        kernel: Its constants in prefill.
+        entries: Entries that the sequence meets.
+        tokens: New tokens of a prompt.
+
+    Returns:
+        Pairs.
+
+    >>> joint = JointKernel(engine="", chips="", form="", tile_rows=64, block_entries=10, timed_compute=1)
+    >>> float(joint_pairs(joint, AttentionKernel(tile_entries=100.0), 900.0, 512.0))
+    69120.0
+    """
+    return joint.tile_rows * (entries + kernel.tile_entries) + joint.block_entries * np.maximum(tokens, joint.tile_rows)
+
+
 def padding(heads: Number, queries: Number) -> Number:
     """Return the rows of a tile that several queries of a sequence take, over those of as many single queries.
 
@@ -177,6 +221,14 @@ def load_kernels(kind: type[Any]) -> Mapping[tuple[str, ...], Any]:
     """
     kernels = [kind(**entry) for entry in read_file(PACKAGED / "kernels" / kind.FILE)["kernel"]]
     return {tuple(getattr(kernel, name) for name in kind.KEY): kernel for kernel in kernels}
+
+
+@lru_cache(maxsize=1)
+def load_joint_kernels() -> Mapping[tuple[str, str, str], JointKernel]:
+    """Return the kernels that take prompts and decoding sequences in one call, by engine, generation of chips and format."""
+    entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "joint_attention.toml")["kernel"]
+    kernels = [JointKernel(**entry) for entry in entries]
+    return {(kernel.engine, kernel.chips, kernel.form): kernel for kernel in kernels}
 
 
 def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0, engine: str = "") -> AttentionKernel:

@@ -23,7 +23,17 @@ from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.number_checks import Number, has_nonzero
 from steptime.physics.attention_kernels import IDEAL_KERNEL as IDEAL_ATTENTION
 from steptime.physics.attention_kernels import NARROW as NARROW_FORM
-from steptime.physics.attention_kernels import VALUE_BYTES, WIDE, AttentionKernel, decode_entries, padding, prefill_pairs
+from steptime.physics.attention_kernels import (
+    VALUE_BYTES,
+    WIDE,
+    AttentionKernel,
+    JointKernel,
+    decode_entries,
+    joint_pairs,
+    load_joint_kernels,
+    padding,
+    prefill_pairs,
+)
 from steptime.physics.attention_kernels import select_kernel as select_attention
 from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.chip_memory import cache_ways, expert_slots, state_ways
@@ -452,7 +462,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         engine: The engine.
 
     Returns:
-        Demands of the phases with work: "decode" and "prefill".
+        Demands of the phases with work: "decode", "prefill", and "decode with prompts" where a kernel takes both in one call.
     """
     kv_ways, state_shards = cache_ways(a, layout), state_ways(a, layout)
     latent, kernels = a.expand_flops > 0, engine.kernels
@@ -480,6 +490,9 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
             flops, rate, kv=moved, efficiency=kernel.compute_share * busy, memory_efficiency=kernel.memory_share * busy,
             seconds=kernel.seconds * np.minimum(work.decode, 1.0) if has_nonzero(kernel.seconds) else 0.0,
         )  # fmt: skip
+        joint = joint_kernel(a, system, engine) if has_nonzero(work.prefill) else None
+        if joint is not None:
+            demands = _decode_with_prompts(a, work, system, layout, engine, joint, demands["decode"])
 
     # Prefill of a latent expands the cached prefix to keys and values first.
     if has_nonzero(work.prefill):
@@ -508,6 +521,63 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
             memory_efficiency=kernel.memory_share, seconds=kernel.seconds * present if has_nonzero(kernel.seconds) else 0.0,
         )  # fmt: skip
     return demands
+
+
+def joint_kernel(a: Attention, system: System, engine: Engine) -> JointKernel | None:
+    """Return the kernel that takes prompts and decoding sequences in one call.
+
+    Args:
+        a: The token mixer.
+        system: The system.
+        engine: The engine.
+
+    Returns:
+        The kernel; None where each has its own call, and for an engine without timed kernels.
+    """
+    timed = has_nonzero(engine.kernels.attention_time) and has_nonzero(engine.kernels.timed_kernels)
+    if not timed or not a.flops_per_pair_decode or a.expand_flops > 0 or a.state_bytes:
+        return None
+    form = NARROW_FORM if a.arithmetic[0] in ROW_BYTES else WIDE
+    return load_joint_kernels().get((engine.kernel_engine, system.chip.generation, form))
+
+
+def has_joint_calls(model: Model, system: System, engine: Engine) -> bool:
+    """Whether a kernel of the model's attention takes prompts and decoding sequences in one call.
+
+    Args:
+        model: The model.
+        system: The system.
+        engine: The engine.
+
+    Returns:
+        True or false.
+    """
+    return any(joint_kernel(a, system, engine) is not None for layer, _ in model.layers for a in layer.attention)
+
+
+def _decode_with_prompts(
+    a: Attention, work: Work, system: System, layout: Layout, engine: Engine, joint: JointKernel, decode: Demand
+) -> dict[str, Demand]:
+    """Return the demands of decode in calls without and with prompts.
+
+    A mean number of prompts below 1 is the share of micro-batches with a prompt.
+    """
+    present = np.minimum(work.prompts, 1.0) * (work.tokens > 0)
+    kernel, rate = attention_kernel(a, PREFILL, system, engine)
+    values, heads = a.flops_per_pair_decode / (2 * a.heads), a.heads / layout.tp
+    pairs_of_head = joint_pairs(joint, kernel, entries_read(a, work.context) / layout.cp, work.tokens)
+    # The rate of prefill was timed on another chip of the generation, whose products may reach another share of its data sheet.
+    reached = system.chip.reached.get("compute", joint.timed_compute) / joint.timed_compute
+    joined = Demand(
+        present * work.sequences * heads * pairs_of_head * (2 * (values + kernel.pair_values)), rate, kv=present * decode.kv,
+        efficiency=np.minimum(kernel.compute_share * reached, 1.0), memory_efficiency=decode.memory_efficiency,
+    )  # fmt: skip
+    if np.all(present >= 1):
+        return {"decode with prompts": joined}
+    separate = replace(
+        decode, flops=(1 - present) * decode.flops, kv=(1 - present) * decode.kv, seconds=(1 - present) * decode.seconds
+    )
+    return {"decode": separate, "decode with prompts": joined}
 
 
 def attention_kernel(a: Attention, operation: str, system: System, engine: Engine) -> tuple[AttentionKernel, Number]:

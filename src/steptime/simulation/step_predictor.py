@@ -19,6 +19,9 @@ $w_i$ rows fluctuate as much as this number of equal ones (Kish, Survey Sampling
 $$ w = b + p n, \qquad r = \frac{(\sum_i w_i)^2}{\sum_i w_i^2} = \frac{(b + p n)^2}{b + p n^2} $$
 
 $D$, $R$, $H$ and $J$ are then without experts. Elsewhere experts depend on rows only, so that these parts include them.
+
+Where one kernel takes prompts and decoding sequences in one call (`attention_kernels.JointKernel`), $J$ is without attention.
+Two further tables have how much longer the attention of sequences is with prompts: by $b$ and $c$, and by $b$ and $n$.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -39,6 +43,7 @@ from steptime.number_checks import Array, between
 from steptime.physics.engine import Engine, default_formats, engine_for, model_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
+from steptime.physics.op_work import has_joint_calls
 from steptime.physics.step import mixed_step
 from steptime.result_base import Result, unit
 
@@ -122,7 +127,8 @@ class StepPredictor(Result):
 
     All tables are in seconds. `decode` is by batch and context, `rows` by prompt tokens of the pass, and `heads` by prompts.
     `attention` is by prompts, tokens of a prompt and cached tokens. `shared` is by batch and prompt tokens of the pass.
-    `experts` is by rows and requests of the pass, and empty where experts depend on rows only.
+    `experts` is by rows and requests of the pass, and empty where experts depend on rows only. `joint` is by batch and context,
+    and `joint_tokens` by batch and tokens of a prompt; both are empty where prompts and sequences have their own kernels.
     """
 
     SCHEMA: ClassVar[str] = "steptime.predictor/1"
@@ -150,6 +156,8 @@ class StepPredictor(Result):
     shared: list[list[float]] = field(metadata=LEFT_OUT)
     shared_batches: list[float] = field(metadata=LEFT_OUT)
     shared_tokens: list[float] = field(metadata=LEFT_OUT)
+    joint: list[list[float]] = field(metadata=LEFT_OUT)
+    joint_tokens: list[list[float]] = field(metadata=LEFT_OUT)
     experts: list[list[float]] = field(metadata=LEFT_OUT)
     expert_rows: list[float] = field(metadata=LEFT_OUT)
     expert_requests: list[float] = field(metadata=LEFT_OUT)
@@ -217,8 +225,20 @@ class StepPredictor(Result):
                 j, v = place(self.shared_tokens, total)
                 low, high = self.shared[i], self.shared[i + 1]
                 seconds += (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+                if self.joint:
+                    seconds += self._joint(batch, context, tokens)
         if self.experts and batch + squares > 0:
             seconds += self._experts(batch + total, batch + squares)
+        return seconds
+
+    def _joint(self, batch: float, context: float, tokens: float) -> float:
+        """Return how much longer the attention of decoding sequences is with prompts."""
+        seconds = 0.0
+        for table, points, value in ((self.joint, self.contexts, context), (self.joint_tokens, self.tokens, tokens)):
+            i, u = place(self.batches, batch)
+            j, v = place(points, value)
+            low, high = table[i], table[i + 1]
+            seconds += (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
         return seconds
 
     def _experts(self, rows: float, squares: float) -> float:
@@ -406,18 +426,30 @@ def _tables(
     decode = without(*routed_term, batch=column, context=np.array(contexts)[None, :])
     rows = without(ATTENTION, *routed_term, prompts=1, tokens=np.array(tokens))
     heads = without(ATTENTION, *routed_term, prompts=np.array(prompts), tokens=1) - np.interp(prompts, tokens, rows)
+    attention = partial(seconds, ATTENTION)
     grid = np.array(prompts)[:, None, None], np.array(tokens)[None, :, None], np.array(prefixes)[None, None, :]
-    attended = seconds(ATTENTION, prompts=grid[0], tokens=grid[1], prefix=grid[2])
+    attended = attention(prompts=grid[0], tokens=grid[1], prefix=grid[2])
 
     # What both parts of a mixed pass share does not depend on contexts.
     fixed = min(max_context, 128)
     group, sizes = np.array(shared_batches)[:, None], np.array(shared_tokens)[None, :]
-    mixed = without(*routed_term, batch=group, context=fixed, prompts=1, tokens=sizes)
-    shared = mixed - without(*routed_term, batch=group, context=fixed) - without(*routed_term, prompts=1, tokens=sizes)
+    joined = has_joint_calls(model, system, engine)
+    excluded_terms = (ATTENTION, *routed_term) if joined else routed_term
+    mixed = without(*excluded_terms, batch=group, context=fixed, prompts=1, tokens=sizes)
+    shared = mixed - without(*excluded_terms, batch=group, context=fixed) - without(*excluded_terms, prompts=1, tokens=sizes)
+    longer = longer_tokens = np.zeros((0, 0))
+    if joined:
+        sequences: dict[str, Any] = {"batch": column, "context": np.array(contexts)[None, :]}
+        prompt: dict[str, Any] = {"prompts": 1, "tokens": 1}
+        longer = attention(**sequences, **prompt) - attention(**sequences) - attention(**prompt)
+        sequences, prompt = {"batch": column, "context": fixed}, {"prompts": 1, "tokens": np.array(tokens)[None, :]}
+        longer_tokens = attention(**sequences, **prompt) - attention(**prompt)
+        longer_tokens = longer_tokens - longer_tokens[:, :1]
     return {
         "batches": batches, "contexts": contexts, "prompts": prompts, "tokens": tokens, "prefixes": prefixes,
         "decode": decode.tolist(), "rows": rows.tolist(), "heads": heads.tolist(), "attention": attended.tolist(),
         "shared": shared.tolist(), "shared_batches": shared_batches, "shared_tokens": shared_tokens,
+        "joint": longer.tolist(), "joint_tokens": longer_tokens.tolist(),
         "experts": experts, "expert_rows": expert_rows, "expert_requests": expert_requests,
     }  # fmt: skip
 

@@ -30,6 +30,7 @@ from steptime.models.model import Model
 from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.engine import Engine, engine_for, ttft_factor
 from steptime.physics.layout import Layout
+from steptime.physics.op_work import has_joint_calls
 from steptime.physics.speculative_step import drafted_step
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import Rates
@@ -310,6 +311,9 @@ def sample_pace(
         for name, machine in (("", system), (" operators", without_links)):
             samples["mixed" + name] = (model_of_rows, machine, mixed)
             samples["mixed decode" + name] = (model_of_rows, machine, {key: mixed[key] for key in ("batch", "context")})
+            if has_joint_calls(model, system, runs_on):
+                prompts_only = {"batch": 0 * mixed["batch"], "prompts": groups, "tokens": mixed["tokens"]}
+                samples["mixed prompts" + name] = (model_of_rows, machine, prompts_only)
     times = _sampled(samples, settings)
     decode, slope = _decode_coefficients(samples["decode"][2], times["decode"].total)
     even = times["even"].total - times["even"].attention
@@ -433,11 +437,14 @@ def _mixed_sizes(max_batch: int, budget: int, groups: int, context: float) -> di
 def _joint_factors(pace: Pace, sizes: dict[str, Any], times: Mapping[str, _Times], *, overlaps: bool) -> tuple[Any, Any]:
     """Return the time of mixed steps over the sum of their parts, and its excess over that of operators [s].
 
-    The attention of prompts is left out.
+    The attention of prompts is left out. Where a kernel takes prompts and decoding sequences in one call, it is that of prompts
+    without sequences, so that the factor covers how much longer the attention of sequences is with prompts.
     """
     batch, tokens = sizes["batch"], np.round(sizes["prompts"] * sizes["tokens"]).astype(np.int64)
 
     def without_attention(name: str) -> Any:
+        if "mixed prompts" + name in times:
+            return times["mixed" + name].total - times["mixed prompts" + name].attention
         attention = times["mixed" + name].attention - times["mixed decode" + name].attention
         # Terms that collectives hide are zero, also those of decode in a mixed step.
         return times["mixed" + name].total - (np.maximum(attention, 0.0) if overlaps else attention)
