@@ -368,7 +368,6 @@ def test_a_run_beyond_its_limits_bounds_the_rates_that_may_meet_them():
     assert course.meets(0)
     assert asked == [14, 20, 7, 0]
     assert not course_of(run, bound=1.9).meets(14)
-    assert not course_of(run, loop=False).meets(0)
     assert len(asked) == 4
 
 
@@ -387,7 +386,7 @@ def test_a_run_that_was_stopped_rules_out_all_higher_rates():
 
 @pytest.mark.parametrize(
     ("more", "serves"),
-    [({}, True), ({"ttft": 0.5}, True), ({"ttft": 0.49}, False), ({"loop": False}, False), ({"rate": 0.0}, False)],
+    [({}, True), ({"ttft": 0.5}, True), ({"ttft": 0.49}, False), ({"rate": 0.0}, False)],
 )
 def test_a_candidate_may_serve_if_requests_that_are_alone_meet_the_limit(more, serves):
     assert course_of(lambda place: NO_WAITS, **more).may_serve() == serves
@@ -415,7 +414,7 @@ def courses(monkeypatch, *made):
         return lambda place: course.asked.append(place) or GRID**place <= course.served
 
     for course in listed:
-        course.meets = meets(course)
+        course.meets, course.may_meet, course.loop = meets(course), lambda place: True, object()
         course.may_serve = lambda course=course: course.quiet
     monkeypatch.setattr(finalists, "expected_figures", lambda *_: None)
     monkeypatch.setattr(finalists, "_course", lambda _case, number: listed[number])
@@ -503,10 +502,10 @@ def confirmation(monkeypatch):
     """Lengths and draws of the runs that confirm a finalist, whose figures are those of its course: 0.5 s and 10 ms."""
     loops, curves = [], []
     run = Run(rate=10.0, ttft=0, tpot=0, mean_ttft=0.4, mean_tpot=0.02, batch=0, busy=(0,), worst=1.0)
-    course = SimpleNamespace(rate=40.0, ttft=0.5, tpot=0.01, limits=st.Slo(ttft=2.0), curve="start")
+    course = SimpleNamespace(rate=40.0, ttft=0.5, tpot=0.01, limits=st.Slo(ttft=2.0), curve="start", deployment=None)
 
-    def made(_case, _pools, rate, ttft, tpot, **settings):
-        loops.append(((rate, ttft, tpot), settings))
+    def made(_deployment, rate, lifetime, *turns, memo, **settings):
+        loops.append(((rate, lifetime), settings | ({"count": turns[1]} if turns else {})))
         return len(loops)
 
     def confirmed_by(numbers, limits, _percentile, start):
@@ -514,7 +513,8 @@ def confirmation(monkeypatch):
         return SimpleNamespace(highest=lambda _limits, first, least: replace(run, rate=first) if first > least else None)
 
     monkeypatch.setattr(finalists, "_course", lambda *_: course)
-    monkeypatch.setattr(finalists, "_loop", made)
+    monkeypatch.setattr(finalists, "Loop", made)
+    monkeypatch.setattr(finalists, "SessionLoop", made)
     monkeypatch.setattr(finalists, "confirmed_by", confirmed_by)
 
     def confirm(given, candidate, least=0.0):
@@ -541,7 +541,7 @@ def test_runs_that_confirm_are_as_long_as_their_tokens_allow(confirmation):
     """
     confirm, loops, curves = confirmation
     assert confirm(outputs(1000), SHARED).run.rate == 10.0
-    assert [given for given, _ in loops] == [(40.0, 0.5, 0.01)] * 2
+    assert [given for given, _ in loops] == [(40.0, pytest.approx(0.5 + 999 * 0.01))] * 2
     assert [settings["seed"] for _, settings in loops] == [1000, 2000]
     assert factors(loops) == [3.0, 3.0]
     assert curves == [(2, 2.0, "start")]
@@ -589,7 +589,8 @@ def test_turns_of_sessions_confirm_with_a_short_run_and_two_long_ones(confirmati
     assert [settings for _, settings in loops] == [
         {"seed": 1000, "count": FIRST_TURNS}, {"seed": 1000, "count": TURNS}, {"seed": 2000, "count": TURNS}
     ]  # fmt: skip
-    assert {given for given, _ in loops} == {(10.0, 0.4, 0.02)}
+    lifetime = 0.4 + (given.workload.output_tokens - 1) * 0.02
+    assert [given for given, _ in loops] == [(10.0, pytest.approx(lifetime))] * 3
     assert [(count, ttft) for count, ttft, _ in curves] == [(1, 2.5), (2, 2.5)]
     assert curves[0][2] == "start"
     assert confirm(given, SHARED, least=10.0) is None
