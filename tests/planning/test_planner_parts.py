@@ -189,14 +189,13 @@ def test_the_cheapest_layout_of_all_kinds_is_found_by_a_rough_search(monkeypatch
     """It has to serve 1.5 % more with less evidence; its search begins at the rate of the plan, and draws no front."""
     searches = []
 
-    def planned(given, modes, price, sure, **effects):
+    def planned(given, modes, price, **effects):
         searches.append((given, effects))
         return made(requests_per_second=rate, evidence=evidence)
 
     best = made(requests_per_second=2.0, evidence="measured")
-    monkeypatch.setattr(planner, "_with_most_evidence", lambda *_, **__: (best, "measured"))
     monkeypatch.setattr(planner, "_of_evidence", planned)
-    found = planner._plan_on_one_system(case(), "measured", BOTH, math.nan, None, alternatives=True, elasticities=True)
+    found = planner._with_cheaper_plans(case(), best, "measured", "measured", BOTH, math.nan)
     ((given, effects),) = searches
     assert (given.evidence, given.rough, given.at_least, given.front, given.diagnostics) == ("any", True, 2.0, False, False)
     assert effects == {"alternatives": False, "elasticities": False}
