@@ -186,7 +186,7 @@ def test_shared_prefixes_choose_the_cache_and_the_policy(build):
             commands(launch_commands(build(pool(replicas=2), workload=w), engine))[-1].one("--policy")
             for w in (shared, None)
         ]  # fmt: skip
-        assert policies == ["cache_aware", "round_robin"]
+        assert policies == ["cache_aware", "power_of_two"]
 
 
 # --- several hosts ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def loop(on=IDEAL, model=DENSE, system=CHIP, layout=None, concurrency=16, **give
 
 
 def test_a_closed_loop_brings_a_prompt_for_each_that_ends():
-    """16 requests of 200 tokens: 0.08 prompts a step; a first token waits for half a step, the prompt, the queue, the start.
+    """The prompts of 15 others in 199 intervals; a first token waits for half a step, the prompt, the queue, the start.
 
     A prompt that is read beside decode makes a step longer by less than a pass of its own takes: weights are read once.
     """
@@ -39,7 +39,8 @@ def test_a_closed_loop_brings_a_prompt_for_each_that_ends():
     p = both - t
     assert p < float(prefill_step(DENSE, CHIP, tokens=1000, engine="ideal").total)
     assert step.total == t
-    assert tpot == pytest.approx(t + 16 / 200 * p)
+    assert tpot == pytest.approx(t + 15 / 199 * p)
+    assert loop(concurrency=1)[0] == pytest.approx(float(decode_step(DENSE, CHIP, batch=1, context=1100, engine="ideal").total))
     busy, start = 16 * p / (16 * p + 200 * t), 0.1 * 16 * p / 2
     assert ttft == pytest.approx(t / 2 + both + p * busy + start)
     assert loop(starting=1.0)[1] == pytest.approx(t / 2 + both + p * busy + 10 * start)
@@ -50,7 +51,7 @@ def test_a_prompt_is_read_in_as_many_chunks_as_the_engine_takes():
     beside = {"batch": 16, "context": 1100, "engine": "ideal"}
     t = float(decode_step(DENSE, CHIP, **beside).total)
     chunk = float(mixed_step(DENSE, CHIP, prompts=1, tokens=1000 / 3, prefix=1000 / 3, **beside).total)
-    assert loop(engine(step_tokens=400.0))[0] == pytest.approx(t + 16 / 200 * 3 * (chunk - t))
+    assert loop(engine(step_tokens=400.0))[0] == pytest.approx(t + 15 / 199 * 3 * (chunk - t))
 
 
 @pytest.mark.parametrize(("spread", "drift"), [(0.0, 0.005), (0.5, 0.5)])
@@ -65,7 +66,7 @@ def test_requests_that_start_together_stay_together_unless_they_differ(spread, d
     rounds, x = 1 + 9 * (np.arange(100_000) + 0.5) / 100_000, drift * 200 * t / burst
     w = np.mean(1 / (1 + rounds * x))
     tpot, ttft, _ = loop(on, spread=spread)
-    assert tpot == pytest.approx(t + burst / 200 * (1 - w / 2))
+    assert tpot == pytest.approx(t + burst * 15 / 16 / 199 * (1 - w / 2))
     busy = burst / (burst + 200 * t)
     assert ttft == pytest.approx(t / 2 + burst / 16 * (1 + busy) + w * burst / 2 + (1 - w) * 0.1 * burst / 2)
 
@@ -76,7 +77,7 @@ def test_groups_of_a_closed_loop_read_prompts_each():
     t = float(decode_step(SPARSE, CHIP, batch=64, context=1100, layout=layout, engine="ideal").total)
     given = {"batch": 64, "context": 1100, "layout": layout, "engine": "ideal"}
     both = float(mixed_step(SPARSE, CHIP, tokens=1000, prompts=4, **given).total)
-    assert tpot == pytest.approx(t + 64 / 4 / 200 * (both - t))
+    assert tpot == pytest.approx(t + 63 / 4 / 199 * (both - t))
 
 
 def test_requests_without_room_wait_for_a_seat():

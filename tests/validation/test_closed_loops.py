@@ -33,7 +33,8 @@ def test_without_drafts_a_loop_is_that_of_plain_steps(engine):
     burst, decoding = running / runs.layout.dp * prefill, runs.output_tokens * decode.total
     x, rounds = np.maximum(runs.spread, 0.005) * decoding / burst, runs.requests / runs.concurrency
     together = on.scheduler.prefill_first * np.log((1 + rounds * x) / (1 + x)) / (x * (rounds - 1))
-    tpot = decode.total + burst / runs.output_tokens * (1 - together / 2)
+    others = (running - 1) / runs.layout.dp * prefill
+    tpot = decode.total + others / (runs.output_tokens - 1) * (1 - together / 2)
     started = (1 - together) * runs.concurrency / runs.requests * burst / 2
     queued = decode.total / 2 + read + prefill * (burst / (burst + decoding)) + together * burst / 2 + started
     waiting = (runs.concurrency - running) / running * runs.output_tokens * tpot
@@ -44,12 +45,12 @@ def test_without_drafts_a_loop_is_that_of_plain_steps(engine):
 
 
 def test_a_drafted_step_is_shared_by_the_tokens_that_it_yields():
-    """One client: O tokens take O / a steps of verification and drafts, and its prompt once."""
-    (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3")])
+    """Two clients: O - 1 tokens take as many / a steps of verification and drafts, and the prompt of the other once."""
+    (runs,) = grouped([deepseek(concurrency="2", drafted="2", acceptance="2.3")])
     given = {"drafts": 2, "layout": Layout(tp=8), "engine": IDEAL}
-    step = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, **given).total
-    both = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, prompts=1, tokens=1024, **given).total
-    assert solve_closed_loops(runs, IDEAL).tpot[0] == pytest.approx(step / 2.3 + (both - step) / 1024)
+    step = drafted_step(runs.model, runs.system, batch=2, context=1024 + 512, **given).total
+    both = drafted_step(runs.model, runs.system, batch=2, context=1024 + 512, prompts=1, tokens=1024, **given).total
+    assert solve_closed_loops(runs, IDEAL).tpot[0] == pytest.approx(step / 2.3 + (both - step) / 1023)
 
 
 def test_the_acceptance_of_a_models_own_layers_stands_where_a_run_tells_none():

@@ -146,13 +146,15 @@ def test_pools_that_decode_are_near_what_was_measured():
     [
         ({}, True),
         ({"part": "", "id": "a"}, False),  # a run of one's own
-        ({"part": "", "id": "2026_04_06_dsr1_cfg3"}, True),
+        ({"part": "", "id": "2026-11-20 prod, cfg 3"}, False),
+        ({"part": "", "id": "2026_04_06_dsr1_agg_1024x1024_c4_cfg3"}, True),
         ({"engine": "vllm"}, False),
         ({"system": "hgx-h200"}, False),
         ({"system": "mi300x-8", "measured": "2026-01-21"}, False),
         ({"system": "mi300x-8", "measured": "2026-01-22"}, True),
         ({"system": "mi355x-8", "measured": "2025-11-01", "part": "ix_disaggregated"}, True),
-        ({"model": "zai-org/GLM-5", "system": "mi355x-8", "measured": ""}, True),
+        ({"model": "zai-org/GLM-5", "system": "mi355x-8", "measured": "2026-04-16"}, False),
+        ({"model": "zai-org/GLM-5", "system": "mi355x-8", "measured": "2026-04-17"}, True),
         ({"model": "Qwen/Qwen3.5-397B-A17B", "weight_dtype": "bf16"}, False),
         ({"model": "Qwen/Qwen3.5-397B-A17B", "system": "hgx-h200"}, True),
     ],
@@ -166,8 +168,9 @@ def test_scripts_that_keep_the_cache_in_eight_bits(changes, small):
 
 
 def test_scripts_without_a_flag_keep_the_cache_in_sixteen_bits():
-    """vLLM's runs of MiniMax-M2.5 in FP8 on H100 have no --kv-cache-dtype; those on H200 have it, as the engine's rule says."""
-    row = apart(**WIDE | {"part": "", "id": "2026_04_06_minimax_cfg1", "engine": "vllm", "model": "MiniMaxAI/MiniMax-M2.5"})
-    row |= {"weight_dtype": "fp8", "measured": "", "system": "hgx-h100"}
-    assert as_launched(row)["kv_dtype"] == "bf16"
-    assert as_launched(row | {"system": "hgx-h200"}).get("kv_dtype", "") == ""
+    """vLLM's runs of MiniMax-M2.5 in FP8 have --kv-cache-dtype on H200 since 2026-05-26 and on B200 since 2026-04-03."""
+    row = apart(**WIDE | {"part": "ix_aggregated", "engine": "vllm", "model": "MiniMaxAI/MiniMax-M2.5", "weight_dtype": "fp8"})
+    days = {"hgx-h100": "2026-12-31", "hgx-h200": "2026-05-25", "hgx-b200": "2026-04-02"}
+    assert {as_launched(row | {"system": name, "measured": day})["kv_dtype"] for name, day in days.items()} == {"bf16"}
+    for name, day in (("hgx-h200", "2026-05-26"), ("hgx-b200", "2026-04-03")):
+        assert as_launched(row | {"system": name, "measured": day}).get("kv_dtype", "") == ""

@@ -467,7 +467,7 @@ def routed(
     else:
         servers = ["--worker-urls " + " ".join(urls.values())]
     # Policy of the router, and its meaning.
-    policy, meaning = "round_robin", "each replica in turn receives a request"
+    policy, meaning = "power_of_two", "the less loaded of two replicas receives a request"
     if plan.workload.cached_share > 0:
         policy, meaning = "cache_aware", "a request goes to the replica that has its prefix in the cache"
     words = (program, *servers, f"--policy {policy}", "--host 0.0.0.0", f"--port {port}")

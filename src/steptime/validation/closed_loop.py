@@ -1,12 +1,13 @@
 r"""Closed loops in closed form: a constant number of requests in flight, with and without speculative tokens.
 
-A new request follows each request that ends. With $C$ requests of $O$ output tokens, $C/O$ prompts arrive per decode step.
-Their prefill $P$ delays all decoding sequences. If the engine runs prefill first, $P$ is a separate pass. With chunked prefill,
-$P$ is the time that the chunks add to the decode step. Plans and the simulator use the same rule.
+A new request follows each request that ends. While a request decodes, the prompts of the $C - 1$ others arrive. Their
+prefill $P$ delays it. If the engine runs prefill first, $P$ is a separate pass. With chunked prefill, $P$ is the time that the
+chunks add to the decode step. Plans and the simulator use the same rule.
 
-A step with $k$ speculative tokens yields $a$ tokens per sequence on average. This gives the time per token.
+A step with $k$ speculative tokens yields $a$ tokens per sequence on average. $O$ output tokens have $O - 1$ intervals. This
+gives the time per token.
 
-$$ t = t_{step} / a + (C/O) P $$
+$$ t = t_{step} / a + \frac{C - 1}{O - 1} P $$
 
 An engine that runs prefill first starts the requests of a burst together. They end together unless their lengths differ.
 In the $r$-th round of all clients the share $1 / (1 + r x)$ is still together. Here $x = s O t_{step} / (a C P)$. The
@@ -246,7 +247,8 @@ def closed_loop(
     )
     burst, decoding = running / layout.dp * prefill, output_tokens * decode_tpot
     together = engine.scheduler.prefill_first * staying(np.maximum(spread, DRIFT) * decoding / burst, 1 / starting)
-    tpot = decode_tpot + burst / output_tokens * (1 - together / 2)
+    others = np.maximum(np.asarray(running) - 1, 0.0) / layout.dp * prefill
+    tpot = decode_tpot + others / np.maximum(np.asarray(output_tokens) - 1, 1.0) * (1 - together / 2)
     busy = burst / (burst + decoding)
     median = decode.total / 2 + prompt_seconds + prefill * busy + together * burst / 2
     mean = median + (1 - together) * starting * burst / 2

@@ -18,7 +18,7 @@ InferenceX's runs of DeepSeek-R1 on SGLang behind Dynamo on GB200, until Decembe
   of runs in FP8 with 1,024 + 1,024 tokens are not known.
 
 AIConfigurator's own runs of SGLang 0.5.6 and later used `--enable-mixed-chunk`: chunks of prompts run within decode steps
-(github.com/ai-dynamo/aiconfigurator, commit fa895ff of 2026-01-19 and src/aiconfigurator/generator/rule_plugin/sglang.rule:
+(github.com/ai-dynamo/aiconfigurator, commit 07a3779 of 2026-01-19, src/aiconfigurator/generator/rule_plugin/sglang.rule:
 "agg enable_mixed_chunk = true"). Its runs of 0.5.1 are older than the rule.
 
 These settings are missing in the runs, and they are not constants of an engine.
@@ -51,7 +51,8 @@ from steptime.validation.run_table import (
 
 SEPARATE_POOLS, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
 DAY = len("2025-12-19")
-DRAFTED_RUNS, LATER = "ix_mtp", "9999"
+# The last day with scripts, and one that is later than all.
+DRAFTED_RUNS, LAST_DAY, LATER = "ix_mtp", "9998", "9999"
 # First and last day of the second collection.
 SINCE, UNTIL = "2025-12-19", "2025-12-31"
 # Pairs of the 152 multiprocessors that a GB200 reports (B200: 148).
@@ -63,6 +64,7 @@ LAUNCH_AXES = tuple(PREFILL_WAYS.values())
 GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")
 # Names of AIConfigurator's own runs of SGLang, and the first release that its generator launched with mixed chunks. Runs of its
 # "gap analysis" repeat InferenceX's settings.
+LOADS = re.compile(r"_agg_\d+x\d+_c\d+")
 GENERATED_IDS, REPEATED = re.compile(r".*_sglang_agg_\d+x\d+_c\d+_tp\d+"), "gap_analysis"
 MIXED_SINCE = (0, 5, 6)
 
@@ -224,23 +226,28 @@ MI300, MI355 = ("mi300x-8", "mi325x-8"), ("mi355x-8",)
 # tokens show them. Other scripts, such as glm5_fp8_b200.sh, and the engine's defaults check in each step.
 POLLING_STEPS, BUSY_POLLING_STEPS, BUSY_CLIENTS = 10.0, 20.0, 16.0
 POLLING = (
-    ("deepseek-r1", ("fp8", "nvfp4"), BLACKWELL),
-    ("qwen3.5", ("bf16", "fp8", "nvfp4"), BLACKWELL),
-    ("qwen3.5", ("bf16", "fp8"), (*MI300, *MI355)),
-    ("glm-5", ("nvfp4",), BLACKWELL),
-    ("glm-5", ("fp8",), MI300),
+    ("deepseek-r1", ("fp8", "nvfp4"), BLACKWELL, ""),
+    ("qwen3.5", ("bf16", "fp8", "nvfp4"), BLACKWELL, ""),
+    ("qwen3.5", ("bf16", "fp8"), (*MI300, *MI355), "2026-04-15"),
+    ("glm-5", ("nvfp4",), BLACKWELL, "2026-04-09"),
+    ("glm-5", ("fp8",), MI300, ""),
 )
-# Formats of KV caches that differ from those of `kv_dtype.as_served`, and the first day of runs on one node with them: SGLang's
-# --kv-cache-dtype fp8_e4m3; vLLM without a flag in minimaxm2.5_fp8_h100.sh, minimaxm2.5_fp8_mi300x.sh, gptoss_fp4_mi355x.sh.
+# Formats of KV caches that differ from those of `kv_dtype.as_served`: SGLang's --kv-cache-dtype fp8_e4m3, and vLLM without a
+# flag. The first day of runs on one node with them, and the day from which on they are gone.
 CACHES = (
-    ("sglang", "deepseek-r1", ("fp8", "nvfp4"), BLACKWELL, "fp8", ""),
-    ("sglang", "deepseek-r1", ("mxfp4",), MI355, "fp8", "2025-12-16"),
-    ("sglang", "deepseek-r1", ("fp8",), MI355, "fp8", "2026-03-05"),
-    ("sglang", "deepseek-r1", ("fp8",), MI300, "fp8", "2026-01-22"),
-    ("sglang", "qwen3.5", ("fp8", "nvfp4"), (*BLACKWELL, *HOPPER), "fp8", ""),
-    ("sglang", "glm-5", ("fp8", "nvfp4"), (*BLACKWELL, *MI300, *MI355), "fp8", ""),
-    ("vllm", "minimax-m2.5", ("fp8",), ("hgx-h100", *MI300), "bf16", ""),
-    ("vllm", "gpt-oss", ("bf16",), MI355, "bf16", ""),
+    ("sglang", "deepseek-r1", ("fp8", "nvfp4"), BLACKWELL, "fp8", "", LATER),
+    ("sglang", "deepseek-r1", ("mxfp4",), MI355, "fp8", "2025-12-16", LATER),
+    ("sglang", "deepseek-r1", ("fp8",), MI355, "fp8", "2026-03-05", LATER),
+    ("sglang", "deepseek-r1", ("fp8",), MI300, "fp8", "2026-01-22", LATER),
+    ("sglang", "qwen3.5", ("fp8", "nvfp4"), (*BLACKWELL, *HOPPER), "fp8", "", LATER),
+    ("sglang", "glm-5", ("fp8", "nvfp4"), (*BLACKWELL, *MI300), "fp8", "", LATER),
+    ("sglang", "glm-5", ("fp8",), MI355, "fp8", "2026-04-17", LATER),
+    ("sglang", "glm-5", ("mxfp4",), MI355, "fp8", "", LATER),
+    ("vllm", "minimax-m2.5", ("fp8",), ("hgx-h100", *MI300), "bf16", "", LATER),
+    ("vllm", "minimax-m2.5", ("fp8",), ("hgx-h200",), "bf16", "", "2026-05-26"),
+    ("vllm", "minimax-m2.5", ("fp8",), BLACKWELL, "bf16", "", "2026-04-03"),
+    ("vllm", "minimax-m2.5", ("fp8",), MI355, "bf16", "", "2026-04-05"),
+    ("vllm", "gpt-oss", ("bf16",), MI355, "bf16", "", LATER),
 )
 BALANCED_WITHIN = 60.0
 """Maximum steps before TensorRT-LLM starts prefill although a data-parallel rank has no prompt, with balancing enabled. Source:
@@ -417,7 +424,10 @@ def polls_rarely(row: Mapping[str, str]) -> bool:
     Returns:
         True for the deployments of `POLLING`.
     """
-    return row["engine"] == POLLING_ENGINE and _is_benchmark(row) and any(_matches_script(row, *kind) for kind in POLLING)
+    if row["engine"] != POLLING_ENGINE or not _is_benchmark(row):
+        return False
+    day = _script_day(row)
+    return any(day >= since and _matches_script(row, model, stored, systems) for model, stored, systems, since in POLLING)
 
 
 def cache_format(row: Mapping[str, str]) -> str:
@@ -435,17 +445,27 @@ def cache_format(row: Mapping[str, str]) -> str:
     """
     if not _is_benchmark(row):
         return ""
-    day = (row.get("measured") or UNTIL)[:DAY] if row.get("part") not in (SEPARATE_POOLS, DRAFTED_RUNS) else LATER
-    for engine, model, stored, systems, kv, since in CACHES:
-        if row["engine"] == engine and day >= since and _matches_script(row, model, stored, systems):
+    day = _script_day(row)
+    for engine, model, stored, systems, kv, since, until in CACHES:
+        if row["engine"] == engine and since <= day < until and _matches_script(row, model, stored, systems):
             return kv
     return ""
 
 
 def _is_benchmark(row: Mapping[str, str]) -> bool:
-    """Check whether a run is one of InferenceX, by its part or its name."""
+    """Check whether a run is one of InferenceX, by its part or its name.
+
+    >>> [_is_benchmark({"id": name}) for name in ("dsr1_b200_sglang_fp8_agg_1024x1024_c4_cfg3", "2026-11-20 prod", "my-cfg-3")]
+    [True, False, False]
+    """
     name = row.get("id") or ""
-    return bool((row.get("part") or "").startswith("ix_") or DRAWN_IDS.match(name) or REPEATED in name)
+    return (row.get("part") or "").startswith("ix_") or bool(LOADS.search(name) and (DRAWN_IDS.match(name) or REPEATED in name))
+
+
+def _script_day(row: Mapping[str, str]) -> str:
+    """Return the day of a run; separate pools and speculative tokens had the settings of later scripts from their first day."""
+    pools = row.get("part") in (SEPARATE_POOLS, DRAFTED_RUNS)
+    return LAST_DAY if pools else (row.get("measured") or UNTIL)[:DAY]
 
 
 def _matches_script(row: Mapping[str, str], model: str, formats: tuple[str, ...], systems: tuple[str, ...]) -> bool:
