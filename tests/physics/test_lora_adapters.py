@@ -17,6 +17,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.lora_adapters import (
     ATTENTION,
     adapted_names,
+    adapter_bytes,
     adapter_kernels,
     adapter_parameters,
     distinct_adapters,
@@ -60,6 +61,13 @@ def test_slots_on_a_chip_by_hand(tp, inputs, outputs):
     slots = weights_per_chip(with_adapters(LLAMA, 8, rank=16), layout) - weights_per_chip(LLAMA, layout)
     assert slots == pytest.approx(8 * 16 * 32 * 2 * (inputs + outputs), rel=1e-12)
     assert tp > 1 or slots == 8 * 83_886_080
+
+
+def test_matrices_of_a_state_space_mixer_that_divide_their_inputs():
+    """Jamba-1.5-Mini at rank 16, counted by hand: x_proj has the inputs of a chip, and its outputs whole."""
+    jamba = with_adapters(load_model("ai21labs/AI21-Jamba-1.5-Mini"), 1, rank=16)
+    assert adapter_bytes(jamba, Layout()) == 76_247_040
+    assert adapter_bytes(jamba, Layout(tp=8)) == 23_719_936
 
 
 def test_stages_divide_the_slots():

@@ -62,6 +62,8 @@ ENGINE_KERNELS: Final = {"vllm": 3}
 # Ranks of vLLM's slots, https://docs.vllm.ai/en/stable/api/vllm/config/lora/ (`MaxLoRARanks`).
 SLOT_RANKS: Final = {"vllm": (1, 8, 16, 32, 64, 128, 256, 320, 512)}
 TERM: Final = "LoRA adapters"
+# Matrices whose inputs chips divide; of state-space mixers also x_proj (vllm/model_executor/layers/mamba/mamba_mixer.py).
+ROW_PARALLEL: Final = (*SECOND, "x_proj")
 # Relative tolerance for FLOPs that equal 2 x inputs x outputs.
 EXACT: Final = 1e-6
 
@@ -193,7 +195,7 @@ def sharing(op: Op, group: Number) -> tuple[Number, Number]:
         Shards of A (shrink) and of B (expand).
     """
     shards = 1.0 if op.split == "replicated" else shard_count(op.split_limit, group)
-    return (shards, 1.0) if op.name in SECOND else (1.0, shards)
+    return (shards, 1.0) if op.name in ROW_PARALLEL else (1.0, shards)
 
 
 def adapter_bytes(model: Model, layout: Layout) -> Number:

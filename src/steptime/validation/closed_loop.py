@@ -247,8 +247,8 @@ def closed_loop(
     )
     burst, decoding = running / layout.dp * prefill, output_tokens * decode_tpot
     together = engine.scheduler.prefill_first * staying(np.maximum(spread, DRIFT) * decoding / burst, 1 / starting)
-    others = np.maximum(np.asarray(running) - 1, 0.0) / layout.dp * prefill
-    tpot = decode_tpot + others / np.maximum(np.asarray(output_tokens) - 1, 1.0) * (1 - together / 2)
+    delay = np.maximum(np.asarray(running) - 1, 0.0) / layout.dp * prefill
+    tpot = decode_tpot + delay / np.maximum(np.asarray(output_tokens) - 1, 1.0) * (1 - together / 2)
     busy = burst / (burst + decoding)
     median = decode.total / 2 + prompt_seconds + prefill * busy + together * burst / 2
     mean = median + (1 - together) * starting * burst / 2
