@@ -122,6 +122,8 @@ def test_the_time_of_a_prompt_token_by_hand():
     """A chunk of 100 tokens adds 10 ms; of two chunks each has half. A pass of 2 prompts of 1,000 tokens takes 0.1 s."""
     assert seconds_per_prompt_token(pool(), WORK) == pytest.approx(1e-4)
     assert seconds_per_prompt_token(pool(chunks_per_mixed_step=2.0), WORK) == pytest.approx(5e-5)
+    # A limit of 4,096 tokens above a prompt of 1,000, half of it cached: a chunk of 500.
+    assert seconds_per_prompt_token(pool(chunk=4096), replace(WORK, cached_share=0.5)) == pytest.approx(0.01 / 500)
     assert seconds_per_prompt_token(pool(chunks_per_mixed_step=0.5), WORK) == pytest.approx(1e-4)
     assert seconds_per_prompt_token(pool(mixed=SimpleNamespace(total=0.01)), WORK) == 0
     reader = pool(mixed=None, step=SimpleNamespace(total=0.1), batch=2)

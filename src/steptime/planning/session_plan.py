@@ -599,11 +599,13 @@ def seconds_per_prompt_token(pool: Pool, workload: Workload) -> float:
     Returns:
         Seconds per token.
     """
+    fresh = float(workload.input_tokens) * (1 - float(workload.cached_share))
     if pool.mixed is None:
-        fresh = float(workload.input_tokens) * (1 - float(workload.cached_share))
         return float(pool.step.total) / (float(pool.batch) * fresh)
     added = float(pool.mixed.total) - float(pool.step.total)
-    return max(added, 0.0) / (pool.chunk * max(pool.chunks_per_mixed_step, 1.0))
+    # A chunk is at most the whole prompt, in equal parts.
+    chunk = fresh / max(math.ceil(fresh / pool.chunk), 1)
+    return max(added, 0.0) / (chunk * max(pool.chunks_per_mixed_step, 1.0))
 
 
 def _in_progress(deployment: Plan, sessions: Sessions, flow: Flow) -> float:
