@@ -55,6 +55,8 @@ def test_parse(text, unit, value):
         ("1e999 GB", "B", "finite"),
         ("", "B", "not a number"),
         ("3 GB/s/s", "B/s", "unknown unit"),
+        ("1x", "W", "'1x': unknown unit 'x'; write one in W, such as '700 W'"),
+        ("2/s", "", "unknown unit '/s'; write a plain number, such as 2$"),
     ],
 )
 def test_parse_says_what_is_wrong(text, unit, says):

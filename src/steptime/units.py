@@ -156,7 +156,8 @@ def parse(text: str | float, unit: str = "") -> float:
     if parsed_unit is None:
         if not unit and written in PREFIXES:
             return number * PREFIXES[written]
-        raise UnitError(f"{short_repr(text)}: unknown unit {short_repr(written)}; use {_EXAMPLE[unit]!r}")
+        valid = f"one in {unit}, such as {_EXAMPLE.get(unit, unit)!r}" if unit else f"a plain number, such as {number:g}"
+        raise UnitError(f"{short_repr(text)}: unknown unit {short_repr(written)}; write {valid}")
     dimension, size = parsed_unit
     if unit == dimension == "B" and written.endswith(BITS):
         in_bytes = f"{number:g}{written.removesuffix('bit').removesuffix('b')}B"
@@ -337,6 +338,23 @@ def speed_change(ratio: float) -> str:
     if round(ratio, 2) == 1:
         return "as fast"
     return f"{ratio:.2f}x as fast" if ratio > 1 else f"{1 - ratio:.0%} slower"
+
+
+def request_rate(rate: float, digits: int = 3) -> str:
+    """Write a rate of requests.
+
+    Args:
+        rate: Requests per second.
+        digits: Significant digits.
+
+    Returns:
+        Text.
+
+    >>> request_rate(1.0), request_rate(2.5)
+    ('1 request/s', '2.5 requests/s')
+    """
+    number = in_digits(rate, digits)
+    return f"{number} request{'s' * (number != '1')}/s"
 
 
 def counted(n: float, singular: str, plural: str = "") -> str:

@@ -148,7 +148,8 @@ def test_help_has_examples_that_run(name, tmp_path):
         ("budget --match-quality 1B@1T --rl-flop 4", 2, "--rl-flop needs --rl-tokens"),
         ("budget --usd 100M --system hgx-h20", 2, "hgx-h20: no rent"),
         ("budget --match-quality 1B@1T --machine-rent 2", 2, "--machine-rent needs --machine"),
-        ("rl deepseek-v3 hgx-h100 --chips 8", 1, "such as --tp"),
+        ("rl deepseek-v3 hgx-h100 --chips 8", 1, "take --tp 16"),
+        ("budget --match-quality 100B@200T --tokens-served 50M/x --lifetime 60d", 2, "--tokens-served: must be tokens"),
         ("laws --params 70B", 2, "give both"),
     ],
 )

@@ -166,3 +166,19 @@ def test_runs_of_ones_own_that_are_kept_are_gone_by(tmp_path, monkeypatch):
     assert json.loads(without.stdout)["total_s"] != pytest.approx(alone["total_s"], rel=0.05)
     several = run("sweep step llama-3.1-8b hgx-h100 --batch 64 --over engine=vllm,sglang")
     assert "runs that `steptime anchors` keeps are left out" in several.stderr
+
+
+def test_sweep_over_a_rate_shows_the_cost_at_that_rate():
+    found = run("sweep plan llama-3.1-8b hgx-h100 --over rate=1,100 --speed 40 --json")
+    table = json.loads(found.stdout)["table"]
+    alone = json.loads(run("plan llama-3.1-8b hgx-h100 --rate 1 --speed 40 --json").stdout)["fleet"]
+    costs = table["usd_per_million_output_tokens_at_rate"]
+    assert costs[0] == pytest.approx(alone["usd_per_million_output_tokens"], rel=1e-9)
+    assert costs[0] > 10 * costs[1]
+    assert table["usd_per_month"][0] == pytest.approx(alone["usd_per_month"], rel=1e-9)
+
+
+def test_sweep_of_compare_over_a_rate_names_the_cheapest_system_in_80_columns():
+    found = run("sweep compare llama-3.1-8b hgx-h100,l4-8 --over rate=1,10 --evidence any", columns=80)
+    header = next(line for line in found.stdout.splitlines() if line.split()[:2] == ["rate", "system"])
+    assert "at rate" in header

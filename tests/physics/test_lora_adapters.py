@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import steptime as st
+from steptime.cli.views.step_view import _remedy
 from steptime.errors import InputError, RangeError
 from steptime.models.model import Layer
 from steptime.models.model_loading import load_model
@@ -27,6 +29,7 @@ from steptime.physics.lora_adapters import (
 from steptime.physics.speculative_step import drafter
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.physics.uncertainty import WITH_ADAPTERS, distances, step_range
+from steptime.questions.step_question import STEP
 from tests.conftest import engine, experts, machine, matrix, model_of
 
 LLAMA = load_model("llama-3.1-8b")
@@ -216,3 +219,28 @@ def test_a_plan_has_less_room_and_slower_tokens_with_adapters():
     plain, adapted = (st.ask("plan", **values, **more) for more in ({}, {"lora_adapters": 32, "lora_rank": 64}))
     assert adapted["usd_per_million_output_tokens"] > plain["usd_per_million_output_tokens"]
     assert adapted["batch"] < plain["batch"]
+
+
+def test_a_model_without_attention_has_adapters_on_its_recurrent_mixers_only():
+    mamba = load_model("mamba-2.8b")
+    assert "recurrent mixers" in with_adapters(mamba, 8, rank=16).notes[-1]
+    with pytest.raises(InputError, match=r"lora_target: .* no attention"):
+        with_adapters(mamba, 8, rank=16, target=ATTENTION)
+
+
+def test_step_says_how_many_adapters_fit():
+    """An adapter of rank 512 takes 32 x 41,943,040 x 2 B = 2.68 GB; one more than those that would fit does not fit."""
+    subject = {"model": "llama-3.1-8b", "system": "hgx-h100", "lora_rank": 512, "tp": 1}
+    step = STEP.solve({**subject, "lora_adapters": 10_000})
+    assert step.adapter_bytes == pytest.approx(10_000 * 41_943_040 * 32 * 2)
+    remedy = _remedy(step)
+    fitting = int(re.search(r"--lora-adapters (\d+)", remedy)[1])
+    assert "weights" not in remedy
+    fits = [STEP.solve({**subject, "lora_adapters": slots}).memory.fits for slots in (fitting, fitting + 1)]
+    assert fits == [True, False]
+
+
+def test_step_without_room_for_one_token_suggests_no_context():
+    step = STEP.solve({"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 100_000, "context": 100_000})
+    assert "--context" not in _remedy(step)
+    assert "1 token" in _remedy(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import steptime as st
 from steptime.errors import Impossible, InputError, RangeError, UnitError, UnknownName
 from steptime.scaling.lifetime_compute import Demand, Target, at_equal_loss, read_served, read_target, total_parameters
-from steptime.scaling.model_sizing import budget
+from steptime.scaling.model_sizing import _extrapolation_note, budget
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for
 from steptime.scaling.sizing_plots import contours, cost_curve, frontier, open_models
 
@@ -216,3 +217,11 @@ def test_open_models_are_overtrained_as_the_lecture_says():
     assert known["meta-llama/Meta-Llama-3-8B"].over_chinchilla == pytest.approx(94, rel=0.01)
     assert known["deepseek-ai/DeepSeek-V3"].over_chinchilla == pytest.approx(20, rel=0.02)
     assert all(one.url and one.grade in ("reported", "recalled") for one in known.values())
+
+
+def test_note_of_one_law_beyond_its_runs_has_a_singular_verb():
+    inside, beyond = SimpleNamespace(beyond={}), SimpleNamespace(beyond={"tokens": 3.0})
+    (note,) = _extrapolation_note([inside, beyond])
+    assert note.startswith("1 of 2 laws extrapolates beyond the runs that it was")
+    (note,) = _extrapolation_note([beyond, beyond])
+    assert note.startswith("all 2 laws extrapolate beyond the runs that they were")

@@ -79,7 +79,7 @@ def test_what_cannot_be_is_refused():
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"output": 5000}))
     with pytest.raises(RangeError, match="a replica takes 2 chips, and the rollout has 1 of 1"):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 1}))
-    with pytest.raises(Impossible, match=r"does not fit a replica of 2 chips: each chip needs .* such as --tp 4"):
+    with pytest.raises(Impossible, match=r"does not fit a replica of 2 chips: each chip needs .* take --tp 16"):
         rl_step("deepseek-v3", "hgx-h100", **ASKED)
     with pytest.raises(RangeError, match="leaves none to train"):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"rollout_share": 0.999}))
@@ -126,3 +126,15 @@ def test_published_steps_take_longer_than_their_computed_parts():
     assert len(ratios) == 11
     assert 0.15 < min(ratios) < max(ratios) < 0.8
     assert np.mean(inside) >= 0.8
+
+
+def test_too_few_chips_name_the_tensor_parallelism_and_the_chips_that_fit():
+    """Weights of Llama-3.1-405B in bf16 take 810 GB: 8 chips of 78.7 GB do not hold them, and 16 do."""
+    sizes = {"rollouts": 64, "output": 100, "longest": 400}
+    with pytest.raises(Impossible, match=r"--tp 16, a replica of 16 chips: the rollout has 8"):
+        rl_step("llama-3.1-405b", "hgx-h100", chips=8, **sizes)
+    with pytest.raises(Impossible, match=r"--chips \d+$") as problem:
+        rl_step("llama-3.1-8b", "hgx-h100", chips=1, **sizes)
+    assert "--offload" not in str(problem.value)
+    chips = int(str(problem.value).rpartition(" ")[2])
+    assert rl_step("llama-3.1-8b", "hgx-h100", chips=chips, **sizes).chips == chips

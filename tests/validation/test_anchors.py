@@ -266,3 +266,11 @@ def test_kept_runs_that_cannot_be_read_are_left_out_with_a_note(tmp_path, caplog
     st.load_anchor(catalog=str(tmp_path))
     assert "these stored runs are left out" in caplog.text
     assert "steptime anchors remove bad" in caplog.text
+
+
+def test_times_in_milliseconds_are_named():
+    (note,) = [note for note in st.validate(measured([1.0, 1.1, 920.0])).notes if "took" in note]
+    assert "is tpot_s in milliseconds?" in note
+    assert "920 times" in note
+    assert "Check whether" not in note
+    assert any("ttft_s in milliseconds" in note for note in st.validate(measured([1.0, 1.1], ttft=[1.0, 1000.0])).notes)

@@ -171,10 +171,11 @@ def sweep(
         compile_first()
     client = None if cluster is None else connect(cluster)
     first_file = study.out[0] if study.out else None
+    names = [*(axis.name for axis in axes), *fixed_inputs]
     try:
         with report_progress() as progress:
             result = sweep_axes(
-                question, axes, fixed_inputs, answers=_answers(question, answers, study.against), together=together,
+                question, axes, fixed_inputs, answers=_answers(question, answers, study.against, names), together=together,
                 workers=study.workers, client=client, out=first_file, progress=progress, banded=True,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -191,10 +192,10 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _answers(question: "Question", names: list[str], against: str | None) -> tuple[str, ...]:
+def _answers(question: "Question", names: list[str], against: str | None, inputs: list[str]) -> tuple[str, ...]:
     """Return the answers to compute, and the memory, which shows the points that can run."""
     if against is not None:
-        names = [*(names or question.shows), against]
+        names = [*(names or question.default_answers(inputs)), against]
     # Without it, the cheapest point may not fit in memory.
     memory = ["memory_share"] if names and "memory_share" in question.answers else []
     return tuple(dict.fromkeys([*names, *memory]))

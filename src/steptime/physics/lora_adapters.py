@@ -48,6 +48,8 @@ ALL_LINEAR: Final = "all-linear"
 ATTENTION: Final = "attention"
 # Terms of the operators that each target adapts. State-space mixers count as attention; shared experts as dense layers.
 TERMS: Final = {ALL_LINEAR: ("projections", "feed-forward", "shared experts"), ATTENTION: ("projections",)}
+# Words for the terms beside token mixers.
+PARTS: Final = {"feed-forward": "dense layers", "shared experts": "shared experts"}
 USUAL_RANK: Final = 16
 # Bytes per parameter: adapters have the 16 bits of activations, https://docs.vllm.ai/en/stable/api/vllm/config/lora/
 WEIGHT_BYTES: Final = 2.0
@@ -103,8 +105,11 @@ def with_adapters(model: Model, slots: int, *, rank: int, target: str = ALL_LINE
     adapted = replace(model, adapters=adapters)
     if not adapted_layers(adapted):
         raise InputError(f"lora_target: {model.name} has no matrices that {target} adapts; leave lora_adapters out")
+    parts = _adapted_parts(adapted)
+    matrices = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    if target == ATTENTION and ATTENTION not in parts:
+        raise InputError(f"lora_target: {model.name} has no attention to adapt; use {ALL_LINEAR}, for its {matrices}")
     size = adapter_parameters(adapted) * WEIGHT_BYTES
-    matrices = "attention" if target == ATTENTION else "attention, dense layers and shared experts"
     rounded = f" (slots of {engine_name} for rank {rank})" if adapters.rank != rank else ""
     notes = [
         f"LoRA: each of the {slots:,} adapters of rank {adapters.rank}{rounded} takes {show(size, 'B')}, on the matrices of "
@@ -113,6 +118,18 @@ def with_adapters(model: Model, slots: int, *, rank: int, target: str = ALL_LINE
     if model.routed:
         notes.append("LoRA: routed experts have no adapters here")
     return replace(adapted, notes=(*model.notes, *notes))
+
+
+def _adapted_parts(model: Model) -> tuple[str, ...]:
+    """Return the parts of the layers whose matrices have adapters, in words."""
+    words = set()
+    for layer, _ in model.layers:
+        is_recurrent = bool(layer.attention) and all(mixer.state_bytes and not mixer.kv_bytes for mixer in layer.attention)
+        mixer_words = "recurrent mixers" if is_recurrent else ATTENTION
+        for ops, _ in adapted_layers(replace(model, layers=((layer, 1),))):
+            words |= {mixer_words if op.term == "projections" else PARTS.get(op.term, op.term) for op in ops}
+    order = (ATTENTION, "recurrent mixers", *PARTS.values())
+    return tuple(sorted(words, key=order.index))
 
 
 def slot_rank(rank: int, engine_name: str) -> int:

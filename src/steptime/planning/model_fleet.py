@@ -30,7 +30,7 @@ import numpy as np
 
 from steptime.catalog.data_files import read_file
 from steptime.catalog.hardware_loading import load_system, with_rent
-from steptime.errors import DataFileError, Impossible, InputError, RangeError, did_you_mean, short_repr
+from steptime.errors import DataFileError, Impossible, InputError, RangeError, UnitError, did_you_mean, short_repr
 from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.system import System
 from steptime.models.model import Model
@@ -295,6 +295,12 @@ def _refuse_unknown(path: Path, place: str, entry: Mapping[str, Any], keys: Sequ
         raise DataFileError(path, f"{place + ': ' if place else ''}{unknown[0][:60]}: unknown key; {hint}")
 
 
+# Units of numbers in the file, which have none there.
+PLAIN_UNITS: Final = {
+    "ttft": " of seconds, such as 2", "speed": " of tokens/s, such as 30", "rate": " of requests/s, such as 2",
+}  # fmt: skip
+
+
 def _number(path: Path, place: str, value: Any, maximum: float, *, is_whole: bool = False) -> float:
     try:
         number = parse(value) if isinstance(value, str) else value
@@ -303,6 +309,9 @@ def _number(path: Path, place: str, value: Any, maximum: float, *, is_whole: boo
         if is_whole:
             whole_number(place, number, maximum=maximum)
         positive(place, number, maximum=maximum)
+    except UnitError:
+        key = place.rpartition(": ")[2]
+        raise DataFileError(path, f"{place}: must be a number{PLAIN_UNITS.get(key, '')}, got {short_repr(value)}") from None
     except InputError as problem:
         words = str(problem)
         raise DataFileError(path, words if words.startswith(place) else f"{place}: {words}") from None
@@ -331,8 +340,12 @@ def _read_model(path: Path, place: str, entry: Mapping[str, Any]) -> FleetModel:
         raise DataFileError(path, f"{place}: systems: must be a list of names, got {short_repr(systems)}")
     formats = {key: _text(path, place, entry, key) for key in ("weights", "experts", "kv")}
     rate, rates = _read_rates(path, place, entry)
+    cached = entry.get("cached", 0.0)
+    if isinstance(cached, bool) or not isinstance(cached, int | float) or not 0 <= cached < 1:
+        problem = f"cached: must be a share of at least 0 and below 1, such as 0.5, got {short_repr(cached)}"
+        raise DataFileError(path, f"{place}: {problem}")
     try:
-        workload = Workload(input_tokens=sizes["input"], output_tokens=sizes["output"], cached_share=entry.get("cached", 0.0))
+        workload = Workload(input_tokens=sizes["input"], output_tokens=sizes["output"], cached_share=cached)
         slo = Slo(ttft=limits.get("ttft", math.inf), speed=limits.get("speed"))
         percentile = check_percentile(entry.get("percentile", "p90"))
         loaded = load_model(name, weights=formats["weights"], experts=formats["experts"], kv=formats["kv"])
@@ -380,7 +393,9 @@ def _size(value: Any) -> str:
 def _read_system(path: Path, place: str, entry: Mapping[str, Any]) -> FleetSystem:
     _refuse_unknown(path, place, entry, SYSTEM_KEYS)
     name = _text(path, place, entry, "name", required=True)
-    chips = entry.get("chips")
+    if "chips" not in entry:
+        raise DataFileError(path, f"{place}: chips: is missing; give the chips of {name}, such as chips = 8")
+    chips = entry["chips"]
     if isinstance(chips, bool) or not isinstance(chips, int) or not 1 <= chips <= MOST_CHIPS:
         raise DataFileError(path, f"{place}: chips: must be a whole number from 1 to {MOST_CHIPS:,}, got {short_repr(chips)}")
     try:

@@ -118,6 +118,7 @@ class Question:
         vectorised: Whether `ask` accepts arrays.
         threads: Whether several threads may call `ask` at the same time.
         shows: Answers that a front end shows by default.
+        shows_with: Answers that it shows instead where an input has a value, by input.
         bands: Names of the answers with the lower and upper end of the 90 % range, by answer.
         seconds: Approximate time of one evaluation [s].
         written: The closed form, which a spreadsheet can recompute.
@@ -134,6 +135,7 @@ class Question:
     vectorised: bool = False
     threads: bool = False
     shows: tuple[str, ...] = ()
+    shows_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     seconds: float = 1.0
     written: Callable[..., Any] | None = None
@@ -143,6 +145,18 @@ class Question:
     def needs(self) -> tuple[str, ...]:
         """Inputs without a default."""
         return tuple(name for name, declared in self.inputs.items() if declared.required)
+
+    def default_answers(self, input_names: Iterable[str]) -> tuple[str, ...]:
+        """Return the answers that a front end shows by default.
+
+        Args:
+            input_names: Inputs that have a value.
+
+        Returns:
+            Names of answers.
+        """
+        names = set(input_names)
+        return next((answers for name, answers in self.shows_with.items() if name in names), self.shows)
 
     def check_answer(self, name: str) -> None:
         """Raise an error for an answer that does not exist; a Python function has declared none.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -315,19 +315,24 @@ ENERGY_ANSWERS = (
         "output tokens per second of a megawatt, with the power around the chips", "tok/s",
     ),
 )  # fmt: skip
+MONTH_COST: Final = "usd_per_month"
+AT_RATE: Final = "usd_per_million_output_tokens_at_rate"
+# Inputs that give a fleet its load.
+FLEET_LOADS: Final = ("rate", "tokens_per_day")
 # Answers about the fleet of a rate: name, field, meaning and unit.
 FLEET_ANSWERS = (
-    ("usd_per_month", "usd_per_month", "rent of all hosts of the fleet for a month, with a rate", "USD"),
+    (MONTH_COST, "usd_per_month", "rent of all hosts of the fleet for a month, with a rate", "USD"),
     ("replicas", "replicas", "replicas of that fleet, without spares", ""),
     ("hosts", "hosts", "hosts of that fleet, spares included", ""),
     ("fleet_chips", "chips", "chips of these hosts", ""),
     ("fleet_utilisation", "utilisation", "rate over the requests that the replicas can serve", ""),
     (
-        "usd_per_million_output_tokens_at_rate", "usd_per_million_output_tokens",
+        AT_RATE, "usd_per_million_output_tokens",
         "rent of all hosts of the fleet per million output tokens at the rate", "USD",
     ),
 )  # fmt: skip
 BANDS = {name: (f"{name}_low", f"{name}_high") for name in RANGES}
+DEFAULT_ANSWERS: Final = (COST, *BANDS[COST], SPEED, OUTPUT, TTFT, "batch", "layout_text", "reason")
 
 
 def _range_end(name: str, side: int, deployment: Plan) -> float:
@@ -537,7 +542,9 @@ PLAN = Question(
     ask=ask,
     solve=solve,
     figures=True,
-    shows=(COST, *BANDS[COST], SPEED, OUTPUT, TTFT, "batch", "layout_text", "reason"),
+    shows=DEFAULT_ANSWERS,
+    # With a rate, the cost at full load does not say what the fleet costs.
+    shows_with=dict.fromkeys((*FLEET_LOADS, "power_cap"), (AT_RATE, MONTH_COST, "replicas", *DEFAULT_ANSWERS)),
     bands=BANDS,
     seconds=0.4,
     limits=tuple(inputs_from(LatencyLimits)),

@@ -330,8 +330,9 @@ class AutoscalerInputs:
         group=SCALING,
     )
     load_bandwidth: Any = number(
-        0.892e9, "bandwidth from storage to the chips of a replica in a cold start, such as 2GB/s", unit="B/s", group=SCALING
-    )
+        0.892e9, "bandwidth from storage to the chips of a replica in a cold start, such as 2GB/s", unit="B/s", group=SCALING,
+        default_words="0.892GB/s",
+    )  # fmt: skip
     engine_start: Any = number(
         64.0, "imports, compilation and graph capture in a cold start, in seconds", unit="s", minimum=0.0, group=SCALING
     )

@@ -19,7 +19,7 @@ from steptime.models.model import Model, stored_formats
 from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
-from steptime.physics.chip_memory import Memory
+from steptime.physics.chip_memory import Memory, weights_per_chip
 from steptime.physics.chip_power import StepEnergy, step_energy
 from steptime.physics.compute_dtype import has_rule
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for, model_for
@@ -133,6 +133,8 @@ class StepSummary(Step):
     anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: none"))
     unanchored: Step | None = field(default=None, metadata=unit("", "the same step without that correction"))
     memory: Memory = field(metadata=unit("", "memory of a chip"))
+    adapters: int = field(default=0, metadata=unit("", "slots of LoRA adapters", left_out=True))
+    adapter_bytes: Number = field(default=0.0, metadata=unit("B", "their bytes on a chip, part of the weights", left_out=True))
     weights: str = field(default="", metadata=unit("", "number format of the weights, and of the routed experts if it differs"))
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "notes on the answer"))
     images: ImageCost | None = field(default=None, metadata=unit("", "images and recordings of each prompt; null: none"))
@@ -372,6 +374,8 @@ def step_summary(
         anchor=engine.anchor,
         unanchored=_evaluate(model, system, work, bare(engine), drafts, layout=layout) if engine.anchor else None,
         memory=pass_memory(model, system, work, layout=layout, engine=engine, drafts=drafts),
+        adapters=0 if model.adapters is None else model.adapters.slots,
+        adapter_bytes=weights_per_chip(model, layout) - weights_per_chip(replace(model, adapters=None), layout),
         weights=", experts in ".join(dict.fromkeys(filter(None, stored_formats(model)))),
         notes=(*notes, *model.notes),
         images=images,

@@ -250,7 +250,13 @@ def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
         return served, seconds
     if math.isnan(seconds) and served:
         raise InputError(f"{short_repr(text)} is a rate, which needs a --lifetime, such as 60d")
-    return served * (0.0 if math.isnan(seconds) else seconds) / parse(f"1 {per.strip()}", "s"), seconds
+    try:
+        interval = parse(f"1 {per.strip()}", "s")
+    except UnitError:
+        raise UnitError(
+            f"--tokens-served: must be tokens per time, such as {number}/s or {number}/d, got {short_repr(text)}"
+        ) from None
+    return served * (0.0 if math.isnan(seconds) else seconds) / interval, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

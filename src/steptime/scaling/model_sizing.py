@@ -388,4 +388,5 @@ def _extrapolation_note(choices: Sequence[Choice]) -> list[str]:
         ends = dict.fromkeys(f"{in_digits(end, 2)}x" for end in (min(factors), max(factors)))
         spans.append(f"{' to '.join(ends)} in {DOMAINS[name]}")
     count = f"all {len(choices)}" if len(far) == len(choices) else f"{len(far)} of {len(choices)}"
-    return [f"{count} laws extrapolate beyond the runs that they were fitted to: {', '.join(spans)}"]
+    verb, fitted = ("extrapolates", "it was fitted") if len(far) == 1 else ("extrapolate", "they were fitted")
+    return [f"{count} laws {verb} beyond the runs that {fitted} to: {', '.join(spans)}"]

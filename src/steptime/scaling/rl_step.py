@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from statistics import NormalDist
@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import Impossible, RangeError
+from steptime.errors import Impossible, InputError, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters, total_parameters
 from steptime.models.model_loading import ModelLike, resolve_model
@@ -37,6 +37,7 @@ from steptime.physics.layout import Layout, check_ways
 from steptime.physics.step import decode_step, prefill_step
 from steptime.result_base import Result, unit
 from steptime.scaling.law_forms import TRAINING_FLOP, bisect
+from steptime.training.training_alternatives import CHIP_MULTIPLES, NothingFits
 from steptime.training.training_planner import train
 from steptime.units import counted, show
 
@@ -205,9 +206,13 @@ def rl_step(
         raise RangeError(f"a replica takes {size} chips, and the rollout has {making} of {count}; take a smaller layout")
     # Answers are divided in turn over the replicas; the replica with the longest answer sets the time.
     lengths = answer_lengths(output, longest, spread, rollouts)[::replicas]
-    rollout, tail = _rollout(described, machine, engine_for(machine, engine), replica_layout, prompt, lengths)
+    rollout, tail = _rollout(described, machine, engine_for(machine, engine), replica_layout, prompt, lengths, making)
     training = count if on_policy else count - making
-    trained = _training(described, machine, training, rollouts, prompt + output, mfu, updates)
+    work = (rollouts, prompt + output, mfu, updates)
+    try:
+        trained = _training(described, machine, training, *work)
+    except NothingFits as problem:
+        raise NothingFits(problem.misfit, _chips_that_train(described, machine, count, rollout_share, work)) from None
     serving = engine_for(machine, engine)
     published = _published_steps() if serving.name != "ideal" else {"factor": 1.0, "low": 1.0, "high": 1.0}
     return RlStep(
@@ -275,6 +280,27 @@ def _training(
     return updates * float(np.asarray(training_plan.step.total))
 
 
+def _chips_that_train(model: Model, system: System, chips: int, rollout_share: float, work: tuple[Any, ...]) -> str:
+    """Return the smallest multiple of the chips that trains the model, as text."""
+    for total in (chips * factor for factor in CHIP_MULTIPLES if chips * factor <= MOST_CHIPS):
+        try:
+            _training(model, system, total if rollout_share == 1 else total - round(total * rollout_share), *work)
+        except InputError:
+            continue
+        return f"; it fits with --chips {total}"
+    return "; take chips with more memory, or a smaller model"
+
+
+def _wider_layout(model: Model, system: System, engine: Engine, layout: Layout, context: float, chips: int) -> str:
+    """Return the smallest tensor parallelism with which a sequence fits a replica, as text."""
+    for tp in (int(layout.tp) * factor for factor in CHIP_MULTIPLES):
+        wider = replace(layout, tp=tp)
+        if float(sequences_that_fit(model, system, context=context, layout=wider, engine=engine)) >= 1:
+            size = int(wider.tp * wider.pp * wider.dp * wider.cp)
+            return f"take --tp {tp}" + (f", a replica of {size} chips: the rollout has {chips}" if size > chips else "")
+    return "take stages too (--pp), shorter rollouts (--output), or chips with more memory"
+
+
 def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Array:
     """Return the lengths of the answers, longest first.
 
@@ -304,7 +330,7 @@ def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Ar
 
 
 def _rollout(
-    model: Model, system: System, engine: Engine, layout: Layout, prompt: float, lengths: Array
+    model: Model, system: System, engine: Engine, layout: Layout, prompt: float, lengths: Array, chips: int
 ) -> tuple[float, float]:
     """Return the time of the rollout of a replica, and its part after 90 % are done."""
     mean = float(lengths.mean())
@@ -314,8 +340,8 @@ def _rollout(
         room = memory_per_chip(model, system, batch=1, context=prompt + mean, layout=layout, engine=engine)
         raise Impossible(
             f"{model.name} does not fit a replica of {counted(size, 'chip')}: each chip needs "
-            f"{show(float(room.used), 'B')} and has {show(float(room.capacity), 'B')}; take a larger layout, such as --tp "
-            f"{2 * int(layout.tp)}"
+            f"{show(float(room.used), 'B')} and has {show(float(room.capacity), 'B')}; "
+            + _wider_layout(model, system, engine, layout, prompt + mean, chips)
         )
     prefill_seconds = (
         float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total) * len(lengths) / int(layout.dp)

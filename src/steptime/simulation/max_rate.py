@@ -31,7 +31,7 @@ from steptime.simulation.run_metrics import (
 )
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
-from steptime.units import counted, in_digits, show
+from steptime.units import counted, in_digits, request_rate, show
 from steptime.workload.traffic import Traffic, checked, scaled
 from steptime.workload.workload import Slo
 
@@ -119,11 +119,11 @@ class HighestRate(Tabular):
         )
         if self.clients is not None:
             return (
-                f"Most clients: {self.clients:,}, with {in_digits(self.rate)} requests/s; {len(self.points)} loads tried",
+                f"Most clients: {self.clients:,}, with {request_rate(self.rate)}; {len(self.points)} loads tried",
                 latencies,
             )
         times = "" if self.scale is None else f" ({in_digits(self.scale)} times the rate of the trace)"
-        return f"Highest rate: {in_digits(self.rate)} requests/s{times}; {len(self.points)} rates tried", latencies
+        return f"Highest rate: {request_rate(self.rate)}{times}; {len(self.points)} rates tried", latencies
 
 
 def fewest_replicas(is_met: Callable[[int], bool], largest: int) -> int | None:

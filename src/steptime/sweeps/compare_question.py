@@ -12,7 +12,10 @@ from steptime.errors import RangeError, short_repr
 from steptime.hardware.system import System
 from steptime.questions.declaration import TEXTS, Answer, Question, bind, declare, inputs_from, read_answers, text
 from steptime.questions.plan_question import (
+    AT_RATE,
     DEPLOYMENT_GROUP,
+    FLEET_LOADS,
+    MONTH_COST,
     PLAN,
     FleetLoad,
     LatencyLimits,
@@ -21,9 +24,6 @@ from steptime.questions.plan_question import (
 )
 from steptime.questions.subject import REQUESTS_GROUP, SessionInputs, read_tier_capacities
 from steptime.sweeps.ranking import ANY, COST, Ranking, compare
-
-MONTH_COST: Final = "usd_per_month"
-AT_RATE: Final = "usd_per_million_output_tokens_at_rate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +224,9 @@ COMPARE: Final = Question(
     solve=solve,
     answers=_answers(),
     shows=("system", COST, *BANDS[COST], MONTH_COST, "replicas", "second_system", "second_over_first", "reason"),
+    shows_with=dict.fromkeys(
+        FLEET_LOADS, ("system", AT_RATE, MONTH_COST, "replicas", "second_system", "second_over_first", "reason")
+    ),
     bands=BANDS,
     seconds=1.0,
     limits=tuple(inputs_from(LatencyLimits)),

@@ -41,7 +41,7 @@ from steptime.planning.two_systems import LikelyPair
 from steptime.processes import can_fork, map_in_processes
 from steptime.questions.plan_question import read_rate
 from steptime.result_base import Tabular, columns_by_key, range_columns, unit
-from steptime.units import counted, show
+from steptime.units import counted, request_rate, show
 from steptime.workload.sessions import Sessions
 from steptime.workload.workload import Slo, Workload
 
@@ -241,7 +241,7 @@ class Ranking(Tabular):
         cost = f"{usd(first.cost)} per million output tokens, prefill included{span}"
         if self.is_fleet:
             fleet = f"{counted(first.hosts, 'host')} with {counted(first.fleet_chips, 'chip')}"
-            cost = f"{usd(first.cost)} a month{span} for {self.rate:,.4g} requests/s, on {fleet}"
+            cost = f"{usd(first.cost)} a month{span} for {request_rate(self.rate, 4)}, on {fleet}"
         return f"{self.called(first)} is the cheapest: {cost}{tie_note}."
 
     @property

@@ -116,7 +116,8 @@ def sweep_axes(
         lengths = ", ".join(f"{axis.name} {len(axis.values):,}" for axis in axes)
         raise RangeError(f"axes: must have one length to advance together, got {lengths}")
     choice = tuple(answers)
-    answer_names = choice or question.shows
+    input_names = [*(axis.name for axis in axes), *(name for name, value in fixed.items() if value is not None)]
+    answer_names = choice or question.default_answers(input_names)
     for name in answer_names:
         question.check_answer(name)
     check_points(grid_shape(axes, together=together), question.seconds)

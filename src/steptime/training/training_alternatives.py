@@ -35,7 +35,15 @@ CHIP_MULTIPLES: Final = tuple(2**n for n in range(1, 11))
 
 
 class NothingFits(Impossible):
-    """No layout of the chips has room for the training states."""
+    """No layout of the chips has room for the training states.
+
+    `misfit` is the message without the change that fits, whose options not all commands have.
+    """
+
+    def __init__(self, misfit: str, change: str = "") -> None:
+        """Join the missing bytes and the change."""
+        super().__init__(misfit + change)
+        self.misfit = misfit
 
 
 def infeasibility_error(
@@ -85,7 +93,7 @@ def infeasibility_error(
         f"({MEMORY_MARGIN:.0%} of the {float(system.chip.capacity) / 1e9:,.1f} GB that the driver counts): "
         f"{(used_bytes - capacity) / 1e9:,.1f} GB too much"
     )
-    return NothingFits(message + _nearest_change(model, system, job, engine, chips, fixed_axes))
+    return NothingFits(message, _nearest_change(model, system, job, engine, chips, fixed_axes))
 
 
 def _nearest_change(

@@ -30,6 +30,7 @@ from steptime.number_checks import Array
 from steptime.physics.bias_correction import MAX_RUNS, Anchor, Anchors, MeasuredRun, select_anchor
 from steptime.physics.engine import Engine
 from steptime.physics.engine_releases import version_numbers
+from steptime.units import in_digits
 from steptime.validation.bench_results import OPTIONS, NotTold, Place, Runs, file_names, read_rows
 from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.error_summary import Predictions, measured_figures
@@ -269,6 +270,10 @@ def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+# Measured over predicted times that suggest milliseconds in a column of seconds.
+MILLISECOND_RATIOS = (200.0, 5000.0)
+
+
 def explain_outside(row: dict[str, str], engine: Engine, catalog: str | None = None) -> str:
     """Say what may explain a run outside the 90 % range of its prediction.
 
@@ -290,15 +295,20 @@ def explain_outside(row: dict[str, str], engine: Engine, catalog: str | None = N
             }  # fmt: skip
     predictions = predict([row], engine=engine, catalog=catalog)
     sides: dict[str, int] = {}
-    took = []
+    took, in_milliseconds = [], []
+    run = short_repr(row["id"])
     for name, (ratio,) in zip(("tpot", "ttft"), ratios([row], predictions), strict=True):
         predicted, low, high = (float(getattr(predictions, f"{name}{end}")[0]) for end in ("", "_low", "_high"))
         sides[name] = int(ratio * predicted > high) - int(ratio * predicted < low)
+        column = next((column for column in (f"{name}_s", f"{name}_median_s") if row.get(column)), "")
+        if column and MILLISECOND_RATIOS[0] <= ratio <= MILLISECOND_RATIOS[1]:
+            in_milliseconds.append(f"{in_digits(float(ratio))} times as long as predicted: is {column} in milliseconds?")
         if sides[name]:
             took.append(f"{ratio:.2g} times as long as predicted{' for its first tokens' * (name == 'ttft')}")
+    if in_milliseconds:
+        return f"Run {run} took {' And '.join(in_milliseconds)} Times are in seconds."
     causes = [words for words, change in changes.items() if _fits(row | change, engine, catalog)] if sides["tpot"] else []
     causes += [words for words, is_possible in _causes(row, sides).items() if is_possible]
-    run = short_repr(row["id"])
     return f"Run {run} took {' and '.join(took) or 'as long as predicted'}. Check whether it ran with {'; '.join(causes)}."
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from steptime.errors import RangeError, UnknownName, expect
 from steptime.number_checks import MOST_TOKENS, at_least_zero, between, positive, single, whole_number
 from steptime.result_base import Result, unit
-from steptime.units import in_digits
+from steptime.units import request_rate
 from steptime.workload.workload import LARGEST_SPREAD
 
 ARRIVALS = ("poisson", "gamma", "constant")
@@ -79,7 +79,7 @@ class Traffic(Result):
         Returns:
             Title with the number of requests and the rate; lengths by label.
         """
-        comes = f"{self.clients:,} clients" if self.clients else f"{in_digits(self.rate)} requests/s"
+        comes = f"{self.clients:,} clients" if self.clients else f"{request_rate(self.rate)}"
         return f"Traffic {self.name}: {len(self):,} requests, {comes}", {
             "mean lengths": f"{np.mean(self.inputs):,.0f} tokens in, {np.mean(self.outputs):,.0f} out" if len(self) else "none"
         }

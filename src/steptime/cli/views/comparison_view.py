@@ -27,7 +27,8 @@ FAR_COST = 10
 # Why the same volume costs another amount there.
 SELF_HOST_NOTE = (
     "prices --self-host has other defaults: 4,096 tokens in and 1,024 out, layouts published elsewhere too, and the cheapest "
-    "of several numbers of chips. The same --input, --output, --evidence and --chips have the same cost."
+    "of several numbers of chips. With --input and --output as its --mix, and the same --evidence and --chips, the "
+    "cost is the same."
 )
 # Letters from which the name of a combination of techniques stands below the table.
 COMBINED_WIDTH = 24

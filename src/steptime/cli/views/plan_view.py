@@ -55,7 +55,7 @@ from steptime.planning.plan_result import (
 from steptime.planning.plan_search import AS_CHEAP, is_small_chunk
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import Line, equations, explain_step, sources, step_given
-from steptime.units import counted, in_digits, show, speed_change
+from steptime.units import counted, in_digits, request_rate, show, speed_change
 from steptime.workload.workload import step_yield
 
 # Power around the chips.
@@ -187,7 +187,7 @@ def _conditions(plan: Plan) -> Text:
     chips += " (--chips)"
     if plan.prefill_system:
         chips = f"{plan.prefill_chips:,} prefill chips (--prefill-chips) and {plan.chips:,} decode chips (--chips)"
-    rate = f"{in_digits(plan.requests_per_second)} requests/s"
+    rate = f"{request_rate(plan.requests_per_second)}"
     setting = f"{chips}, {plan.mode} (--mode), engine {plan.engine} (--engine)"
     if math.isinf(plan.slo.tpot) and math.isinf(plan.slo.ttft):
         setting += ", no limit on speed or first token (--speed, --ttft)"
@@ -404,10 +404,10 @@ def _single_systems(plan: Plan) -> list[Text]:
             change = single.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
             words += f"{usd(single.usd_per_million_output_tokens)} "
             words += f"({100 * abs(change):.0f} % {'more' if change > 0 else 'less'}), "
-            words += f"{in_digits(single.requests_per_second)} requests/s, {single.layout_text}"
+            words += f"{request_rate(single.requests_per_second)}, {single.layout_text}"
         else:
             words += f"{in_digits(single.tokens_per_second_per_chip)} tok/s per chip, "
-            words += f"{in_digits(single.requests_per_second)} requests/s, {single.layout_text}"
+            words += f"{request_rate(single.requests_per_second)}, {single.layout_text}"
         lines.append(Text(f"{words.rstrip('.')}."))
     return lines
 
@@ -429,13 +429,13 @@ def _fleet(plan: Plan) -> list[Text]:
     spares = f" and {counted(fleet.spare, 'spare')}" if fleet.spare else ""
     size = f"{counted(fleet.replicas, 'replica')} of {counted(fleet.replica_chips, 'chip')}"
     is_largest = math.isfinite(fleet.power_cap)
-    words = f"Within {show(fleet.power_cap, 'W')}" if is_largest else f"For {in_digits(fleet.rate)} requests/s"
+    words = f"Within {show(fleet.power_cap, 'W')}" if is_largest else f"For {request_rate(fleet.rate)}"
     words += f": {size}"
     words += f"{spares} on {counted(fleet.hosts, 'host')} ({counted(fleet.chips, 'chip')}), "
     waiting = fleet.chips - (fleet.replicas + fleet.spare) * fleet.replica_chips
     words += f"{100 * fleet.utilisation:.0f} % utilized"
     if is_largest:
-        words += f" at {in_digits(fleet.rate)} requests/s; {show(fleet.watts, 'W')}, from {power_in_words(plan.power)}"
+        words += f" at {request_rate(fleet.rate)}; {show(fleet.watts, 'W')}, from {power_in_words(plan.power)}"
     if has_rent(plan):
         words += f"; {usd(fleet.usd_per_month)} a month, {usd(fleet.usd_per_million_output_tokens)} per million output tokens"
         words += f", {counted(waiting, 'idle chip')} included" if waiting else ""
@@ -523,7 +523,7 @@ def _short_legend(plan: Plan, full: bool) -> Text | None:
 def _totals(plan: Plan) -> list[Text]:
     """Return the load of the deployment, the runner-up, and the share of measured runs inside such ranges."""
     transfer = f"; {show(plan.transfer_seconds, 's')} of KV transfer per request" if plan.transfer_seconds else ""
-    load = f"{in_digits(plan.requests_per_second)} requests/s; {in_digits(plan.concurrency)} requests in flight"
+    load = f"{request_rate(plan.requests_per_second)}; {in_digits(plan.concurrency)} requests in flight"
     lines = [Text(f"{load}; {100 * plan.utilisation:.0f} % utilization of prefill{transfer}.")]
     if plan.runner_up:
         runner_up = plan.runner_up

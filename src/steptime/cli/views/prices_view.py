@@ -24,7 +24,7 @@ from steptime.pricing.price_list import PriceList
 from steptime.pricing.price_proposal import Proposal
 from steptime.pricing.self_hosting import SelfHosting
 from steptime.pricing.serving_costs import HOPPER, USUAL
-from steptime.units import DAY, HOUR, MILLION, counted, in_digits, show
+from steptime.units import DAY, HOUR, MILLION, counted, in_digits, request_rate, show
 
 if TYPE_CHECKING:
     from steptime.pricing.price_history import PriceHistory
@@ -299,7 +299,7 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     volume = f"{show(comparison.tokens_per_day, 'tokens')} a day"
     conditions = (
         f"A request: {mix.input_tokens:,.0f} tokens in{cached}, {mix.output_tokens:,.0f} out at {comparison.speed:g} tok/s per "
-        f"user, {_limit_words(comparison.ttft_limit)}; {in_digits(comparison.rate, 3)} requests/s. Own chips: weights in "
+        f"user, {_limit_words(comparison.ttft_limit)}; {request_rate(comparison.rate, 3)}. Own chips: weights in "
         f"{comparison.weights}, as most hosts serve it."
     )
     grid = table("From", "1k requests", "1M tokens (in + out)", "A month", numbers=(1, 2, 3))

@@ -25,7 +25,7 @@ from steptime.simulation.max_rate import HighestRate, RatePoint
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, at_percentile, latencies
 from steptime.simulation.simulation_result import Simulation
-from steptime.units import counted, in_digits, show
+from steptime.units import counted, in_digits, request_rate, show
 from steptime.workload.public_traces import few_requests_caution
 from steptime.workload.traffic import Traffic, repeated_share
 
@@ -174,7 +174,7 @@ def _rates(simulation: Simulation) -> Either:
     has_cost = math.isfinite(a.usd_per_million_output_tokens)
     cells = [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
-        ("Throughput", f"{in_digits(a.requests_per_second, 4)} requests/s"),
+        ("Throughput", f"{request_rate(a.requests_per_second, 4)}"),
         ("Within the limits", _within(a)) if simulation.limited else ("Input", show(a.input_tokens_per_second, "tok/s")),
         ("Output", show(a.output_tokens_per_second, "tok/s")),
         ("Output per chip", show(simulation.output_tokens_per_second_per_chip, "tok/s")),
@@ -197,7 +197,7 @@ def _within(a: Answers) -> str:
         return "no request"
     if a.within_limits < 0.001:
         return "fewer than 0.1% of requests"
-    return f"{a.within_limits:.1%}, {in_digits(a.goodput, 4)} requests/s"
+    return f"{a.within_limits:.1%}, {request_rate(a.goodput, 4)}"
 
 
 def _distribution(samples: dict[str, Any], width: int) -> RenderableType:
@@ -328,7 +328,7 @@ def replay_lines(replay: Replay, *, full: bool) -> list[Text]:
     rate = f"{show(replay.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
     answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else rate
     share = "the plan's rate" if replay.attempts == 1 else f"{replay.rate / replay.planned_rate:.0%} of the plan's rate"
-    load = f"{in_digits(replay.rate)} requests/s, {share}"
+    load = f"{request_rate(replay.rate)}, {share}"
     head = Text.assemble((f"With random arrivals: {answer}", "bold green"), f"; the limits are met {percentile} at {load}.")
     return [head, *_limits(replay.simulation.limits), _verdict(a, None)] if full else [head]
 
@@ -403,7 +403,7 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
     Returns:
         One to three sentences.
     """
-    percentile, rate = at_percentile(search.percentile), f"{in_digits(search.rate, 4)} requests/s"
+    percentile, rate = at_percentile(search.percentile), f"{request_rate(search.rate, 4)}"
     if not limited and search.rate:
         load = f"{search.clients:,} clients of a closed loop" if search.clients is not None else rate
         note = " is the highest load at which the queue does not grow. To search within limits, add --speed or --ttft."
@@ -417,7 +417,7 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
         if search.points:
             least = search.points[0]
             times = f"TTFT {show(least.ttft, 's')} and TPOT {show(least.tpot, 's')}"
-            lowest = f" The lowest tried, {in_digits(least.rate, 3)} requests/s, has {times}, {percentile}."
+            lowest = f" The lowest tried, {request_rate(least.rate, 3)}, has {times}, {percentile}."
         return Text.assemble((f"{none} within the limits{why}, {percentile}.", "bold red"), lowest)
 
     if search.clients is not None:

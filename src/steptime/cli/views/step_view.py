@@ -141,6 +141,9 @@ def _answer(card: StepSummary, misfit: str) -> Text:
 def _remedy(card: StepSummary) -> str:
     """Say what would make a step fit: fewer sequences or a shorter context if the weights do, else more chips."""
     memory, chips = card.memory, int(card.layout.chips)
+    adapters = float(card.adapter_bytes)
+    if adapters and float(memory.used) - adapters < float(memory.capacity):
+        return _adapters_that_fit(card, float(memory.used) - adapters)
     if float(memory.weights + memory.reserved) >= float(memory.capacity):
         needed = math.ceil(chips * float(memory.used - memory.reserved) / float(memory.capacity - memory.reserved))
         return (
@@ -157,7 +160,21 @@ def _remedy(card: StepSummary) -> str:
     context = math.floor(share * float(card.context))
     more_chips = "more chips (--tp, --pp) or a narrower KV cache (--kv) may"
     sequences = counted(int(card.batch), "sequence")
+    if context < 1:
+        fewer = "fewer sequences (--batch) or " if card.batch > ranks else ""
+        return f"Not even a context of 1 token fits with {sequences}; use {fewer}more chips (--tp, --pp)."
     return f"No sequence of this context fits. {sequences} of {context:,} tokens would (--context {context}), and {more_chips}."
+
+
+def _adapters_that_fit(card: StepSummary, other_bytes: float) -> str:
+    """Say how much memory LoRA adapters take, and how many fit next to everything else on a chip."""
+    slots, capacity = card.adapters, float(card.memory.capacity)
+    fitting = math.floor((capacity - other_bytes) / (float(card.adapter_bytes) / slots))
+    remedy = f"{counted(fitting, 'adapter')} of this rank would fit (--lora-adapters {fitting})"
+    if fitting < 1:
+        remedy = "not even one fits; take a lower rank (--lora-rank) or more chips (--tp, --pp)"
+    size, verb = show(float(card.adapter_bytes), "B"), "takes" if slots == 1 else "take"
+    return f"{counted(slots, 'LoRA adapter')} {verb} {size} of a chip; {remedy}."
 
 
 def own_runs(anchor: Anchor | None, applied: Mapping[str, float] | None) -> list[Text]:

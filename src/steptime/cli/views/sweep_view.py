@@ -23,7 +23,7 @@ from steptime.sweeps.plots import first_number, numbers, spread_out
 from steptime.sweeps.sensitivity_result import NEGLIGIBLE_VARIANCE_SHARE, Sensitivity, Swing
 from steptime.sweeps.sensitivity_result import written as write_input
 from steptime.sweeps.sweep_result import Column, Sweep
-from steptime.units import counted, in_digits, show
+from steptime.units import counted, in_digits, request_rate, show
 
 # Points of which each has a row, and designs of the Pareto front that are listed.
 MAX_TABLE_POINTS, MAX_DESIGN_ROWS = 24, 16
@@ -63,7 +63,8 @@ def sweep_view(sweep: Sweep, *, width: int) -> Answer:
     over = joint.join(f"{counted(len(axis.values), 'value')} of {axis.name}" for axis in sweep.axes)
     conditions = f"{sweep.question}: {over}" + (f" = {counted(sweep.points, 'point')}" if len(sweep.axes) > 1 else "")
     conditions += f"; {_fixed_inputs(sweep)}." if sweep.fixed else "."
-    names = numbers(sweep) + [name for name, column in sweep.answers.items() if not column.numeric]
+    ends = {end for pair in sweep.declaration.bands.values() for end in pair}
+    names = [name for name in sweep.answers if name not in ends]
     is_answered = len(sweep.reasons) < sweep.points
     charts = [chart for name in numbers(sweep) if is_answered and (chart := _chart(sweep, width, name)) is not None]
     has_ranges = any(bound in sweep.answers for name in names for bound in sweep.declaration.bands.get(name, ()))
@@ -132,6 +133,8 @@ def _written(value: float, unit: str, *, bare: bool = False) -> str:
         return "-"
     if unit == "USD":
         return usd(value)
+    if unit == "requests/s" and not bare:
+        return request_rate(value)
     if unit in PREFIXED_UNITS and not (bare and unit == "tok/s"):
         return str(show(value, unit))
     number = f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else in_digits(value, 3)

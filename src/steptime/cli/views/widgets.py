@@ -106,17 +106,22 @@ def ranged(value: SupportsFloat, limits: Sequence[Any] | None, form: Form, label
         label: Words before the range; empty if a header names it.
 
     Returns:
-        The text; the limits repeat the unit if units differ, or if a letter scales dollars.
+        The text; the limits repeat the unit if units differ, or if a letter scales dollars. Without limits if all three
+        are written alike.
 
     >>> ranged(0.0234, (0.0179, 0.0312), "s")
     '23.4 ms (90 %: 17.9 to 31.2)'
     >>> ranged(0.95e-3, (0.8e-3, 1.2e-3), "s"), ranged(2.0, None, "USD")
     ('950 µs (90 %: 800 µs to 1.20 ms)', '$2.00')
+    >>> ranged(7600.0, (7600.0, 7600.0), "USD")
+    '$7,600'
     """
     text = write(float(value), form)
     if limits is None or not all(map(math.isfinite, (float(value), *limits))):
         return text
     low, high = (write(float(limit), form) for limit in limits)
+    if low == text == high:
+        return text
     # One unit for all three values is written once.
     units = {part.partition(" ")[2] for part in (text, low, high)}
     if len(units) == 1 and not text.startswith("$"):
