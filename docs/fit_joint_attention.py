@@ -44,7 +44,7 @@ USUAL = ((16, 128), (128, 2048), (256, 2592))
 
 
 def read(path: Path) -> tuple[Array, Array, Array]:
-    """Return the rows with prompts and sequences, and the seconds of prompts alone and of sequences alone for each row."""
+    """Return the rows with prompts and sequences, and for each row the seconds of its prompts and those of its sequences."""
     with path.open(newline="") as file:
         rows = np.array([[float(value) for value in row] for row in list(csv.reader(file))[1:]])
     alone = {tuple(row[:4]): 1e-6 * row[4] for row in rows}

@@ -48,7 +48,7 @@ ALL_LINEAR: Final = "all-linear"
 ATTENTION: Final = "attention"
 # Terms of the operators that each target adapts. State-space mixers count as attention; shared experts as dense layers.
 TERMS: Final = {ALL_LINEAR: ("projections", "feed-forward", "shared experts"), ATTENTION: ("projections",)}
-# Words for the terms beside token mixers.
+# Words for the terms other than token mixers.
 PARTS: Final = {"feed-forward": "dense layers", "shared experts": "shared experts"}
 USUAL_RANK: Final = 16
 # Bytes per parameter: adapters have the 16 bits of activations, https://docs.vllm.ai/en/stable/api/vllm/config/lora/
