@@ -406,7 +406,10 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
     percentile, rate = at_percentile(search.percentile), f"{request_rate(search.rate, 4)}"
     if not limited and search.rate:
         load = f"{search.clients:,} clients of a closed loop" if search.clients is not None else rate
-        note = " is the highest load at which the queue does not grow. To search within limits, add --speed or --ttft."
+        note = (
+            " is the highest load at which the queue does not grow. At a saturated load the median request waits longer than "
+            "its prefill takes. To search within limits, add --speed or --ttft."
+        )
         return Text.assemble((load, "bold green"), note)
 
     # No load is within the limits: the reason, and the latencies at the lowest load.
