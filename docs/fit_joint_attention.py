@@ -21,7 +21,7 @@ import steptime as st
 from steptime.models.model import Attention
 from steptime.number_checks import Array
 from steptime.physics import op_work
-from steptime.physics.attention_kernels import load_joint_kernels
+from steptime.physics.attention_kernels import JointKernel, load_kernels
 from steptime.physics.engine import load_engine, with_constants
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import attention_demands, build_work, joint_kernel
@@ -91,10 +91,10 @@ def main() -> None:
                 apart, together = (error((seconds / measured)[chosen]) for seconds in (prompts + sequences, joint))
                 print(f"{table}, tp{tp}, {name}, {np.sum(chosen):,}: sum {apart}, joint {together}")
             if (table, tp) == FITTED:
-                kernels = load_joint_kernels()
+                kernels = load_kernels(JointKernel)
                 for entries in CANDIDATES:
                     changed = {key: replace(kernel, block_entries=entries) for key, kernel in kernels.items()}
-                    with patch.object(op_work, "load_joint_kernels", lambda changed=changed: changed):
+                    with patch.object(op_work, "load_kernels", lambda _kind, changed=changed: changed):
                         with_entries = prompts + predicted(rows, heads, kv_heads, system, tp)
                     print(f"  block_entries {entries:g}: usual {error((with_entries / measured)[usual])}")
 

@@ -21,7 +21,6 @@ from steptime.physics.attention_kernels import (
     JointKernel,
     decode_entries,
     joint_pairs,
-    load_joint_kernels,
     load_kernels,
     padding,
     prefill_pairs,
@@ -250,7 +249,7 @@ def seconds_of(demand, system):
 
 def test_pairs_of_a_decoding_sequence_with_prompts_by_hand():
     """64 rows that meet 900 + 100 entries, and a block of 8 entries for each 64 tokens of the longest prompt."""
-    joint, kernel = load_joint_kernels()["vllm", "workstation-blackwell", WIDE], AttentionKernel(tile_entries=100.0)
+    joint, kernel = load_kernels(JointKernel)["vllm", "workstation-blackwell", WIDE], AttentionKernel(tile_entries=100.0)
     assert joint_pairs(joint, kernel, 900.0, 640.0) == 64 * 1000 + 10 * 8 * 64
     assert joint_pairs(joint, kernel, 900.0, 1.0) == 64 * 1000 + 8 * 64
     free = JointKernel(engine="", chips="", form="", tile_rows=1, block_entries=0, timed_compute=1)

@@ -122,8 +122,11 @@ class JointKernel:
     tile_rows: Rows of the tile that one query of a decoding sequence takes.
     block_entries: Entries of `tile_rows` rows that take as long as the start of a block without work.
     timed_compute: Share of the data sheet that plain products reach on the chip whose prefill was timed.
+    FILE, KEY: As of `AttentionKernel`.
     """
 
+    FILE: ClassVar = "joint_attention.toml"
+    KEY: ClassVar = ("engine", "chips", "form")
     engine: str
     chips: str
     form: str
@@ -206,7 +209,7 @@ def padding(heads: Number, queries: Number) -> Number:
     return np.maximum(1.0, heads * queries / TILE_ROWS) / (np.maximum(1.0, heads / TILE_ROWS) * queries)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def load_kernels(kind: type[Any]) -> Mapping[tuple[str, ...], Any]:
     """Return fitted kernels by their key, of which one part is the engine ("" for all) and one the generation of chips.
 
@@ -221,14 +224,6 @@ def load_kernels(kind: type[Any]) -> Mapping[tuple[str, ...], Any]:
     """
     kernels = [kind(**entry) for entry in read_file(PACKAGED / "kernels" / kind.FILE)["kernel"]]
     return {tuple(getattr(kernel, name) for name in kind.KEY): kernel for kernel in kernels}
-
-
-@lru_cache(maxsize=1)
-def load_joint_kernels() -> Mapping[tuple[str, str, str], JointKernel]:
-    """Return the kernels that take prompts and decoding sequences in one call, by engine, generation of chips and format."""
-    entries: list[dict[str, Any]] = read_file(PACKAGED / "kernels" / "joint_attention.toml")["kernel"]
-    kernels = [JointKernel(**entry) for entry in entries]
-    return {(kernel.engine, kernel.chips, kernel.form): kernel for kernel in kernels}
 
 
 def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0, engine: str = "") -> AttentionKernel:

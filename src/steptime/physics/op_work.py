@@ -30,7 +30,7 @@ from steptime.physics.attention_kernels import (
     JointKernel,
     decode_entries,
     joint_pairs,
-    load_joint_kernels,
+    load_kernels,
     padding,
     prefill_pairs,
 )
@@ -538,7 +538,7 @@ def joint_kernel(a: Attention, system: System, engine: Engine) -> JointKernel | 
     if not timed or not a.flops_per_pair_decode or a.expand_flops > 0 or a.state_bytes:
         return None
     form = NARROW_FORM if a.arithmetic[0] in ROW_BYTES else WIDE
-    return load_joint_kernels().get((engine.kernel_engine, system.chip.generation, form))
+    return load_kernels(JointKernel).get((engine.kernel_engine, system.chip.generation, form))
 
 
 def has_joint_calls(model: Model, system: System, engine: Engine) -> bool:

@@ -121,6 +121,14 @@ def place(points: Sequence[float], value: float) -> tuple[int, float]:
     return below, (value - points[below]) / (points[below + 1] - points[below])
 
 
+def interpolated(table: list[list[float]], rows: Sequence[float], columns: Sequence[float], row: float, column: float) -> float:
+    """Return the value of a table between four of its points; beyond its ends the last slopes continue."""
+    i, u = place(rows, row)
+    j, v = place(columns, column)
+    low, high = table[i], table[i + 1]
+    return (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepPredictor(Result):
     """Times of passes of one replica, from tables of exact steps; see the module for the formula.
@@ -213,42 +221,25 @@ class StepPredictor(Result):
             raise RangeError(f"context: the table holds 0 to {self.max_context:,} tokens, got {longest:g}; raise max_context")
         seconds = 0.0
         if batch > 0:
-            i, u = place(self.batches, batch)
-            j, v = place(self.contexts, context)
-            low, high = self.decode[i], self.decode[i + 1]
-            seconds = (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+            seconds = interpolated(self.decode, self.batches, self.contexts, batch, context)
         if total > 0:
             k, w = place(self.tokens, total)
             seconds += (1 - w) * self.rows[k] + w * self.rows[k + 1] + self._attention(prompts, tokens, prefix)
             if batch > 0:
-                i, u = place(self.shared_batches, batch)
-                j, v = place(self.shared_tokens, total)
-                low, high = self.shared[i], self.shared[i + 1]
-                seconds += (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+                seconds += interpolated(self.shared, self.shared_batches, self.shared_tokens, batch, total)
                 if self.joint:
-                    seconds += self._joint(batch, context, tokens)
+                    # How much longer the attention of decoding sequences is with prompts.
+                    longer = interpolated(self.joint, self.batches, self.contexts, batch, context)
+                    seconds += longer + interpolated(self.joint_tokens, self.batches, self.tokens, batch, tokens)
         if self.experts and batch + squares > 0:
             seconds += self._experts(batch + total, batch + squares)
-        return seconds
-
-    def _joint(self, batch: float, context: float, tokens: float) -> float:
-        """Return how much longer the attention of decoding sequences is with prompts."""
-        seconds = 0.0
-        for table, points, value in ((self.joint, self.contexts, context), (self.joint_tokens, self.tokens, tokens)):
-            i, u = place(self.batches, batch)
-            j, v = place(points, value)
-            low, high = table[i], table[i + 1]
-            seconds += (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
         return seconds
 
     def _experts(self, rows: float, squares: float) -> float:
         """Return the time of experts; `squares` is the sum of the squared rows of all requests."""
         # A mean number of requests below 1 counts as one, as in `expert_imbalance.busiest_rows`.
         requests = max(rows * rows / squares, 1.0)
-        i, u = place(self.expert_rows, rows)
-        j, v = place(self.expert_requests, requests)
-        low, high = self.experts[i], self.experts[i + 1]
-        return (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
+        return interpolated(self.experts, self.expert_rows, self.expert_requests, rows, requests)
 
     def _attention(self, prompts: float, tokens: float, prefix: float) -> float:
         """Return the attention of prompts, with the logits of all but the first."""

@@ -62,8 +62,8 @@ LENGTHS, SHORT = ("input_tokens", "output_tokens"), ("1024", "1024")
 LAUNCH_AXES = tuple(PREFILL_WAYS.values())
 # tp, dp and ep in the columns, and in the scripts.
 GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")
-# Names of AIConfigurator's own runs of SGLang, and the first release that its generator launched with mixed chunks. Runs of its
-# "gap analysis" repeat InferenceX's settings.
+# Lengths and clients in the names of public runs. Names of AIConfigurator's own runs of SGLang, and the first release that its
+# generator launched with mixed chunks. Runs of its "gap analysis" repeat InferenceX's settings.
 LOADS = re.compile(r"_agg_\d+x\d+_c\d+")
 GENERATED_IDS, REPEATED = re.compile(r".*_sglang_agg_\d+x\d+_c\d+_tp\d+"), "gap_analysis"
 MIXED_SINCE = (0, 5, 6)
@@ -219,7 +219,6 @@ def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...
 # benchmarks/single_node/fixed_seq_len (and its folder deprecated) and their history: dsr1_fp8_b200.sh, dsr1_fp4_b200.sh,
 # dsr1_fp4_mi355x.sh, qwen3.5_fp8_b200.sh, qwen3.5_bf16_mi355x.sh, glm5_fp4_b200.sh, glm5_fp8_mi325x.sh and their like; pools in
 # benchmarks/multi_node/srt-slurm-recipes and amd_utils/models.yaml.
-POLLING_ENGINE = "sglang"
 BLACKWELL, HOPPER = ("hgx-b200", "hgx-b300"), ("hgx-h100", "hgx-h200")
 MI300, MI355 = ("mi300x-8", "mi325x-8"), ("mi355x-8",)
 # --scheduler-recv-interval 10, or 30 from 16 clients: decode steps until the next check for new requests, as 185 median first
@@ -424,7 +423,7 @@ def polls_rarely(row: Mapping[str, str]) -> bool:
     Returns:
         True for the deployments of `POLLING`.
     """
-    if row["engine"] != POLLING_ENGINE or not _is_benchmark(row):
+    if row["engine"] != ENGINE or not _is_benchmark(row):
         return False
     day = _script_day(row)
     return any(day >= since and _matches_script(row, model, stored, systems) for model, stored, systems, since in POLLING)

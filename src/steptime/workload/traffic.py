@@ -79,7 +79,7 @@ class Traffic(Result):
         Returns:
             Title with the number of requests and the rate; lengths by label.
         """
-        comes = f"{self.clients:,} clients" if self.clients else f"{request_rate(self.rate)}"
+        comes = f"{self.clients:,} clients" if self.clients else request_rate(self.rate)
         return f"Traffic {self.name}: {len(self):,} requests, {comes}", {
             "mean lengths": f"{np.mean(self.inputs):,.0f} tokens in, {np.mean(self.outputs):,.0f} out" if len(self) else "none"
         }

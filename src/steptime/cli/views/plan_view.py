@@ -187,7 +187,7 @@ def _conditions(plan: Plan) -> Text:
     chips += " (--chips)"
     if plan.prefill_system:
         chips = f"{plan.prefill_chips:,} prefill chips (--prefill-chips) and {plan.chips:,} decode chips (--chips)"
-    rate = f"{request_rate(plan.requests_per_second)}"
+    rate = request_rate(plan.requests_per_second)
     setting = f"{chips}, {plan.mode} (--mode), engine {plan.engine} (--engine)"
     if math.isinf(plan.slo.tpot) and math.isinf(plan.slo.ttft):
         setting += ", no limit on speed or first token (--speed, --ttft)"

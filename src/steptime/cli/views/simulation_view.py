@@ -174,7 +174,7 @@ def _rates(simulation: Simulation) -> Either:
     has_cost = math.isfinite(a.usd_per_million_output_tokens)
     cells = [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
-        ("Throughput", f"{request_rate(a.requests_per_second, 4)}"),
+        ("Throughput", request_rate(a.requests_per_second, 4)),
         ("Within the limits", _within(a)) if simulation.limited else ("Input", show(a.input_tokens_per_second, "tok/s")),
         ("Output", show(a.output_tokens_per_second, "tok/s")),
         ("Output per chip", show(simulation.output_tokens_per_second_per_chip, "tok/s")),
@@ -403,7 +403,7 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
     Returns:
         One to three sentences.
     """
-    percentile, rate = at_percentile(search.percentile), f"{request_rate(search.rate, 4)}"
+    percentile, rate = at_percentile(search.percentile), request_rate(search.rate, 4)
     if not limited and search.rate:
         load = f"{search.clients:,} clients of a closed loop" if search.clients is not None else rate
         note = (
