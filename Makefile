@@ -8,7 +8,7 @@ test:
 	$(PYTHON) -m pytest -n auto
 
 slow:
-	$(PYTHON) -m pytest -m "slow or thorough" -n auto
+	EXAMPLES=40 $(PYTHON) -m pytest -m "slow or thorough or hypothesis" -n auto
 
 lint:
 	$(PYTHON) -m ruff check src tests benchmarks docs tools

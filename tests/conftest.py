@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Workers share the cores: BLAS threads of each would wait for one another, in ten times the processor time of one thread.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import steptime as st
 from steptime.cli import output
 from steptime.hardware.number_formats import number_format
@@ -39,15 +42,18 @@ COMPILED = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).pare
 
 output.SOON = 600.0  # a slow machine is no reason for another answer
 
-# Forty examples a law in the everyday suite; `EXAMPLES=400 pytest` looks closer.
+# Twenty examples a law in the everyday suite, forty in the slow stage of .ci/run; `EXAMPLES=400 pytest` looks closer.
+USUAL_EXAMPLES = 40
+EXAMPLES = int(os.environ.get("EXAMPLES", "20"))
 settings.register_profile(
-    "steady",
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("EXAMPLES", "40")),
+    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], max_examples=EXAMPLES
 )
 settings.load_profile("steady")
+
+
+def examples(count: int) -> settings:
+    """Draw as many examples of a law where others have forty, and fewer or more as `EXAMPLES` has it."""
+    return settings(max_examples=max(1, count * EXAMPLES // USUAL_EXAMPLES))
 
 
 def pytest_collection_finish() -> None:
@@ -203,6 +209,13 @@ def sparse_matrix(*, weights=1e8, experts=64, active=8, layers=10, kv_bytes=100.
 def closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan by closed forms, as without numba: for tests of what is done with plans, in a tenth of the time."""
     monkeypatch.setattr(planner, "find_spec", lambda name: None)
+
+
+@pytest.fixture(params=["closed forms", pytest.param("simulated", marks=pytest.mark.thorough)])
+def both_forms(request: pytest.FixtureRequest) -> None:
+    """Plan by closed forms, and in the slow stage with simulated finalists too: for laws that hold in any plan."""
+    if request.param == "closed forms":
+        request.getfixturevalue("closed_forms")
 
 
 # What a test leaves out that reads the choice of a plan alone: without these, it takes a third of the time.

@@ -5,12 +5,19 @@ from __future__ import annotations
 import doctest
 import pkgutil
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import steptime
 
 MODULES = sorted(m.name for m in pkgutil.walk_packages(steptime.__path__, "steptime.") if not m.name.endswith("__main__"))
+SOURCE = Path(steptime.__file__).parent
+WITH_EXAMPLES = sorted(
+    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in SOURCE.rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
 
 
 TORCH = {
@@ -18,7 +25,7 @@ TORCH = {
 }  # which are of the extra torch
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples(name):
     if name in TORCH:
         pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'steptime[torch]'")

@@ -62,7 +62,10 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
+# The stages `site` and `slow` of .ci/run run the commands of all pages.
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.thorough) if page.startswith("how-to/") else page for page in PAGES]
+)
 def test_quick_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STEPTIME_CATALOG", str(DOCS))
     for block, output in run_blocks((DOCS / page).read_text(encoding="utf-8"), tmp_path, slow=False):

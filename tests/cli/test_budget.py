@@ -19,7 +19,7 @@ SERVED = (
 RL = "rl qwen3-30b-a3b hgx-h100 --chips 32 --tp 2 --rollouts 2048 --output 3200 --longest 4096"
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, *(pytest.param(width, marks=pytest.mark.thorough) for width in (80, 120))])
 @pytest.mark.parametrize(
     "words",
     [

@@ -132,9 +132,13 @@ SMALL = "--input 1k --output 256 --speed 40 --ttft 1 --chips 2"
 
 @pytest.mark.parametrize(
     "load",
-    ["--rate 30 --spare 1", "--tokens-per-day 1.2G", pytest.param("--rate 12 --sessions chat", marks=pytest.mark.slow)],
+    [
+        "--rate 30 --spare 1",
+        pytest.param("--tokens-per-day 1.2G", marks=pytest.mark.thorough),
+        pytest.param("--rate 12 --sessions chat", marks=pytest.mark.slow),
+    ],
 )
-def test_row_of_one_system_has_the_figures_of_its_plan(load):
+def test_row_of_one_system_has_the_figures_of_its_plan(load, both_forms):
     options = f"{SMALL.replace('--input 1k --output 256', '')} {load}" if "sessions" in load else f"{SMALL} {load}"
     compared = run(f"compare llama-3.1-8b hgx-h100 {options} --json")
     assert compared.returncode == 0, compared.stderr

@@ -20,6 +20,7 @@ def test_a_plan_says_what_is_drafted_and_what_that_does_at_each_batch():
     assert "Speculative decoding" not in run(ASKED).stdout
 
 
+@pytest.mark.thorough
 def test_json_has_the_drafting_and_explained_steps_that_add_up(closed_forms):
     told = json.loads(run(f"{ASKED} --drafts 2 --json --explain").stdout)
     assert told["speculation"]["drafts"] == 2

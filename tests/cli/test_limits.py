@@ -34,7 +34,7 @@ def words(text: str) -> str:
 # --- MET or MISSED ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("more", ["", " --full"])
 @pytest.mark.parametrize(
     ("limits", "says"),
@@ -91,7 +91,7 @@ def test_without_limits_the_highest_rate_speaks_of_none():
     assert "within the limits" not in words(shown.stdout)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 def test_the_highest_rate_of_a_trace_is_one_the_trace_meets(trace, columns):
     asked = "simulate llama-3.1-8b hgx-h100 --trace t.csv --ttft 0.3 --percentile p95"
     shown = run(f"{asked} --find-rate", folder=trace, columns=columns)
@@ -126,7 +126,7 @@ def test_the_most_clients(more, columns):
     [
         pytest.param("--prefill-replicas 1", marks=pytest.mark.thorough),
         "--prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB --replicas 2 --route prefix-aware",
-        "--fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
+        pytest.param("--fast-share 0.2 --fast-replicas 1 --fast-sequences 8", marks=pytest.mark.thorough),
         pytest.param("--concurrency 8 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB", marks=pytest.mark.thorough),
     ],
 )

@@ -65,7 +65,7 @@ def test_bad_money_is_refused_in_one_line(option, says):
     assert len(shown.stderr.strip().splitlines()) == 1
 
 
-def test_the_energy_of_a_token_by_its_own_figures():
+def test_the_energy_of_a_token_by_its_own_figures(both_forms):
     found = json.loads(run(f"{PLAN} --electricity 0.08/kWh --json").stdout)
     output = found["requests_per_s"] * 500
     assert found["power"]["power_w"] == 1370
@@ -89,10 +89,12 @@ def test_the_energy_of_a_token_by_its_own_figures():
             "plan llama-3.1-8b tpu-v6e --chips 8",
             "--set power=1.5kW",
         ),
-        ("plan llama-3.1-8b tpu-v6e --chips 8 --set power=300W", "from 300 W per chip (as given)"),
+        pytest.param(
+            "plan llama-3.1-8b tpu-v6e --chips 8 --set power=300W", "from 300 W per chip (as given)", marks=pytest.mark.thorough
+        ),
     ],
 )
-def test_what_energy_counts_and_who_pays_for_it(words, says):
+def test_what_energy_counts_and_who_pays_for_it(words, says, both_forms):
     assert says in flat(f"{words} --electricity 0.08")
 
 
@@ -112,7 +114,7 @@ def test_without_a_rent_nothing_is_unknown_and_nothing_is_money(columns, tmp_pat
     assert "NaN" not in run("plan llama-3.1-8b m3-ultra --json").stdout
 
 
-def test_a_rent_that_is_given_brings_the_money_back():
+def test_a_rent_that_is_given_brings_the_money_back(both_forms):
     assert "per million output tokens" in flat("plan llama-3.1-8b m3-ultra --rent 1.20")
 
 
@@ -159,7 +161,7 @@ def test_the_smallest_system_is_named_with_its_rent():
     assert "mi325x-8 (4 x mi325x, 6.40 USD/h, three-year contract)" in error
 
 
-def test_the_choice_that_is_named_does_what_it_says():
+def test_the_choice_that_is_named_does_what_it_says(both_forms):
     """The option of the first lever, typed, costs what was said of it, within the 6 % that other draws may take from a rate."""
     first = json.loads(run(f"{PLAN} --json").stdout)["alternatives"][0]
     assert first["option"]

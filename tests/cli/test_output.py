@@ -41,7 +41,10 @@ def process(words: str, **more):
 # --- any terminal -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 80, *(pytest.param(width, marks=pytest.mark.slow) for width in (60, 120))])
+@pytest.mark.parametrize(
+    "columns",
+    [40, pytest.param(80, marks=pytest.mark.thorough), *(pytest.param(width, marks=pytest.mark.slow) for width in (60, 120))],
+)
 @pytest.mark.parametrize(
     "words",
     [
@@ -134,7 +137,7 @@ def test_a_process_whose_stream_has_few_letters():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("words", ["systems", "systems --json", "--help", PLAN])
+@pytest.mark.parametrize("words", ["systems", "systems --json", "--help", pytest.param(PLAN, marks=pytest.mark.thorough)])
 def test_a_full_disk_gets_one_message(words):
     with open("/dev/full", "w", encoding="utf-8") as full:
         shown = run(words, into=full)

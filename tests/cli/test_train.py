@@ -35,7 +35,7 @@ def refused(words: str) -> str:
     return shown.stderr
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "words", [DENSE, SPARSE, PIPED, LORA, f"{SMALL} --tokens 15T", f"{SMALL} --scaling", f"{PIPED} --explain"]
 )
@@ -48,7 +48,7 @@ def test_pages_keep_to_their_width(words, columns):
     assert "Traceback" not in shown.stdout
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 def test_training_answer_has_days_cost_and_mfu_in_its_first_lines(columns):
     found = answer(f"{DENSE} --tokens 15T")
     lines = run(f"{DENSE} --tokens 15T", columns=columns).stdout.splitlines()
@@ -59,7 +59,7 @@ def test_training_answer_has_days_cost_and_mfu_in_its_first_lines(columns):
     assert len(lines) <= 40
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 def test_full_training_answer_has_every_figure(columns):
     shown = run(f"{DENSE} --tokens 15T --full", columns=columns).stdout
     text = " ".join(shown.split())

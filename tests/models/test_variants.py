@@ -33,7 +33,7 @@ def test_latent_attention_in_place_of_grouped_and_the_other_way():
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(layers=some.integers(20, 160), by=some.sampled_from(["ffn", "width"]))
 def test_depth_against_width_at_equal_parameters(layers, by):
     base = total_parameters(load_model(LLAMA))

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as some
 
 import steptime as st
@@ -22,7 +22,7 @@ from steptime.physics.network_time import all_reduce, members_by_level
 from steptime.physics.operator_time import overlap
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning import steady_state as serving
-from tests.conftest import machine, one_matrix, sparse_matrix
+from tests.conftest import examples, machine, one_matrix, sparse_matrix
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "gpt2")
 KNOBS = ("chip.hbm.bandwidth", "chip.peak", "scale_up.bandwidth", "scale_out.bandwidth")
@@ -59,7 +59,7 @@ def _step(model, system, layout, batch, context, chunk, engine=IDEAL):
 
 
 @given(**anything, knob=some.sampled_from(KNOBS), factor=some.floats(1.0, 100.0), engine=some.sampled_from((IDEAL, ROUGH)))
-@settings(max_examples=60)
+@examples(60)
 def test_better_machines_are_never_slower(name, system, batch, context, chunk, seed, knob, factor, engine):
     options = layouts(name, system)
     layout = options[seed % len(options)]
@@ -72,7 +72,7 @@ def test_better_machines_are_never_slower(name, system, batch, context, chunk, s
 
 
 @given(**anything, engine=some.sampled_from((IDEAL, ROUGH)))
-@settings(max_examples=80)
+@examples(80)
 def test_bounds_and_sums(name, system, batch, context, chunk, seed, engine):
     """lower <= total <= upper, and the total is the sum of the terms and of the resources."""
     options = layouts(name, system)
@@ -85,7 +85,7 @@ def test_bounds_and_sums(name, system, batch, context, chunk, seed, engine):
 
 
 @given(**anything, points=some.integers(2, 40))
-@settings(max_examples=20)
+@examples(20)
 def test_array_input_equals_the_loop_over_its_elements(name, system, batch, context, chunk, seed, points):
     model, machine_ = st.load_model(name), st.load_system(system)
     random = np.random.default_rng(seed)
@@ -144,7 +144,7 @@ def test_any_figure_of_the_machine_may_be_an_array(deepseek, rack):
 
 @pytest.mark.parametrize("name", MODELS)
 @given(tokens=some.integers(1, 5000))
-@settings(max_examples=15)
+@examples(15)
 def test_prefill_costs_the_matmul_flops_of_its_decode_steps(name, tokens):
     """Operators with weights: n tokens at once or one by one; only the logits of all but the last are saved."""
     model = st.load_model(name)
@@ -157,7 +157,7 @@ def test_prefill_costs_the_matmul_flops_of_its_decode_steps(name, tokens):
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mistral-7b-v0.1", "gpt-oss-20b", "gemma-3-27b"])
 @given(tokens=some.integers(1, 9000), prefix=some.integers(0, 9000))
-@settings(max_examples=10)
+@examples(10)
 def test_prefill_equals_the_sum_of_its_decode_steps_in_attention(name, tokens, prefix):
     """Where decode and prefill attend in the same form, n tokens cost what they cost one by one, windows or not."""
     model = st.load_model(name)
@@ -288,7 +288,7 @@ def test_a_prefill_in_chunks_costs_at_least_the_whole():
 
 
 @given(batch=some.integers(1, 500), chunk=some.sampled_from((256, 1024, 4096)))
-@settings(max_examples=20)
+@examples(20)
 def test_other_requests_prefill_delays_the_decoders(batch, chunk):
     """A steady state takes longer per token than decode alone, and no longer than if every step had a chunk."""
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")

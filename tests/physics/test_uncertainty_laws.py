@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 import steptime as st
@@ -20,7 +20,7 @@ from steptime.physics.uncertainty import (
     step_range,
     uncertain_constants,
 )
-from tests.conftest import machine, one_matrix
+from tests.conftest import examples, machine, one_matrix
 
 SHIPPED = ("vllm", "sglang", "trtllm", "typical")
 STEPS = {
@@ -135,7 +135,7 @@ def test_more_variance_never_gives_a_narrower_range(variance, more, usual, regim
 
 
 @given(scale=some.floats(1, 50), seed=some.integers(0, 1000))
-@settings(max_examples=20)
+@examples(20)
 def test_a_wider_covariance_never_gives_a_narrower_step(scale, seed):
     random = np.random.default_rng(seed)
     root = random.normal(size=(2, 2)) * 0.2

@@ -12,7 +12,7 @@ from steptime.physics.layout import Layout
 from steptime.planning import planner
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, PlanProblem
 from steptime.planning.plan_result import Plan, Pool
-from tests.conftest import engine, machine, one_matrix
+from tests.conftest import CHOICE_ALONE, engine, machine, one_matrix
 
 
 def equal_requests(**sizes: Any) -> st.Workload:
@@ -21,9 +21,13 @@ def equal_requests(**sizes: Any) -> st.Workload:
 
 
 def closed_plan(*subject: Any, **settings: Any) -> Plan:
-    """Plan by closed forms of means over all layouts, as without numba, and without elasticities unless they are asked for."""
+    """Plan by closed forms of means over all layouts, as without numba; the choice alone unless more is asked for."""
     with patch.object(planner, "find_spec", return_value=None):
-        return planner.plan(*subject, **{"percentile": "mean", "evidence": "any", "elasticities": False} | settings)
+        return planner.plan(*subject, **{"percentile": "mean", "evidence": "any"} | CHOICE_ALONE | settings)
+
+
+# All of a plan but its elasticities, which take most time.
+WHOLE = {"alternatives": True, "front": True, "diagnostics": True}
 
 
 WORK = equal_requests(input_tokens=1000, output_tokens=201)
@@ -39,12 +43,12 @@ def case(chips=4, slo=None) -> PlanProblem:
 
 @cache
 def shared() -> Plan:
-    return closed_plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), engine="ideal", modes=(AGGREGATED,))
+    return closed_plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), engine="ideal", modes=(AGGREGATED,), **WHOLE)
 
 
 @cache
 def apart(chips=None, workload=WORK, **limits) -> Plan:
-    return closed_plan(MODEL, NODES, workload, st.Slo(**limits), engine="ideal", modes=(DISAGGREGATED,), chips=chips)
+    return closed_plan(MODEL, NODES, workload, st.Slo(**limits), engine="ideal", modes=(DISAGGREGATED,), chips=chips, **WHOLE)
 
 
 def made(binding=("speed",), role="serve", mode=AGGREGATED, resources=None, **more) -> Plan:

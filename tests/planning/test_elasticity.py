@@ -258,13 +258,15 @@ def test_binding_where_the_ttft_limits_the_prefill_pool_is_first_token():
     ("system", "sure", "names"),
     [
         ("hgx-h100", None, ("first token",)),  # separate pools, 83 % utilization of prefill, first token 999 ms of 1 s
-        ("hgx-h200", None, ("first token",)),  # the decode pool just matches that prefill pool
+        pytest.param(
+            "hgx-h200", None, ("first token",), marks=pytest.mark.thorough
+        ),  # the decode pool just matches that prefill pool
         ("hgx-h100", 0.9, ("speed",)),  # one pool: 90 % probability of the speed, 100 % of the first token
     ],
 )
 def test_binding_of_a_plan_names_the_limit_that_is_just_met(system, sure, names):
     workload, slo = equal_requests(input_tokens=4000, output_tokens=500), st.Slo(tpot=0.025, ttft=1.0)
-    found = closed_plan("llama-3.3-70b", system, workload, slo, sure=sure, alternatives=False, elasticities=False, front=False)
+    found = closed_plan("llama-3.3-70b", system, workload, slo, sure=sure, diagnostics=True)
     assert found.binding == names
     probability = found.slo_probability[{"speed": "tpot", "first token": "ttft"}[names[0]]]
     assert probability == pytest.approx(sure or 0.5, abs=0.01)

@@ -113,7 +113,9 @@ def test_a_plan_of_a_real_model_prefers_what_was_measured(closed_forms):
 TABLES = {"tpot": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}, "ttft": {"prompt": [0.9, 1.1], "queue": [0.9, 1.2]}}
 
 
-@pytest.mark.parametrize(("name", "expected"), [("toy", MEASURED), ("other", PUBLISHED)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("toy", MEASURED), pytest.param("other", PUBLISHED, marks=pytest.mark.thorough)]
+)
 def test_a_plan_tells_what_layouts_with_less_evidence_would_cost(name, expected, closed_forms):
     """On a system with measured runs, and on one without."""
     on, given = replace(NODES, name=name), case()

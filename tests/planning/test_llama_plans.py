@@ -74,7 +74,9 @@ def test_apple_chips_are_as_fast_as_llama_bench_measured(name, tokens_per_second
     assert 1 / float(decode.total) == pytest.approx(tokens_per_second[1], rel=0.25)
 
 
-@pytest.mark.parametrize(("system", "is_named"), [("m4-max", True), ("blackhole-p150-4", False)])
+@pytest.mark.parametrize(
+    ("system", "is_named"), [("m4-max", True), pytest.param("blackhole-p150-4", False, marks=pytest.mark.thorough)]
+)
 def test_a_plan_without_runs_on_a_chip_names_the_engine_that_has_them(system, is_named, closed_forms):
     warnings = " ".join(st.plan("llama-3.1-8b", system, WORK, percentile="mean", quick=True).warnings)
     assert "has no measured run on chips of" in warnings

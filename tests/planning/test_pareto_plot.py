@@ -159,7 +159,7 @@ def test_a_front_of_less_than_two_points_has_no_picture(count):
         draw_pareto_front(replace(MADE, front=MADE.front[:count]))
 
 
-@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+@pytest.mark.parametrize("ending", ["svg", "png", pytest.param("pdf", marks=pytest.mark.thorough)])
 def test_plot_writes_the_kind_of_its_ending(tmp_path, ending, closed_forms):
     path = tmp_path / f"front.{ending}"
     MADE.plot(str(path))

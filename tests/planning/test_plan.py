@@ -17,16 +17,16 @@ from steptime.planning.batch_queue import queue_wait
 from steptime.planning.plan_search import smallest_system
 from steptime.planning.planner import DoesNotFit
 from tests.conftest import machine, one_matrix
-from tests.planning.cases import closed_plan, equal_requests
+from tests.planning.cases import WHOLE, closed_plan, equal_requests
 
 CHAT = equal_requests(input_tokens=8192, output_tokens=1024)
 LIMITS = st.Slo(tpot=0.02, ttft=2)
 
 
-@pytest.fixture(scope="module", params=["ideal", "vllm"])
+@pytest.fixture(scope="module", params=["ideal", pytest.param("vllm", marks=pytest.mark.thorough)])
 def plan(request, deepseek, rack):
     """The README's plan, of the bound and of a real engine."""
-    return closed_plan(deepseek, rack, CHAT, LIMITS, engine=request.param, elasticities=True)
+    return closed_plan(deepseek, rack, CHAT, LIMITS, engine=request.param, **WHOLE | {"elasticities": True})
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_the_batch_follows_the_blackboard():
         equal_requests(input_tokens=1, output_tokens=100_000),
         chips=1,
         engine="ideal",
-        alternatives=False,
+        diagnostics=True,
     )
     assert found.binding == ("saturation",)
     assert found.pools[-1].batch == pytest.approx(250, rel=0.05)  # R = 1e15 x 1 / 4e12
@@ -242,7 +242,7 @@ def test_one_output_token_is_all_prefill():
 
 def test_the_default_is_a_real_engine(deepseek, rack):
     """One that is slower than the bound beside it, whatever its constants are."""
-    found = closed_plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, alternatives=False)
+    found = closed_plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, diagnostics=True)
     assert found.engine == "vllm"
     assert found.ideal.layout_text == found.layout_text
     assert found.ideal.batch == found.pools[-1].batch
@@ -264,7 +264,7 @@ def test_chips_on_which_one_model_was_measured_say_so():
     assert ideal[0] == ideal[1]
 
 
-@pytest.mark.parametrize("system", ["tpu7x", "trn2-16"])
+@pytest.mark.parametrize("system", ["tpu7x", pytest.param("trn2-16", marks=pytest.mark.thorough)])
 def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
     found = closed_plan(
         st.load_model("llama-3.1-70b"),

@@ -114,7 +114,7 @@ def test_caches_move_between_nodes_where_pools_are_on_several():
 def test_links_carry_no_more_than_nine_tenths_of_what_they_could():
     """Caches of 10 MB at 0.1 GB/s a chip: 100 ms of a link each, 9 a second of every chip that reads prompts."""
     slow = machine(size=4, capacity=11e9, up=1e8, latency=1e-6)
-    found = closed_plan(MODEL, slow, WORK, engine="ideal", modes=(DISAGGREGATED,))
+    found = closed_plan(MODEL, slow, WORK, engine="ideal", modes=(DISAGGREGATED,), diagnostics=True)
     senders = found.pools[0].chips
     assert found.requests_per_second == pytest.approx(9 * senders, rel=1e-3)
     moving = 0.1 / (found.pools[0].layout.group * found.pools[0].layout.pp)
@@ -125,15 +125,15 @@ def test_links_carry_no_more_than_nine_tenths_of_what_they_could():
 
 
 def test_the_front_holds_points_of_both_modes_that_can_be_had():
-    found = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.5), engine="ideal", alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.5), engine="ideal", front=True)
     assert {p.mode for p in found.front} <= {AGGREGATED, DISAGGREGATED}
     for point in found.front:
         assert point.ttft <= 0.5
         assert point.usd_per_million_output_tokens == pytest.approx(USD / (4 * point.tokens_per_second_per_chip) * 1e6)
         assert 0 < point.batch < 1000
-    soon = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal", alternatives=False).front
+    soon = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal", front=True).front
     assert max(point.ttft for point in soon) <= 0.01 < max(point.ttft for point in found.front)
-    tight = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal", alternatives=False)
+    tight = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal", front=True)
     assert tight.front == found.front  # whatever the speed limit
 
 
@@ -166,7 +166,7 @@ def test_points_of_one_chip_make_their_batch_times_their_speed():
 
 
 def test_the_runner_up_is_another_layout_of_the_same_question():
-    found = closed_plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5), alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5), diagnostics=True)
     given = replace(case(), engine=engine(compute_efficiency=0.5))
     peaks = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
     ordered = [peak.candidate for peak in peaks]
@@ -192,7 +192,7 @@ def test_the_chips_of_a_plan_are_the_systems_unless_told():
 
 
 def test_a_plan_that_is_none_has_no_figures():
-    found = closed_plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal", alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal", front=True)
     assert not found.feasible
     assert math.isnan(found.tpot)
     assert (found.transfer_seconds, found.pools, found.throughput_range, found.speed_range) == (0, (), None, None)
@@ -233,7 +233,5 @@ def test_a_front_has_no_point_whose_chunk_does_not_fit_beside_its_batch(gigabyte
     """16.061 GB of weights and one sequence of 8,692 tokens of 131,072 B take 17.200; then a chunk, of 7 MB at least."""
     small = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": gigabytes * 1e9})
     work = equal_requests(input_tokens=8192, output_tokens=500)
-    found = closed_plan(
-        st.load_model("llama-3.1-8b"), small, work, chips=1, engine="ideal", modes=(AGGREGATED,), alternatives=False
-    )
+    found = closed_plan(st.load_model("llama-3.1-8b"), small, work, chips=1, engine="ideal", modes=(AGGREGATED,), front=True)
     assert (len(found.front) > 0, found.feasible) == (feasible, feasible)

@@ -18,7 +18,7 @@ from steptime.planning.planner import _choose_speculation, _of_evidence, _over, 
 from steptime.planning.steady_state import decode_pool
 from steptime.workload.workload import NONE, Speculation
 from tests.conftest import engine, machine
-from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan, made
+from tests.planning.cases import MODEL, NODES, WHOLE, WORK, case, closed_plan, made
 
 BOTH = (AGGREGATED, DISAGGREGATED)
 TABLES = {"tpot": {"decode": [0.8, 1.25]}}
@@ -176,7 +176,7 @@ def test_equal_domains_are_planned_where_they_serve_more(monkeypatch, alike, ask
 def test_what_is_asked_reaches_the_search(monkeypatch, name):
     asked = []
     monkeypatch.setattr(planner, "_planned", lambda given, *_, **__: asked.append(given) or made())
-    closed_plan(MODEL, NODES, WORK, st.Slo(tpot=0.02), engine="ideal", **{name: 0.9 if name == "sure" else False})
+    closed_plan(MODEL, NODES, WORK, st.Slo(tpot=0.02), engine="ideal", **WHOLE | {name: 0.9 if name == "sure" else False})
     assert [getattr(asked[0], key) for key in ("front", "diagnostics", "sure")] == [
         name != "front", name != "diagnostics", 0.9 if name == "sure" else None
     ]  # fmt: skip

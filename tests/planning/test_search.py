@@ -162,7 +162,7 @@ def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(monk
 
 
 @pytest.mark.parametrize("slo", [st.Slo(), st.Slo(ttft=0.02)])
-@pytest.mark.parametrize("up", [1e30, 2e9])
+@pytest.mark.parametrize("up", [pytest.param(1e30, marks=pytest.mark.thorough), 2e9])
 def test_pools_apart_are_matched_for_the_highest_rate(slo, up):
     """Every two sizes in every number: the best of all prefill layouts is reached; links carry nine tenths at most."""
     given = case(slo=slo, system=machine(size=4, capacity=11e9, up=up))

@@ -17,10 +17,10 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import mean_resources
 from steptime.planning.planner import DoesNotFit
 from tests.conftest import engine, machine, matrix, model_of, one_matrix
-from tests.planning.cases import MODEL, NODES, WORK, apart, closed_plan, equal_requests
+from tests.planning.cases import MODEL, NODES, WHOLE, WORK, apart, closed_plan, equal_requests
 
 # With what hardware figures would bring: the sentences tell it.
-told_plan = partial(closed_plan, elasticities=True)
+told_plan = partial(closed_plan, **WHOLE | {"elasticities": True})
 
 
 @pytest.mark.slow

@@ -67,7 +67,14 @@ def test_a_system_prompt_takes_its_room_once():
     assert found_tokens(1e5, flow(with_prompt, 1e4, answer=5.0)) == pytest.approx(5000, rel=0.01)
 
 
-@pytest.mark.parametrize("sessions", [TWO, CHAT, AGENT, replace(CHAT, system_prompt=3000)])
+@pytest.mark.parametrize(
+    "sessions",
+    [
+        TWO,
+        AGENT,
+        *(pytest.param(sessions, marks=pytest.mark.thorough) for sessions in (CHAT, replace(CHAT, system_prompt=3000))),
+    ],
+)
 @pytest.mark.parametrize("answer", [0.0, 5.0])
 def test_laws_of_hits(sessions, answer):
     sizes = np.array([0, 1e3, 1e5, 1e6, 1e7, 1e8, 1e12])

@@ -33,7 +33,9 @@ def plan(
 
 
 @pytest.mark.parametrize("mode", [AGGREGATED, pytest.param(DISAGGREGATED, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("percentile", ["mean", "p90", pytest.param("p99", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "percentile", [pytest.param("mean", marks=pytest.mark.thorough), "p90", pytest.param("p99", marks=pytest.mark.slow)]
+)
 def test_limits_at_a_percentile_are_met_by_other_requests(mode, percentile):
     found = plan(modes=mode, percentile=percentile)
     assert (found.feasible, found.percentile, found.slo) == (True, percentile, LIMITS)
@@ -82,9 +84,13 @@ def test_what_is_easier_never_costs_more(workload, slo, settings):
 # --- choices of the user ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_sizes_of_the_user_are_those_of_every_pool():
     shared, apart = (plan(sizes={"tp": 2}, modes=mode) for mode in (AGGREGATED, DISAGGREGATED))
     assert [pool.layout.tp for pool in (*shared.pools, *apart.pools)] == [2, 2, 2]
+
+
+def test_sizes_chunk_and_slots_of_the_user_are_those_of_a_plan():
     both = plan(sizes={"tp": 2, "pp": 1, "dp": 1, "ep": 1, "cp": 1}, chunk=600, max_num_seqs=70, modes=AGGREGATED)
     (pool,) = both.pools
     assert (pool.layout.chips, pool.layout.replicas, pool.chunk, pool.max_num_seqs) == (2, 2, 600, 70)
@@ -99,14 +105,18 @@ def test_fewer_slots_than_requests_let_them_wait():
     assert few.ttft <= 0.3
 
 
-@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(8, marks=pytest.mark.thorough)])
-def test_batches_of_a_plan_and_its_front_fit_the_slots_of_the_user(slots):
-    found = plan(max_num_seqs=slots, front=True, diagnostics=True)
+@pytest.mark.parametrize(
+    ("slots", "modes"),
+    [(2, AGGREGATED), *(pytest.param(slots, (AGGREGATED, DISAGGREGATED), marks=pytest.mark.thorough) for slots in (1, 2, 8))],
+)
+def test_batches_of_a_plan_and_its_front_fit_the_slots_of_the_user(slots, modes):
+    found = plan(max_num_seqs=slots, modes=modes, front=True, diagnostics=True)
     assert found.feasible
     assert (found.pools[-1].max_num_seqs, found.binding) == (slots, ("slots",))
     assert max(found.pools[-1].batch, *(point.batch for point in found.front)) <= slots
 
 
+@pytest.mark.thorough
 def test_slots_that_bind_nothing_are_no_limit():
     assert plan(max_num_seqs=512, diagnostics=True).binding == plan(diagnostics=True).binding != ("slots",)
 
@@ -132,6 +142,7 @@ def test_chunk_of_a_plan_with_separate_pools_is_said_to_have_no_effect():
     assert not any("--chunk" in words for words in plan(chunk=512, modes=AGGREGATED, diagnostics=True).warnings)
 
 
+@pytest.mark.thorough
 def test_a_choice_is_told_with_what_it_costs():
     given = {"max_num_seqs": 8, "modes": AGGREGATED, "diagnostics": True}
     found = plan(**given)

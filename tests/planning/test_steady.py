@@ -74,10 +74,11 @@ def test_room_for_what_is_in_cache_to_vary(sizes, sequences, growing, expected):
     assert seats_for(equal_requests(input_tokens=sizes[0], output_tokens=sizes[1]), sequences, growing) == expected
 
 
-def test_the_number_in_a_server_that_they_share_varies_more():
+@pytest.mark.thorough
+def test_the_number_in_a_server_that_they_share_is_negative_binomial():
     """Requests of one second's work, each of which N slow down to 1 / (3 + N): of a load of 0.6 the mean is 6, the variance 15.
 
-    A simulation; exact for any work (negative binomial). A token is made among seven, and g = 7 / 10, of which 6 / 7 count.
+    A simulation; exact for any work.
     """
     draw, left, sums = np.random.default_rng(5), np.zeros(0), np.zeros(3)
     coming = draw.exponential(1 / 0.6)
@@ -91,6 +92,10 @@ def test_the_number_in_a_server_that_they_share_varies_more():
             left, coming = np.append(left, 1.0), draw.exponential(1 / 0.6)
     mean, square = sums[1:] / sums[0]
     assert (mean, square - mean**2) == (pytest.approx(6, rel=0.05), pytest.approx(15, rel=0.1))
+
+
+def test_the_number_in_a_server_that_they_share_varies_more():
+    """Of a load of 0.6 the mean is 6, the variance 15. A token is made among seven, and g = 7 / 10, of which 6 / 7 count."""
     steps = decode_pool(DENSE, CHIP, WORK, layout=Layout(), batch=7, engine=IDEAL)
     slower = replace(steps.decode, resources={"weights": 3.0, "compute": 7.0}, total=10.0)
     assert grown(slower, 10.0, 7) == pytest.approx(0.6)

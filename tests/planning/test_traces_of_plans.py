@@ -75,6 +75,7 @@ def test_only_questions_about_one_serving_layout_get_a_default_one(name):
     assert with_layout(find_question("step"), values)["tp"] > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("evidence", ["measured", pytest.param("any", marks=pytest.mark.slow)])
 def test_a_machine_with_faster_memory_serves_more_short_outputs(evidence):
     """The H200 is an H100 with more and faster memory. Few sequences decode at a time."""

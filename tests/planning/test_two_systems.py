@@ -137,6 +137,7 @@ def test_plan_compares_each_system_alone_for_the_same_rent(planned):
         assert single.usd_per_second == pytest.approx(8 * RENTED[system.name] / HOUR)
 
 
+@pytest.mark.thorough
 def test_lower_rent_and_faster_chips_do_not_cost_more(planned):
     cost = planned.usd_per_million_output_tokens
     cheap = pair_plan(prefill_system=vary(SECOND, {"rent": 1.0 / HOUR}))

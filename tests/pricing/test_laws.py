@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from steptime.pricing.bundled_prices import table
 from steptime.pricing.price_inversion import read_prices
 from steptime.pricing.price_list import PriceList, Rates, checked
+from tests.conftest import examples
 
 prices = some.floats(0.05, 50)
 factors = some.floats(0.2, 5)
@@ -41,7 +42,7 @@ def lists(draw):
 
 
 @given(lists(), factors)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_scaling_all_prices(listed, factor):
     before, after = read_prices(listed, draws=2000), read_prices(listed.scaled(factor), draws=2000)
     kv, scaled = before["kv_bytes_per_token"], after["kv_bytes_per_token"]
@@ -67,7 +68,7 @@ def test_scaling_all_prices(listed, factor):
 
 
 @given(lists())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_nothing_is_known_from_nothing(listed):
     found = read_prices(listed, draws=200)
     for name in BLIND:
@@ -79,7 +80,7 @@ def test_nothing_is_known_from_nothing(listed):
 
 
 @given(lists(), some.floats(0.5, 10))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_doubling_the_margin_halves_the_bytes(listed, margin):
     one, two = (read_prices(listed, margin=times * margin, draws=2000)["kv_bytes_per_token"] for times in (1, 2))
     if one.identifiable:
@@ -89,7 +90,7 @@ def test_doubling_the_margin_halves_the_bytes(listed, margin):
 
 
 @given(lists(), some.floats(1, 5), some.floats(1, 3), some.floats(1, 3), some.integers(0, 50))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_wider_prior_never_narrows_an_interval(listed, middle, width, more, seed):
     given_ = [f"{middle / spread}..{middle * spread}" for spread in (width, width * more)]
     ends = [read_prices(listed, margin=text, seed=seed)["kv_bytes_per_token"].interval for text in given_]

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st_
 
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
@@ -18,6 +18,7 @@ from steptime.simulation import event_loop
 from steptime.simulation.loop_state import DONE, REJECTED, Rates, new_replicas, new_requests
 from steptime.simulation.replica_pools import assign_clients
 from steptime.simulation.scheduling_policy import Policy
+from tests.conftest import examples
 from tests.simulation import reference_loop
 
 TICK = 2.0**-20  # s; times that are multiples of it add up without rounding
@@ -111,13 +112,13 @@ def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=
     assert set(requests["status"]) <= {DONE, REJECTED}
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.booleans(), BEFORE)
 def test_same_times_to_the_last_bit(policy, numbers, rows, ready, before):
     same(policy, numbers, made(rows, policy.ranks, ready=ready), before=before)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.integers(1, 12), BEFORE)
 def test_same_times_in_a_closed_loop(policy, numbers, rows, clients, before):
     requests = made(rows, policy.ranks)
@@ -125,7 +126,7 @@ def test_same_times_in_a_closed_loop(policy, numbers, rows, clients, before):
     same(policy, numbers, requests, clients=clients, before=before)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25))
 def test_same_times_with_rounding(policy, numbers, rows):
     same(policy, numbers, made(rows, policy.ranks, tick=math.pi * 1e-7), tolerance=1e-9, tick=math.pi * 1e-7)

@@ -104,7 +104,7 @@ def test_a_trace_of_one_moment_has_no_rate(things, given, n):
 
 
 def test_a_prefix_cache_raises_the_rate_of_a_trace(things, given):
-    trace = with_sessions(st.open_loop(5, 800, st.Lengths(mean=4096), SIZES["outputs"]), prefixes=4, prefix_tokens=3840)
+    trace = with_sessions(st.open_loop(5, 400, st.Lengths(mean=4096), SIZES["outputs"]), prefixes=4, prefix_tokens=3840)
     cache = Cache(tiers=(Tier(name="hbm", capacity=8e9, bandwidth=1e12),))
     bare, kept = (find_scale(*things, trace, cache=one, **given).rate for one in (None, cache))
     assert kept > 1.5 * bare

@@ -501,6 +501,7 @@ def test_a_highest_rate_holds_in_a_longer_run(llama):
     assert longer(sure).verdict != OVERLOADED
 
 
+@pytest.mark.thorough
 def test_a_decode_pool_keeps_its_seats_in_a_replay(llama):
     """With fewer seats caches would wait for one, which counts as time per token."""
     model, system = llama

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from typer.testing import CliRunner
 
@@ -31,6 +31,7 @@ from steptime.simulation.simulator_adapters import (
     split_pass,
 )
 from steptime.simulation.step_predictor import compile_predictor, drawn_passes
+from tests.conftest import examples
 
 CASES = {
     "dense": ("llama-3.1-8b", "hgx-h100", {}),
@@ -67,7 +68,7 @@ def test_drawn_passes_equal_exact_steps_within_one_percent(case):
     assert predictor.error < 0.01
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     batch=some.integers(0, 256), context=some.integers(1, 100_000), prompts=some.integers(0, 8),
     tokens=some.integers(1, 1024), prefix=some.integers(0, 20_000),

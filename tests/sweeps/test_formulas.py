@@ -9,12 +9,13 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as some
 
 from steptime import blackboard
 from steptime.questions.registry import find_question, names
 from steptime.sweeps.export import Cell, Untraceable, formula
+from tests.conftest import examples
 
 FORMS = [name.removeprefix("blackboard.") for name in names() if name.startswith("blackboard.")]
 LIVE = [name for name in FORMS if name not in ("expected_maximum", "nodes_hit", "tokens_per_pass")]
@@ -46,7 +47,7 @@ def whole(name):
 
 
 @pytest.mark.parametrize("name", LIVE)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(data=some.data())
 def test_a_formula_is_its_closed_form(name, data):
     function, given, cells = getattr(blackboard, name), {}, {}

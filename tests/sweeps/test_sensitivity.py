@@ -287,6 +287,7 @@ def test_memory_that_is_made_unsure_starts_from_what_a_driver_counts():
     assert in_force(system, "chip.hbm.bandwidth") == system.chip.hbm.bandwidth
 
 
+@pytest.mark.thorough
 def test_a_lifetime_budget_swings_most_with_its_traffic():
     """Served FLOP are N x traffic x lifetime: four times the traffic and twice the lifetime move what twice of each moves."""
     asked = {"match_quality": "8B@15T", "tokens_served": "1M/s", "lifetime": "60d"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 import steptime as st
@@ -19,6 +19,7 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.sweeps import point_grid
 from steptime.sweeps.axes import duration
 from steptime.sweeps.sweep import sweep
+from tests.conftest import examples
 
 ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 
@@ -47,7 +48,7 @@ def test_prefill_counts_what_is_read():
         sweep("step", {"batch": [1, 2]}, **ON, phase="prefill")
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(block=some.integers(1, 40), batches=some.integers(1, 9), contexts=some.integers(1, 7))
 def test_blocks_are_the_whole(block, batches, contexts):
     axes = {"batch": list(range(1, batches + 1)), "context": [1000 * n for n in range(1, contexts + 1)]}

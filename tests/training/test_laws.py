@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as some
 
 import steptime as st
@@ -21,6 +21,7 @@ from steptime.training.training_rules import check_layout
 from steptime.training.training_runs import forward_flops
 from steptime.training.training_stack import on_chip, training_engine
 from steptime.training.training_step import parameters_per_layer, step_seconds
+from tests.conftest import examples
 from tests.training.cases import LINKED, SMALL, SPARSE, job, lossy, model, system
 
 MODELS = (SMALL, SPARSE, "deepseek-ai/DeepSeek-V3", "google/gemma-2-9b")
@@ -81,7 +82,7 @@ def better(what: str, times: float):
 
 @pytest.mark.slow
 @given(asked=steps(), what=some.sampled_from(["scale-up", "scale-out", "flops", "memory"]), times=some.floats(1, 8), on=STACKS)
-@settings(max_examples=150)
+@examples(150)
 def test_more_bandwidth_or_arithmetic_is_never_slower(asked, what, times, on):
     before, after = seconds(*asked, system(), on), seconds(*asked, better(what, times), on)
     assert after <= before * (1 + 1e-9)
@@ -104,7 +105,7 @@ def test_exchanges_of_a_chip_never_fall_as_copies_of_one_domain_are_added(ranks,
 
 
 @given(asked=steps())
-@settings(max_examples=80)
+@examples(80)
 def test_dividing_states_takes_less_memory_and_no_less_traffic(asked):
     """ZeRO-1 to 3 hold fewer bytes of states each, and exchange as much or more; with 16-bit gradients as much as none."""
     name, given_, x = asked
@@ -128,7 +129,7 @@ def test_dividing_states_takes_less_memory_and_no_less_traffic(asked):
 
 
 @given(asked=steps())
-@settings(max_examples=150)
+@examples(150)
 def test_recomputation_never_takes_more_memory_once_two_layers_are_live(asked):
     name, given_, x = asked
     assume(model(name).depth / x.pp >= 2 and x.recompute != "none")
@@ -141,7 +142,7 @@ def test_recomputation_never_takes_more_memory_once_two_layers_are_live(asked):
 
 
 @given(asked=steps(), on=STACKS)
-@settings(max_examples=100)
+@examples(100)
 def test_recomputation_is_never_faster(asked, on):
     name, given_, x = asked
     assert seconds(*asked, system(), on) >= seconds(name, given_, replace(x, recompute="none"), system(), on) * (1 - 1e-9)
@@ -158,7 +159,7 @@ def test_a_forward_pass_of_training_is_a_prefill_but_for_the_head(name, seq):
 
 @pytest.mark.parametrize("stack", ["typical", "megatron"])
 @given(asked=steps())
-@settings(max_examples=60)
+@examples(60)
 def test_the_ideal_bounds_every_stack_from_below(stack, asked):
     """A step of a dense model lies between what physics allows and what it would take if nothing were hidden."""
     name, given_, x = asked
@@ -195,7 +196,7 @@ def test_shards_are_at_least_the_whole(tp, ep, name):
 
 
 @given(asked=steps(), more=some.sampled_from([2, 3]), on=STACKS)
-@settings(max_examples=60)
+@examples(60)
 def test_a_step_of_more_work_takes_longer(asked, more, on):
     name, given_, x = asked
     once = seconds(name, given_, x, system(), on)
@@ -205,7 +206,7 @@ def test_a_step_of_more_work_takes_longer(asked, more, on):
 
 
 @given(drawn=some.lists(steps(), min_size=2, max_size=5), on=STACKS)
-@settings(max_examples=40)
+@examples(40)
 def test_arrays_are_answered_as_one_by_one(drawn, on):
     """Numbers of layouts as arrays, words as in the first."""
     name, _, first = drawn[0]

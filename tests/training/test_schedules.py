@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.blackboard.pipeline_stages import bubble_fraction
@@ -14,6 +14,7 @@ from steptime.errors import LayoutError, RangeError, UnknownName
 from steptime.training.schedule_timeline import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, interleaved_path, step_order
+from tests.conftest import examples
 from tests.training.shapes import (
     FEW,
     NAMES,
@@ -147,7 +148,7 @@ EXACT = {"v-half": 0.07, "v-min": 0.07, "zbv": 0.005}  # the V ones: worst at p 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@examples(25)
 @given(times=TIMES, pick=st.integers(0, 10_000))
 def test_closed_forms_are_the_walk_where_kinds_of_passes_differ(
     name: str, times: tuple[float, float, float, float], pick: int

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.errors import InputError
 from steptime.training.schedule_timeline import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, interleaved_path, step_order
+from tests.conftest import examples
 from tests.training.shapes import NAMES, by_hand, closed_step, equal, legal
 
 KNOWN = known_schedules()
@@ -26,7 +27,7 @@ def test_two_stages_and_two_micro_batches_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=10)
+@examples(10)
 @given(seed=st.integers(0, 2**32 - 1), hop=st.sampled_from([0.0, 0.3]))
 def test_the_walk_is_that_of_dictionaries(name: str, seed: int, hop: float) -> None:
     rng = np.random.default_rng(seed)
@@ -55,7 +56,7 @@ def test_arrays_of_times_go_together_as_one_after_the_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15)
+@examples(15)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_laws_of_unequal_stages(name: str, seed: int) -> None:
     """No less than the busiest device's work and one micro-batch's way; longer passes and hops never shorten a step."""
@@ -84,7 +85,7 @@ FAR = {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("number", "spread"), [(0, 0.05), (1, 0.15)])
-@settings(max_examples=12)
+@examples(12)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_closed_form_of_unequal_stages_is_near_the_walk(name: str, number: int, spread: float, seed: int) -> None:
     rng = np.random.default_rng(seed)

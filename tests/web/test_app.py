@@ -24,6 +24,7 @@ from steptime.web.app import app_for
 from steptime.web.board import Shared, described, load_boards
 from steptime.web.page_export import along, grid
 from steptime.web.server import Limits
+from tests.conftest import examples
 
 BOARDS = sorted(load_boards())
 # A busy machine answers the same, later.
@@ -279,7 +280,7 @@ def check(answer):
             assert len(detail["msg"]) < 2000
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=some.data())
 def test_odd_bodies_and_queries_are_answered_or_refused(data):
     name = data.draw(some.sampled_from(BOARDS))
@@ -296,7 +297,7 @@ def test_ten_thousand_odd_bodies_and_queries_are_answered_or_refused(data):
     check(tried(name, names, lambda: data.draw(ODD), data.draw(some.sampled_from(["POST", "GET"]))))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(raw=some.binary(max_size=200))
 def test_bodies_that_are_no_json_are_refused(raw):
     check(CLIENT.post("/api/boards/step", content=raw, headers={"content-type": "application/json"}))
