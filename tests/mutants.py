@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import functools
 import gc
 import importlib.abc
 import importlib.util
@@ -23,16 +24,20 @@ import pickle
 import resource
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 from zlib import crc32
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "steptime"
@@ -218,8 +223,6 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def tests_fail(mutant: Mutant, required: dict[str, set[str]], tests: Sequence[str]) -> bool:
     """Whether one of these tests notices a mutant, with all modules of both rooms imported anew. For a process of its own."""
-    import pytest
-
     nothing_is_printed()
     for name in list(sys.modules):
         if name == "steptime" or (name.startswith(RELOADED) and name.split(".")[1] not in KEPT):
@@ -244,6 +247,93 @@ class Reach:
     passed: bool
 
 
+class Recorder:
+    """Records which functions of both rooms are called: file and first line of each.
+
+    A test also depends on a function that ran before it, in a fixture for several tests or behind a cache. Therefore the calls
+    of each such part are kept by its key, for all who use its result.
+    """
+
+    def __init__(self) -> None:
+        paths = (path for room in ROOMS for path in (PACKAGE / room).glob("*.py"))
+        self.files = {str(path): str(path.relative_to(PACKAGE)) for path in paths}
+        self.parts: dict[Hashable, set[tuple[str, int]]] = defaultdict(set)
+        self.is_on = False
+        self.open = threading.local()
+        self.outermost: set[tuple[str, int]] = set()
+
+    @property
+    def called(self) -> set[tuple[str, int]]:
+        """Calls of the innermost part of this thread; other threads than the first add to the outermost one."""
+        return self.open.parts[-1] if getattr(self.open, "parts", None) else self.outermost
+
+    @contextmanager
+    def recording(self) -> Iterator[set[tuple[str, int]]]:
+        """Record the calls of this block in the set that it gets."""
+        self.outermost, self.is_on = set(), True
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+        try:
+            yield self.outermost
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+            self.is_on = False
+
+    @contextmanager
+    def part(self, key: Hashable) -> Iterator[None]:
+        """Record the calls of this block with those of earlier blocks with the same key, for all that is around it."""
+        outer, inside = self.called, getattr(self.open, "parts", [])
+        called = self.parts[key]
+        self.open.parts = [*inside, called]
+        try:
+            yield
+        finally:
+            self.open.parts = inside
+            outer |= called
+
+    def trace(self, frame: Any, event: str, argument: object) -> None:
+        """Note a call, as `sys.settrace` asks."""
+        if file := self.files.get(frame.f_code.co_filename):
+            self.called.add((file, frame.f_code.co_firstlineno))
+
+
+RECORDER = Recorder()
+
+
+class Cached:
+    """A function with `functools.lru_cache` whose calls count for all who use a kept result."""
+
+    def __init__(self, function: Callable[..., Any], cached: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.cached, self.cache_clear, self.cache_info = cached, cached.cache_clear, cached.cache_info
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        if not RECORDER.is_on:
+            return self.cached(*args, **keywords)
+        with RECORDER.part((self, functools._make_key(args, keywords, typed=False))):
+            return self.cached(*args, **keywords)
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        return self if owner is None else functools.partial(self, owner)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
+
+
+def count_cached_calls() -> None:
+    """Let every cache that is declared from here on count its calls for all who use what it kept."""
+    cache = functools.lru_cache
+
+    def lru_cache(maxsize: Any = 128, typed: bool = False) -> Any:
+        if callable(maxsize):
+            return Cached(maxsize, cache(maxsize))
+        return lambda function: Cached(function, cache(maxsize, typed)(function))
+
+    functools.lru_cache = lru_cache  # type: ignore[assignment]
+    functools.cache = lru_cache(maxsize=None)  # type: ignore[assignment]
+
+
 class Mutants:
     """In place of the tests, a run of pytest runs mutants, each in a copy of the process that has collected the tests."""
 
@@ -251,6 +341,21 @@ class Mutants:
         self.sample, self.required, self.asked = sample, required, asked
         self.reach: dict[str, Reach] = {}
         self.found: dict[Mutant, str] = {}
+        self.collected: set[tuple[str, int]] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        """Count the calls of a fixture for all tests that use it, not only for the first."""
+        if not RECORDER.is_on:
+            return (yield)
+        with RECORDER.part(fixturedef):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        """Record what the modules of tests call before any test runs."""
+        with RECORDER.recording() as self.collected:
+            return (yield)
 
     def pytest_runtestloop(self, session: Any) -> bool:
         gc.unfreeze()
@@ -276,11 +381,11 @@ class Mutants:
             batches = self.batches(mutant)
             works[mutant] = (partial(self.with_new_code, mutant, batches), self.limit(batches))
         self.found = run(works, self.asked.workers)
-        Path(self.asked.results).write_bytes(pickle.dumps((self.reach, self.found)))
+        Path(self.asked.results).write_bytes(pickle.dumps((self.reach, self.found, self.collected)))
         return True
 
     def record(self) -> None:
-        """Run all tests without a change, to see what they call. A fixture counts for the first test that uses it."""
+        """Run all tests without a change, to see what they call."""
         with tempfile.TemporaryDirectory() as folder:
             children = []
             for worker in range(self.asked.workers):
@@ -295,22 +400,14 @@ class Mutants:
                 self.reach |= pickle.loads(Path(folder, str(worker)).read_bytes())
 
     def recorded(self, items: Sequence[Any]) -> dict[str, Reach]:
-        rooms = {str(PACKAGE / room): room for room in ROOMS}
-        called: set[tuple[str, int]] = set()
-
-        def trace(frame: Any, event: str, argument: object) -> None:
-            folder, _, name = frame.f_code.co_filename.rpartition("/")
-            if folder in rooms:
-                called.add((f"{rooms[folder]}/{name}", frame.f_code.co_firstlineno))
-
         reach = {}
         for item, following in pairwise([*items, None]):
             failed, started = self.session.testsfailed, time.process_time()
-            called.clear()
-            sys.settrace(trace)
-            self.session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            sys.settrace(None)
+            with RECORDER.recording() as called:
+                self.session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             used = time.process_time() - started
+            fixtures = (one for name in item.fixturenames for one in item._fixtureinfo.name2fixturedefs.get(name, ()))
+            called.update(*(RECORDER.parts.get(fixture, ()) for fixture in fixtures))
             reach[item.nodeid] = Reach(used, frozenset(called), self.session.testsfailed == failed)
         return reach
 
@@ -333,9 +430,9 @@ class Mutants:
         touched.sort(key=lambda test: (not is_near(test), self.reach[test].seconds))
         batches, used, order = [list[str]() for _ in range(3)], 0.0, {test: n for n, test in enumerate(self.reach)}
         for test in touched:
+            if used + self.reach[test].seconds > self.asked.seconds:
+                continue  # a long test of its own module leaves time to the quick ones of others
             used += self.reach[test].seconds
-            if used > self.asked.seconds:
-                break
             batches[(used > 1) + (used > 5)].append(test)
         return [sorted(batch, key=order.__getitem__) for batch in batches if batch]
 
@@ -401,8 +498,6 @@ def run(works: dict[Mutant, tuple[Callable[[], bool], int]], workers: int) -> di
 
 def main() -> int:
     """Run the sample that the options ask for and print the score by module and the survivors."""
-    import pytest
-
     options = argparse.ArgumentParser(prog="make mutants", description=__doc__.partition("\n")[0])
     options.add_argument("--sites", type=int, default=300, help="how many, spread evenly over all; 0 for all")
     options.add_argument("--shift", type=float, default=0.5, help="which ones: 0 to 1, from one site of a sample to the next")
@@ -431,13 +526,15 @@ def main() -> int:
         if os.waitpid(child, 0)[1]:
             print("the tests fail without any change")
             return 1
-        reach, found = pickle.loads(asked.results.read_bytes())
+        reach, found, collected = pickle.loads(asked.results.read_bytes())
     mutants = Mutants(sample, required, asked)
     mutants.reach = reach
     works = {}
     for mutant in sample:
-        if mutant not in found:
-            batches = mutants.batches(mutant)
+        # A survivor that ran before any test, where modules of tests are imported, has another chance with all imported anew.
+        again = found.get(mutant) == "survived" and (mutant.file, mutant.first) in collected
+        if mutant not in found or again:
+            batches = mutants.batches(replace(mutant, first=0) if again else mutant)
             tests = [test for batch in batches for test in batch]
             works[mutant] = (partial(tests_fail, mutant, required, tests), 20 + mutants.limit(batches))
     found |= run(works, asked.workers)
@@ -462,8 +559,8 @@ def prepare() -> None:
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
     os.chdir(ROOT)
     import hypothesis.strategies  # noqa: F401
-    import pytest  # noqa: F401
 
+    count_cached_calls()
     import steptime as st
 
     for name in ("deepseek-v3", "llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "gpt-oss-20b", "gemma-3-27b", "gpt2"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.models.model_loading import load_model
+from steptime.physics import chip_power
 from steptime.physics.chip_power import (
     EnergyCoefficients,
     StepWork,
@@ -20,6 +22,9 @@ from steptime.physics.chip_power import (
 )
 from steptime.physics.engine import load_engine
 from steptime.physics.layout import Layout
+from steptime.physics.network_time import Traffic
+from steptime.physics.op_work import Demand
+from steptime.physics.time_ledger import Entry
 from steptime.physics.uncertainty import Z90
 from steptime.questions.registry import ask
 from steptime.questions.step_question import step_summary
@@ -122,3 +127,21 @@ def test_step_energy_range_joins_time_and_coefficients():
     )
     assert float(wide.joules_range[1] / wide.joules_per_token) == pytest.approx(math.exp(math.hypot(slow, math.log(high))))
     assert step_summary(model, system, batch=8, context=1000, engine="ideal").energy.joules_range is None
+
+
+def test_work_of_a_chip_is_the_mean_of_the_stages_of_a_pipeline(monkeypatch):
+    """Two micro-batches on four stages: half of what an entry has, of three instances, and of 2 s on links of 10 GB/s."""
+    bf16 = Demand(flops=8.0, peak=1e15, weights=1.0, activations=2.0, kv=4.0)
+    entries = [
+        Entry(term="x", name="a", seconds=0.0, demand=bf16, times=3),
+        Entry(term="x", name="b", seconds=0.0, demand=replace(bf16, peak=2e15), times=1),
+        Entry(term="x", name="c", seconds=0.0, traffic=Traffic((2.0, 1.0), 0.0)),
+        Entry(term="overhead", name="d", seconds=9.0),
+    ]
+    monkeypatch.setattr(chip_power, "ledger_of_step", lambda *_, **__: ("step", entries))
+    system = machine(size=8, up=10e9, out=4e9)
+    system = replace(system, chip=replace(system.chip, peak={"fp8": 2e15, "bf16": 1e15}))
+    step, work = step_work(one_matrix(), system, {}, layout=Layout(pp=4, microbatches=2), engine=VLLM)
+    assert step == "step"
+    assert {name: float(flop) for name, flop in work.flops.items()} == {"bf16": 12.0, "fp8": 4.0}
+    assert (float(work.memory), float(work.links)) == ((3 + 1) * 7 / 2, (20e9 + 4e9) / 2)

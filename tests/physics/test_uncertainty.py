@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from steptime.physics.uncertainty import (
     factors,
     half_width,
     has_range,
+    interval_coverage_words,
     latency_regime,
     log_gradient,
     measured_on,
     parameter_variance,
+    range_shares,
     step_range,
     widest,
     with_variances,
@@ -185,3 +188,40 @@ def test_a_step_unlike_what_was_measured_has_the_wider_range_of_a_plan():
     assert low / total < 0.93 * near_low / near
     # more than 8 chips 0.1, few runs on the system 0.46 above: added to what left-out runs scatter, in quadrature
     assert high / total == pytest.approx(np.exp(np.sqrt(np.log(near_high / near) ** 2 + 0.1**2 + 0.46**2)), rel=0.1)
+
+
+def test_how_many_runs_were_in_their_range_is_told_by_kind():
+    held = {"left_out": [0.9, 1234], "drafted": [0.8, 20], "AMD": [0.75, 12]}
+    one = engine(title="x", fit={"held": held, "vendors": ["NVIDIA"], "names": [], "interval": {}})
+    both = engine(title="x", fit={"held": held, "vendors": ["NVIDIA", "AMD"], "names": [], "interval": {}})
+
+    def words(on, vendor="NVIDIA", drafts=False, pools=False):
+        return interval_coverage_words(on, machine(vendor=vendor), drafts=drafts, pools=pools)
+
+    every = "90% of 1,234 left-out runs"
+    assert words(one) == words(both) == (every,)
+    assert (words(one, "AMD"), words(both, "AMD")) == ((every,), (every, "75% of 12 on AMD chips"))
+    # Of a vendor without a count nothing is said; of a kind of runs, that there is none.
+    assert words(both, "Intel") == (every,)
+    assert words(one, drafts=True) == (every, "80% of 20 with speculative tokens")
+    pools = f"no run with separate pools was measured with {one.name}"
+    assert words(one, pools=True) == words(one, drafts=True, pools=True) == (every, pools)
+    assert words(engine()) == ()
+
+
+def test_shares_of_a_range_add_up_and_small_ones_are_together():
+    """The upper half of the range is log 1.25, and two differences of 0.2 and 0.01 from measured runs."""
+    on = fitted(parameter_variance={"tpot": {"decode": 1.0}})
+    differences = {"far": (0.2, True), "near": (0.01, np.array([False, True])), "never": (9.0, False)}
+    flags = [(SimpleNamespace(words=words, high=high), applies) for words, (high, applies) in differences.items()]
+    total = math.log(1.25) ** 2 + 0.2**2 + 0.01**2
+    found = range_shares(on, np.array([0.0]), flags)
+    assert found == {
+        "a group of runs that no fit has seen": pytest.approx(math.log(1.25) ** 2 / total),
+        "far": pytest.approx(0.04 / total), "others": pytest.approx(1e-4 / total),
+    }  # fmt: skip
+    # A slope of 2 in a constant of variance 0.04: 0.16, of which the fitted runs have 0.06.
+    wide = range_shares(fitted(parameter_variance={"tpot": {"decode": 0.06}}), np.array([2.0]))
+    own, group = 1.6448536**2 * 0.1, math.log(1.25) ** 2
+    assert wide["memory_efficiency"] == pytest.approx(own / (own + group), rel=1e-4)
+    assert next(iter(wide)) == "memory_efficiency"

@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from steptime.errors import RangeError
-from steptime.planning.slo_probability import check_sure, deviations, likelihood, point
+from steptime.errors import RangeError, UnknownName
+from steptime.planning import slo_probability
+from steptime.planning.slo_probability import (
+    check_percentile,
+    check_sure,
+    deviations,
+    likelihood,
+    percentile_ratio,
+    point,
+    target_levels,
+)
+from steptime.workload.workload import Slo, Workload
 
 RANGE = (0.008, 0.015)  # of a figure of 10 ms
 
@@ -61,3 +71,39 @@ def test_what_a_figure_stays_below_so_surely_is_a_limit_met_as_surely(sure, valu
 def test_a_wider_limit_is_never_less_likely(value, low, high, limit, more):
     limits = (value / low, value * high)
     assert 0 <= likelihood(value, limits, limit) <= likelihood(value, limits, limit * more) <= 1
+
+
+@pytest.mark.parametrize(
+    ("ratio", "levels"),
+    [
+        # Shares 0.2, 1 and 1.9 of what the percentile is beyond the mean, of half of the mean at least.
+        (1.2, [1.1, 1.5, 1.95]),
+        (2.6, [1.32, 2.6, 4.04]),
+        # From a ratio of two between the first levels there is one halfway to the percentile.
+        (3.0, [1.4, 3.0, 4.8, 2.0]),
+    ],
+)
+def test_targets_of_means_lie_around_the_percentile(monkeypatch, ratio, levels):
+    monkeypatch.setattr(slo_probability, "percentile_ratio", lambda *_: ratio)
+    found = target_levels("requests", Slo(ttft=6.0, tpot=0.02), "p90", simulated=True)
+    assert [level.ttft for level in found] == pytest.approx([6.0 / level for level in levels])
+    assert {level.tpot for level in found} == {0.02}
+    (alone,) = target_levels("requests", Slo(ttft=6.0, tpot=0.02), "p90", simulated=False)
+    assert (alone.ttft, alone.tpot) == (pytest.approx(6.0 / ratio), 0.02)
+
+
+def test_a_percentile_of_log_normal_waits_by_hand():
+    """Variances of 1 of prompts and of a half of waits: the logarithm has the deviation sqrt(log 2.5)."""
+    requests = Workload(input_tokens=1000, output_tokens=100, input_spread=1.0)
+    sigma = math.sqrt(math.log(2.5))
+    for name, normal in (("p90", 1.2815515655), ("p95", 1.644853627), ("p99", 2.326347874)):
+        assert percentile_ratio(requests, name) == pytest.approx(math.exp(normal * sigma - sigma**2 / 2))
+    # The median is below the mean, which counts then.
+    assert percentile_ratio(requests, "p50") == percentile_ratio(requests, "mean") == 1.0
+
+
+def test_percentiles_have_names():
+    assert [check_percentile(name) for name in ("mean", "p50", "p90", "p95", "p99")] == ["mean", "p50", "p90", "p95", "p99"]
+    for wrong in ("p80", "", 0.9, None):
+        with pytest.raises(UnknownName):
+            check_percentile(wrong)

@@ -303,6 +303,18 @@ def test_a_fourth_finalist_is_confirmed_only_if_the_largest_gain_makes_it_the_be
     assert (found[0].candidate.chunk, found[0].run.rate) == (8192, 6.75)
 
 
+def test_what_others_gain_says_little_of_a_fourth_design_unless_three_designs_are_known(monkeypatch, rates):
+    """Three chunks of one layout lose a tenth: another layout is confirmed all the same, unless three layouts lost as much."""
+    simulated, confirmed, _ = rates
+    monkeypatch.setattr(finalists, "expected_figures", lambda *_: [])
+    confirmed.update({128: 6.3, 1000: 6.2, 8192: 6.1, 4096: 6.5})
+    for degrees, best in (((2, 2, 2, 4), (4, 6.5)), ((2, 4, 1, 8), (2, 6.3))):
+        simulated.clear()
+        simulated.update(dict(zip(zip(degrees, (128, 1000, 8192, 4096), strict=True), (7.0, 6.9, 6.8, 6.7), strict=True)))
+        found = simulate_finalists(case(), [replace(SHARED, layout=Layout(tp=tp), chunk=chunk) for tp, chunk in simulated])
+        assert (found[0].candidate.layout.tp, found[0].run.rate) == best
+
+
 def test_a_second_search_starts_at_the_best_rate_that_is_confirmed(rates):
     """After 5 and 5.5, another layout that would have 5.34 at most is not confirmed, although it beats the first one."""
     simulated, confirmed, _ = rates

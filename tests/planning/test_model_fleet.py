@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ from typer.testing import CliRunner
 
 import steptime as st
 from steptime.cli.main import app_for
-from steptime.errors import DataFileError
+from steptime.errors import DataFileError, Impossible, InputError
 from steptime.physics.run_covariance import read_covariances
-from steptime.planning import model_fleet
+from steptime.planning import fleet_program, model_fleet
 from steptime.planning.fleet_program import (
     FleetOption,
     _reserved_chips,
@@ -26,7 +28,7 @@ from steptime.planning.fleet_program import (
     solve_fleet,
     unserved_shares,
 )
-from steptime.planning.model_fleet import FleetChoice, plan_fleet, read_fleet
+from steptime.planning.model_fleet import FleetChoice, FleetModel, FleetSystem, plan_fleet, read_fleet
 
 pytest.importorskip("scipy")
 FLEET = """
@@ -471,3 +473,249 @@ def test_a_table_does_not_replace_the_file_of_the_fleet(tmp_path):
     ran = CliRunner().invoke(app_for(["fleet"]), ["fleet", str(path), "--csv", str(path)])
     assert isinstance(ran.exception, DataFileError)
     assert path.read_bytes() == before
+
+
+# --- rates, options and rows by hand --------------------------------------------------------------------------------------
+
+
+def rates_of(entry: dict) -> tuple[float, tuple[float, ...]]:
+    return model_fleet._read_rates(Path("fleet.toml"), "models, table 1", entry)
+
+
+def test_rates_of_a_model_are_one_a_profile_or_those_of_the_hours():
+    assert rates_of({"rate": 5}) == (5.0, ())
+    hours = [0, 0.0, *[3] * 22]
+    mean, rates = rates_of({"rates": hours})
+    assert mean == pytest.approx(66 / 24)
+    assert rates == pytest.approx(hours)
+    mean, rates = rates_of({"rate": 6, "day": hours})
+    assert (mean, sum(rates) / 24, rates[0], rates[2]) == (6.0, pytest.approx(6.0), 0.0, pytest.approx(6 * 24 / 22))
+    mean, rates = rates_of({"rate": 2, "day": 1.5, "peak_hour": 23})
+    assert (mean, max(rates), rates.index(max(rates))) == (2.0, pytest.approx(3.0), 23)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"rates": [0] * 24}, "rates: must have an hour above 0"),
+        ({"rates": [1] * 23}, "rates: must be a list of 24 requests/s, one for each hour, got 23 values"),
+        ({"rates": [1] * 25}, "got 25 values"),
+        ({"rates": [1]}, "got 1 value$"),
+        ({"rates": 7}, "got 7"),
+        ({"rates": [1] * 24, "rate": 1}, "rate: rates has the rate of each hour"),
+        ({"rates": [1] * 24, "day": 2}, "day: rates has the rate of each hour"),
+        ({"rates": [*[1] * 7, -1, *[1] * 16]}, r"rates\.7"),
+        ({"rates": [*[1] * 7, 1e6 + 1, *[1] * 16]}, r"rates\.7"),
+        ({"rate": 1e6 + 1}, "models, table 1: rate"),
+        ({"rate": 0}, "models, table 1: rate"),
+        ({"rate": 1, "peak_hour": 3}, "peak_hour: moves the peak of a day profile"),
+        ({"rate": 1, "day": 0.5}, "models, table 1: day"),
+    ],
+)
+def test_rates_that_are_wrong_say_why(entry, words):
+    with pytest.raises(DataFileError, match=words):
+        rates_of(entry)
+
+
+def test_rates_and_sizes_at_their_limits_are_read():
+    assert rates_of({"rate": 1_000_000}) == (1e6, ())
+    assert model_fleet._number(Path("a"), "models: ttft", "2", 2.0) == 2.0
+    assert [model_fleet._sizes(most) for most in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8]]
+    assert [model_fleet._percent(share) for share in (0.5, 0.3331, 0.001, 1.0)] == ["50 %", "33.4 %", "0.1 %", "100 %"]
+
+
+def drawn_plan(chips: int, per_chip: float, *, feasible=True, **more) -> SimpleNamespace:
+    figures = {
+        "chips": chips, "feasible": feasible, "reason": "too slow with --chips 4", "requests_per_second": per_chip * chips,
+        "tokens_per_second_per_chip": 200.0, "throughput_range": (150.0, 240.0), "layout_text": f"tp{chips}",
+        "tokens_per_second_per_user": 50.0, "ttft": 0.5, "slo_probability": {"tpot": 0.9, "ttft": 0.8}, "engine": "vllm",
+    }  # fmt: skip
+    return SimpleNamespace(**figures | more)
+
+
+@pytest.fixture
+def by_size(monkeypatch):
+    """Requests/s of a chip by size of a deployment: absent for weights that do not fit, negative beyond the limits."""
+    sizes: dict[int, float] = {}
+    asked: list[dict] = []
+
+    def plan(model, system, workload, slo, *, chips, **more):
+        asked.append(more | {"chips": chips})
+        if chips not in sizes:
+            raise Impossible("needs --weights fp8")
+        return drawn_plan(chips, abs(sizes[chips]), feasible=sizes[chips] > 0)
+
+    monkeypatch.setattr(model_fleet, "plan", plan)
+    monkeypatch.setattr(model_fleet, "load_model", lambda *_, **__: "a model")
+    machine = SimpleNamespace(chips=8)
+    monkeypatch.setattr(model_fleet, "load_system", lambda _: machine)
+
+    def options(**system):
+        work = st.Workload(input_tokens=9, output_tokens=9)
+        model = FleetModel(name="a", rate=1.0, weights="fp8", workload=work, slo=st.Slo())
+        kind = FleetSystem(**{"name": "s", "chips": 64, "usd_per_chip_hour": 3.0} | system)
+        asked.clear()
+        return model_fleet.fleet_options([replace(model, percentile="p95")], [kind])
+
+    return sizes, asked, options
+
+
+def test_options_are_the_smallest_size_and_one_twice_as_large_that_serves_more(by_size):
+    sizes, asked, options = by_size
+    sizes |= {2: 1.0, 4: 1.03, 8: 9.0}
+    found, reasons = options(engine="sglang")
+    assert [(o.chips, o.rate, o.usd_per_hour, o.layout) for o in found] == [(2, 2.0, 6.0, "tp2"), (4, 4.12, 12.0, "tp4")]
+    assert reasons == {}
+    assert (found[0].slowest, found[0].fastest, found[0].probability, found[0].engine) == (0.75, 1.2, 0.8, "vllm")
+    assert (found[0].speed, found[0].ttft) == (50.0, 0.5)
+    assert [one["chips"] for one in asked] == [1, 2, 4]
+    settings = dict.fromkeys(("alternatives", "elasticities", "front", "diagnostics"), False)
+    settings |= {"engine": "sglang", "quick": True, "percentile": "p95"}
+    assert all(one == settings | {"chips": one["chips"]} for one in asked)
+
+
+@pytest.mark.parametrize(
+    ("rates", "chips", "sizes", "reason"),
+    [
+        ({1: 1.0, 2: 1.02}, 64, [1], None),  # 2 % are no gain
+        ({1: 1.0, 2: 0.5}, 64, [1], None),
+        ({1: 1.0, 2: -1.0, 4: 3.0}, 64, [1], None),  # beyond the limits, larger ones are not tried
+        ({1: -1.0, 2: -1.0, 4: 0.1, 8: 0.2}, 64, [4, 8], None),
+        ({4: 1.0}, 3, [], 'needs weights = "fp8"'),  # 3 chips are 1 and 2
+        ({8: -1.0}, 64, [], "too slow with 4 chips"),
+        ({16: 1.0}, 64, [], 'needs weights = "fp8"'),  # a system of 8 chips
+    ],
+)
+def test_sizes_of_options_by_hand(by_size, rates, chips, sizes, reason):
+    planned, _, options = by_size
+    planned |= rates
+    found, reasons = options(chips=chips)
+    assert [one.chips for one in found] == sizes
+    assert reasons == ({} if reason is None else {(0, 0): reason})
+
+
+def test_a_plan_without_a_range_or_a_limit_is_an_option_without_them():
+    found = model_fleet._as_option(drawn_plan(2, 1.0, throughput_range=None, slo_probability={}), 0, 0, 6.0)
+    assert (found.slowest, found.fastest, math.isnan(found.probability)) == (1.0, 1.0, True)
+
+
+def test_rows_of_a_day_share_the_rent_of_their_system_by_chip_hours():
+    """Two hours: 3 chips reserved at $2 and one on demand at $3 for an hour are $7.50, of which 5 of 7 chip-hours cost 5/7."""
+    options = [option(0, 0, 1, 10.0, 2.0), option(1, 0, 2, 4.0, 4.0), option(1, 0, 4, 6.0, 8.0)]
+    options[0] = replace(options[0], slowest=0.5, fastest=2.0, speed=30.0, ttft=0.2, probability=0.7)
+    work = st.Workload(input_tokens=9, output_tokens=9)
+    models = [FleetModel(name=name, rate=1.0, workload=work, slo=st.Slo()) for name in "ab"]
+    models[0] = replace(models[0], slo=st.Slo(ttft=2.0, tpot=0.05), percentile="p95")
+    systems = [FleetSystem(name="s", chips=8, usd_per_chip_hour=2.0, on_demand=3.0)]
+    counts, rates = np.array([[3.0, 2.0], [0.0, 1.0], [0.0, 0.0]]), np.array([[30.0, 20.0], [0.0, 2.0]])
+    day = model_fleet.DaySolution(counts, np.array([3.0]), np.array([[0.0, 1.0]]), 7.5, 0.0)
+    first, second = model_fleet._rows(options, day, models, systems, rates)
+    assert (first.model, first.system, first.deployments, first.chips, first.rate) == ("a", "s", 3, 3, 30.0)
+    assert (first.by_hour, second.by_hour, second.chips, second.rate) == ((3, 2), (0, 1), 2, 4.0)
+    assert (first.usd_per_hour, second.usd_per_hour) == pytest.approx((7.5 * 5 / 7, 7.5 * 2 / 7))
+    # At twice its rate it needs 2 and 1 deployments in place of 3 and 2, at half of it 6 and 4.
+    assert first.usd_range == pytest.approx((7.5 * 5 / 7 * 3 / 5, 7.5 * 5 / 7 * 2))
+    assert (first.speed_limit, first.ttft_limit, first.percentile) == (pytest.approx(20.0), 2.0, "p95")
+    assert (first.speed, first.ttft, first.probability) == (30.0, 0.2, 0.7)
+    assert (second.speed_limit, second.ttft_limit, second.usd_range) == (None, math.inf, None)
+
+
+def test_a_fleet_counts_its_chips_its_range_and_its_rent_apart(monkeypatch):
+    """Peaks of 4 chips at two hours: 4 + 1 chips at $2 serve both; with its own chips for its peak, each has 4."""
+    one = replace(option(0, 0, 1, 1.0, 2.0), slowest=0.5, fastest=2.0, engine="vllm")
+    monkeypatch.setattr(model_fleet, "fleet_options", lambda *_: ([one, replace(one, model=1)], {}))
+    work = st.Workload(input_tokens=9, output_tokens=9)
+    hours = (*[4.0] * 12, *[1.0] * 12)
+    models = [
+        FleetModel(name=name, rate=2.5, rates=rates, workload=work, slo=st.Slo())
+        for name, rates in (("a", hours), ("b", hours[::-1]))
+    ]
+    fleet = plan_fleet(models, [FleetSystem(name="s", chips=16, usd_per_chip_hour=2.0)])
+    assert (fleet.usd_per_hour, fleet.separate_usd_per_hour) == pytest.approx((10.0, 16.0))
+    assert (fleet.chips_in_use, fleet.reserved_chips, fleet.on_demand_chip_hours) == ((5,), (5,), (0.0,))
+    assert (fleet.options, fleet.possible_share, fleet.feasible) == (2, 1.0, True)
+    # Each row costs $5, from 60 % with half of the deployments (rounded up) to twice as much.
+    assert fleet.usd_range_together == pytest.approx((6.0, 20.0))
+    low, high = fleet.usd_range
+    assert 6.0 < low < 10.0 < high < 20.0
+    always = plan_fleet([replace(model, rates=()) for model in models], [FleetSystem(name="s", chips=6, usd_per_chip_hour=2.0)])
+    assert (always.usd_per_hour, always.separate_usd_per_hour, always.on_demand_chip_hours) == (12.0, 12.0, ())
+    assert (always.chips_in_use, always.reserved_chips) == ((6,), (6,))
+    few = plan_fleet(models, [FleetSystem(name="s", chips=5, usd_per_chip_hour=2.0)])
+    assert (few.feasible, math.isnan(few.separate_usd_per_hour)) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("ttft = 2", "ttft = 2\ncached = 1.0", "cached: must be a share of at least 0 and below 1"),
+        ("ttft = 2", "ttft = 2\ncached = -0.1", "cached: must be"),
+        ("ttft = 2", "ttft = 2\ncached = true", "cached: must be"),
+        ("chips = 8\nrent = 4", "chips = 1000001\nrent = 4", "from 1 to 1,000,000, got 1,000,001"),
+        ("chips = 8\nrent = 4", "chips = true\nrent = 4", "chips: must be a whole number"),
+        ("chips = 8\nrent = 4", "chips = 8.0\nrent = 4", "chips: must be a whole number"),
+        ("chips = 8\nrent = 4", "rent = 4", "chips: is missing"),
+        ("input = 1000", "input = 1000000001", "input"),
+        ("budget = 100", "budget = 1000000000001", "budget"),
+        ("budget = 100", "budget = true", "budget: must be a number"),
+        ("rent = 4", 'rent = 4\non_demand = "3.99"', "at least the reserved rent, \\$4.00 per hour, got \\$3.99"),
+        ('name = "llama-3.1-8b"', "name = 3", "name: must be a text"),
+        ('name = "llama-3.1-8b"', "", "models, table 1: name: must be a text"),
+    ],
+)
+def test_values_of_a_file_beyond_their_range_are_refused(tmp_path, old, new, words):
+    with pytest.raises(DataFileError, match=words):
+        read_fleet(written(tmp_path, FLEET.replace(old, new, 1)))
+
+
+def test_values_of_a_file_at_the_ends_of_their_range_are_read(tmp_path):
+    text = FLEET.replace("ttft = 2", "ttft = 2\ncached = 0.5").replace("chips = 8\nrent = 4", "chips = 1000000\nrent = 4")
+    text = text.replace("rent = 4", "rent = 4\non_demand = 4")
+    models, systems, budget = read_fleet(written(tmp_path, text.replace("budget = 100", "")))
+    assert (models[0].workload.cached_share, models[1].workload.cached_share, budget) == (0.5, 0.0, math.inf)
+    assert (systems[1].chips, systems[1].on_demand, systems[0].on_demand) == (1_000_000, pytest.approx(4.0), math.inf)
+    assert (models[0].percentile, models[0].hourly(), models[1].weights, models[0].slo.ttft) == ("p90", (30.0,), "fp8", 2.0)
+
+
+def test_a_file_has_at_most_a_hundred_models_and_fifty_systems():
+    one = {"name": "x"}
+    places = model_fleet._entries(Path("a"), {"models": [one, {}] * 50}, "models", model_fleet.MOST_MODELS)
+    assert [place for place, _ in places[:2]] == ["models, table 1 ('x')", "models, table 2"]
+    assert (len(places), model_fleet.MOST_SYSTEMS) == (100, 50)
+    for entries in ([one] * 101, [], [one, 3], one, None):
+        with pytest.raises(DataFileError):
+            model_fleet._entries(Path("a"), {"models": entries}, "models", model_fleet.MOST_MODELS)
+
+
+def test_a_program_without_an_answer_in_its_nodes_is_solved_without_that_limit(monkeypatch):
+    calls = []
+
+    def milp(cost, *, integrality, bounds, constraints, options):
+        calls.append((integrality.tolist(), np.broadcast_to(bounds.ub, 2).tolist(), len(constraints), options))
+        return SimpleNamespace(x=None if "node_limit" in options else cost, status=1)
+
+    monkeypatch.setattr("scipy.optimize.milp", milp)
+    patience, gap, row = fleet_program.PATIENCE, fleet_program.GAP, (np.ones((1, 2)), 0.0, 1.0)
+    given = {"integral": np.array([1.0, 0.0]), "largest": np.array([3.0, 4.0])}
+    assert fleet_program._minimum(np.ones(2), [row], **given, gap=0.25, nodes=7).x.tolist() == [1.0, 1.0]
+    settings = {"time_limit": patience, "mip_rel_gap": 0.25}
+    assert calls == [([1, 0], [3, 4], 1, settings | {"node_limit": 7}), ([1, 0], [3, 4], 1, settings)]
+    calls.clear()
+    fleet_program._minimum(np.ones(2), [])
+    assert calls == [([1, 1], [math.inf] * 2, 0, {"time_limit": patience, "mip_rel_gap": gap})]
+    monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: SimpleNamespace(x=None, status=2))
+    assert fleet_program._minimum(np.ones(2), []) is None
+    monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: SimpleNamespace(x=None, status=1))
+    with pytest.raises(InputError, match="no answer in"):
+        fleet_program._minimum(np.ones(2), [])
+
+
+def test_options_serve_at_most_the_whole_rate_of_their_model():
+    """10 of 30 requests/s are a third; 10 of 5 are all; nobody asks for the third model."""
+    options = [option(0, 0, 1, 10.0, 2.0), option(1, 1, 4, 10.0, 8.0), option(2, 0, 2, 10.0, 4.0)]
+    served, used, rent = fleet_program._program(options, [30.0, 5.0, 0.0], 2)
+    assert served.tolist() == [[pytest.approx(1 / 3), 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert (used.tolist(), rent.tolist()) == ([[1, 0, 2], [0, 4, 0]], [2, 8, 4])
+    assert fleet_program._budget_row(rent, math.inf) == []
+    ((row, low, high),) = fleet_program._budget_row(rent, 7.0)
+    assert (row.tolist(), low, high) == ([[2, 8, 4]], -math.inf, 7.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +12,11 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
 from steptime.hardware.energy import GRIDS, read_carbon
 from steptime.physics.chip_power import energy_coefficients
+from steptime.physics.layout import Layout
+from steptime.planning import plan_energy
 from steptime.planning.planner import plan
 from steptime.workload.workload import Slo, Workload
+from tests.planning.cases import case, made
 
 WORK, LIMITS = Workload(input_tokens=2048, output_tokens=512), Slo(tpot=0.03, ttft=2)
 QUICK = {"alternatives": False, "elasticities": False, "front": False, "quick": True}
@@ -59,3 +64,84 @@ def test_read_carbon_takes_grids_and_numbers():
 def test_read_carbon_refuses_other_values(carbon, says):
     with pytest.raises(InputError, match=says):
         read_carbon(carbon)
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watts(monkeypatch):
+    """Chips of 100 W when they wait, 50 W around each, and 200 W and 100 W over the factor on the times of a pool."""
+    figures = {"toy": (100.0, 0.1, "a"), "other": (10.0, 0.3, "b")}
+    known = {name: SimpleNamespace(static=static, spread=part, source=s) for name, (static, part, s) in figures.items()}
+    monkeypatch.setattr(plan_energy, "energy_coefficients", lambda system: known.get(system.name))
+    monkeypatch.setattr(plan_energy, "surrounding_watts", lambda _: 50.0)
+    monkeypatch.setattr(plan_energy, "_pool_power", lambda *given: lambda factor: 2 * given[-1].static + 100 / factor)
+    return known
+
+
+def loaded(**more):
+    plan = made(requests_per_second=10.0, usd_per_second=0.02, **more)
+    speed = plan.tokens_per_second_per_chip
+    return replace(plan, throughput_range=(speed / 2, speed * 1.25), pools=(replace(plan.pools[0], layout=Layout(tp=2)),))
+
+
+def test_the_energy_of_a_plan_by_hand(watts):
+    """Two of four chips work: 2 x 100 W + 2 x 300 W + 4 x 50 W are 1 kW for 2,010 tokens/s.
+
+    Steps of twice the time leave 900 W for half of the tokens, and of 0.8 of it 1,050 W for five quarters.
+    """
+    found = plan_energy.plan_energy(case(), loaded(), price=1e-6, carbon=36.0)
+    joules, margin = 1000 / 2010, 1.645 * 0.1 * 800 / 1000
+    assert (found.chip_watts, found.total_watts, found.joules) == pytest.approx((200.0, 1000.0, joules))
+    assert found.joules_range == pytest.approx(
+        (joules * math.exp(-math.hypot(math.log(0.84), margin)), joules * math.exp(math.hypot(math.log(1.8), margin)))
+    )
+    assert found.tokens_per_second_per_megawatt == pytest.approx(2.01e6)
+    # $0.02 a second for 1 kW are $20 a second for a megawatt; 1 J costs a millionth of a dollar and 0.01 g.
+    assert found.rent_per_megawatt_hour == pytest.approx(20 * 3600)
+    assert (found.electricity_usd, found.carbon_grams, found.carbon) == pytest.approx((joules, joules * 10, 36.0))
+    assert found.coefficients == "a"
+    assert plan_energy.plan_energy(case(), replace(loaded(), throughput_range=None)).joules_range is None
+    assert plan_energy.plan_energy(case(), replace(loaded(), feasible=False)) is None
+    del watts["toy"]
+    assert plan_energy.plan_energy(case(), loaded()) is None
+
+
+def test_the_energy_of_two_systems_is_that_of_their_own_pools(watts):
+    """Prefill on 2 of 3 chips of 10 W when they wait: 10 + 2 x 120 W; decode as before 800 W, and 7 x 50 W around them."""
+    other = replace(case().system, name="other")
+    given = replace(case(), prefill_system=other, prefill_chips=3)
+    plan = replace(loaded(), prefill_system="other", prefill_chips=3)
+    plan = replace(plan, pools=(replace(plan.pools[0], role="prefill"), plan.pools[0]))
+    found = plan_energy.plan_energy(given, plan)
+    assert (found.total_watts, found.chip_watts) == pytest.approx((250 + 800 + 350, 1050 / 7))
+    assert found.coefficients == "a and b"
+    # The larger spread counts for both.
+    assert math.log(found.joules_range[1] / found.joules) >= 1.645 * 0.3 * 1050 / 1400
+    del watts["other"]
+    assert plan_energy.plan_energy(given, plan) is None
+
+
+def test_the_power_of_a_pool_is_the_energy_of_its_steps_over_their_time(monkeypatch):
+    """Three steps of 2 s, half of it drafts, for each of 4 s with a chunk; 50 J and 100 J a second for what is verified."""
+    verified = {False: 1.0, True: 4.0}
+    monkeypatch.setattr(plan_energy, "as_served", lambda model, *_: model)
+    monkeypatch.setattr(plan_energy, "step_given", lambda pool, workload, *, mixed, drafts: (mixed, drafts))
+    monkeypatch.setattr(plan_energy, "step_work", lambda *given, **_: (SimpleNamespace(total=verified[given[2][0]]), 50.0))
+    monkeypatch.setattr(plan_energy, "chip_joules", lambda energy, work, seconds: work + 100 * seconds)
+    energy = SimpleNamespace(static=30.0)
+    step, mixed = SimpleNamespace(total=2.0), SimpleNamespace(total=4.0)
+
+    def power(factor, **more):
+        pool = SimpleNamespace(
+            **{"role": "serve", "step": step, "mixed": mixed, "chunk_share": 0.25, "layout": Layout()} | more
+        )
+        plan = replace(made(), utilisation=0.5)
+        return plan_energy._pool_power(case(), plan, pool, case().system, energy)(factor)
+
+    assert power(1.0) == pytest.approx((0.75 * 150 * 2 + 0.25 * 450) / 2.5)
+    assert power(2.0) == pytest.approx((0.75 * 250 * 2 + 0.25 * 850) / 5.0)
+    assert power(1.0, mixed=None) == power(1.0, chunk_share=0.0) == pytest.approx(150.0)
+    # Prefill that works half of the time waits for the other half.
+    assert power(1.0, role="prefill", mixed=None) == pytest.approx(0.5 * 150 + 0.5 * 30)

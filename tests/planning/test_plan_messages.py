@@ -15,7 +15,7 @@ from steptime.hardware.system import Rent
 from steptime.physics.engine import IDEAL
 from steptime.planning import plan_messages
 from steptime.planning.plan_messages import STOPS, list_warnings, unreachable, why
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned
 from tests.conftest import engine, machine
 from tests.planning.cases import MODEL, NODES, case, made
 
@@ -296,3 +296,75 @@ def test_weights_that_do_not_fit_name_the_format_with_the_most_bits_that_does(sy
     problem = replace(case(1), model=st.load_model("llama-3.1-70b"), system=st.load_system(system), engine=IDEAL)
     text = plan_messages.does_not_fit(replace(problem, chips=2 if name == "int4" else 1))
     assert re.findall(r"--weights (\w+)", text) == ([name] if name else [])
+
+
+# --- what the user chose ----------------------------------------------------------------------------------------------------
+
+
+def blame(pinned: Pinned, feasible_without: tuple[str, ...]) -> tuple[str, list[Pinned]]:
+    """Return the reason where a plan needs one of these choices to be left out, and the choices that were tried."""
+    tried = []
+
+    def best_with(choices: Pinned):
+        tried.append(choices)
+        left = {name for name, _ in choices.sizes} | {name for name in ("chunk", "max_num_seqs") if getattr(choices, name)}
+        return SimpleNamespace(feasible=any(name not in left for name in feasible_without))
+
+    return plan_messages.blame_choices(pinned, best_with), tried
+
+
+def test_a_single_choice_is_to_blame_without_a_search():
+    for pinned, words in ((Pinned(chunk=512), "--chunk 512"), (Pinned(sizes=(("tp", 4),)), "--tp 4"),
+                          (Pinned(max_num_seqs=8), "--max-num-seqs 8")):  # fmt: skip
+        text, tried = blame(pinned, ())
+        assert text.startswith(f"no layout meets the limits with {words}, although one does without it")
+        assert tried == []
+
+
+def test_of_several_choices_those_are_to_blame_without_which_there_is_a_plan():
+    pinned = Pinned(sizes=(("tp", 4), ("pp", 2)), chunk=512, max_num_seqs=8)
+    text, tried = blame(pinned, ("pp", "chunk"))
+    assert text.endswith("with --tp 4, --pp 2, --chunk 512, --max-num-seqs 8; change --pp 2 or --chunk 512")
+    # Each is left out by itself.
+    assert tried == [
+        replace(pinned, sizes=(("pp", 2),)), replace(pinned, sizes=(("tp", 4),)), replace(pinned, chunk=None),
+        replace(pinned, max_num_seqs=None),
+    ]  # fmt: skip
+    assert blame(pinned, ())[0].endswith("change several of them")
+
+
+def test_a_chunk_of_separate_pools_is_told_with_what_one_pool_serves():
+    """3 of 4 requests/s."""
+    shared = made(requests_per_second=3.0)
+    assert "serve 75% of these requests" in plan_messages.chunk_without_effect(made(requests_per_second=4.0), shared)
+    missed = plan_messages.chunk_without_effect(made(requests_per_second=4.0), replace(shared, feasible=False))
+    assert missed.startswith("no aggregated layout meets the limits with this --chunk")
+
+
+def test_requests_are_too_long_beyond_the_context_alone():
+    assert plan_messages.trained_context_warning(1000, 1000) == ""
+    assert "1,001 tokens exceed the model's context of 1,000" in plan_messages.trained_context_warning(
+        np.array([9, 1001]), 1000
+    )
+
+
+def test_networks_that_are_slower_inside_than_outside_are_a_warning():
+    for inner, outer, count in ((1e10, 1e11, 1), (1e11, 1e11, 0), (1e12, 1e11, 0)):
+        system = machine(size=4, up=inner, out=outer)
+        assert len(plan_messages.warnings_of_step(MODEL, system, reach=10)) == count
+
+
+def test_warnings_of_two_systems_are_those_of_both_once():
+    other = replace(NODES, name="other", rent=NO_RENT)
+    pair = replace(PROBLEM, prefill_system=other, prefill_chips=4)
+    assert list_warnings(pair) == (*list_warnings(PROBLEM), "nobody rents it")
+    same = replace(PROBLEM, prefill_system=replace(NODES, name="other"), prefill_chips=4)
+    assert list_warnings(same) == list_warnings(PROBLEM)
+
+
+def test_a_probability_is_likely_where_typical_times_meet_the_limits(monkeypatch):
+    asked = []
+    monkeypatch.setattr(plan_messages, "search", lambda given, *_: asked.append((given.sure, given.aim)) or [])
+    monkeypatch.setattr(plan_messages, "ranked", lambda given, tables, limit: asked.append(limit) or ["one"] * asked.count(1))
+    assert plan_messages._likely(replace(SURE, aim=(0.9, 0.8)), (AGGREGATED,), [])
+    assert asked == [(None, (1.0, 1.0)), 1]

@@ -10,22 +10,28 @@ import numpy as np
 import pytest
 
 from steptime.physics.chip_memory import Memory
+from steptime.physics.engine_rules import most_sequences
 from steptime.physics.layout import Layout, stacked
 from steptime.planning.batch_queue import LEVELS, queue_share, upper_tail
 from steptime.planning.plan_problem import (
     AGGREGATED,
     DISAGGREGATED,
     Candidate,
+    Pinned,
     Table,
     _occupied_memory,
     capped_occupancy,
     evaluate_state,
     filled,
+    is_equal,
     joined,
+    kv_cache_tokens,
     most_seats,
     moving,
     pass_limit,
     queued,
+    slots_memory,
+    steady_state,
 )
 from tests.conftest import engine
 from tests.planning.cases import WORK, case
@@ -212,3 +218,52 @@ def test_single_states_are_computed_once_and_grids_each_time():
     assert evaluate_state(given, one, 4, 500) is not evaluate_state(given, one, 5, 500)
     assert evaluate_state(given, one, np.array([4, 5]), 500).tpot.shape == (2,)
     assert len(given.memo) == 2
+
+
+def test_slots_take_no_more_cache_than_there_is_room_for():
+    """Ten sequences take 50 of 100 bytes; twenty all that weights and activations leave, thirty no more."""
+    state = replace(STATE, max_num_seqs=np.float64(10), memory=memory(160.0))
+    caches = [float(slots_memory(state, slots, Layout()).cache) for slots in (4, 20, 22, 30)]
+    assert caches == [20.0, 100.0, 110.0, 110.0]
+    # Two ranks have five sequences each: three slots are two on the fuller one.
+    assert float(slots_memory(state, 3, Layout(dp=2, ep=2)).cache) == pytest.approx(20.0)
+    full = replace(state, memory=memory(45.0))
+    assert float(slots_memory(full, 4, Layout()).cache) == 0.0
+
+
+def test_tokens_of_cache_that_fit_are_in_proportion_to_the_room():
+    """A cache of 50 bytes has 1,000 tokens; 110 bytes are free for it. Without a cache there is no end."""
+    assert kv_cache_tokens(memory(160.0), 1000) == pytest.approx(2200.0)
+    assert kv_cache_tokens(memory(160.0, cache=0.0), 1000) == math.inf
+
+
+def test_requests_are_equal_without_a_spread_of_both_lengths():
+    def equal(first: float, second: float) -> bool:
+        return bool(is_equal(replace(WORK, input_spread=first, output_spread=second)))
+
+    assert [equal(0, 0), equal(0.1, 0), equal(0, 0.1), equal(0.1, 0.1)] == [True, False, False, False]
+
+
+def test_slots_of_the_user_are_at_most_those_of_the_engine():
+    given = replace(CASE, engine=replace(CASE.engine, name="llama.cpp"))
+    most = most_sequences("llama.cpp")
+    assert (CASE.slots, given.slots) == (math.inf, most)
+    pinned = [replace(given, pinned=Pinned(max_num_seqs=slots)).slots for slots in (8, 10**6)]
+    assert pinned == [8, most]
+    # A batch beyond the slots serves nothing; one that is at least 9/8 may be between.
+    few = replace(CASE, pinned=Pinned(max_num_seqs=4))
+    rates = steady_state(few, AGGREGATED, Layout(), np.array([2.0, 4.0, 5.0]), 500).rate
+    assert (rates[0] > 0, rates[1] > 0, rates[2]) == (True, True, 0.0)
+    one = replace(CASE, pinned=Pinned(max_num_seqs=1))
+    assert float(steady_state(one, AGGREGATED, Layout(), 1.125, 500).rate) > 0
+    assert float(steady_state(one, AGGREGATED, Layout(), 1.25, 500).rate) == 0
+
+
+def test_candidates_that_differ_in_batch_chunk_and_micro_batches_are_the_same():
+    one = Candidate(mode=DISAGGREGATED, layout=Layout(ep=4, dp=4), batch=4, prefill_layout=Layout(tp=2), prompts=1)
+    layout = replace(one.layout, microbatches=2)
+    assert replace(one, batch=8, chunk=100, prompts=3, layout=layout).same == one.same
+    assert replace(one, layout=replace(one.layout, redundant_experts=4)).same != one.same
+    assert replace(one, layout=replace(one.layout, redundant_experts=4)).design == one.design
+    assert replace(one, prefill_layout=Layout(tp=4)).design != one.design
+    assert replace(one, prefill_layout=None).same != one.same

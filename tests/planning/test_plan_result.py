@@ -12,7 +12,14 @@ import steptime as st
 from steptime.hardware.system import Power, Rent
 from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import Layout
-from steptime.planning.plan_result import Point
+from steptime.planning.plan_result import (
+    Point,
+    best_change,
+    cost_changes,
+    mean_resources,
+    mean_terms,
+    runner_up_dearer,
+)
 from tests.planning.cases import made
 
 MEMORY = Memory(weights=40e9, cache=20e9, activations=4e9, reserved=1e9, capacity=80e9)
@@ -95,3 +102,52 @@ def test_drawing_has_the_front_the_plan_and_the_memory():
     assert PLAN.pools[0].memory.drawing() in drawing
     assert drawing.count("<circle") == 1
     assert replace(PLAN, feasible=False).drawing() == ""
+
+
+def test_the_mean_step_of_a_pool_weighs_steps_with_chunks():
+    """A quarter of the steps has chunks; without such steps the others count alone."""
+    plain = SimpleNamespace(terms={"weights": 4.0}, resources={"compute": 1.0})
+    mixed = SimpleNamespace(terms={"weights": 8.0, "attention": 2.0}, resources={"memory": 4.0})
+    pool = SimpleNamespace(step=plain, mixed=mixed, chunk_share=0.25)
+    assert mean_terms(pool) == {"weights": 5.0, "attention": 0.5}
+    assert mean_resources(pool) == {"compute": 0.75, "memory": 1.0}
+    assert mean_terms(SimpleNamespace(step=plain, mixed=None, chunk_share=0.25)) == {"weights": 4.0}
+
+
+def test_changes_by_a_tenth_follow_from_elasticities():
+    """1.1 to the power of -0.5 is 4.7 % less; bytes of the cache fall by a tenth; the rent is no figure of hardware."""
+    plan = replace(PLAN, elasticities={"bandwidth": -0.5, "kv_bytes": 0.75, "rent": -9.0})
+    assert cost_changes(plan)["bandwidth"] == pytest.approx(1.1**-0.5 - 1)
+    assert best_change(plan) == ("kv_bytes", pytest.approx(1 - 1.1**-0.75))
+    assert best_change(replace(plan, elasticities={"bandwidth": -0.5})) == ("bandwidth", pytest.approx(1 - 1.1**-0.5))
+    assert best_change(replace(plan, elasticities={"bandwidth": -0.005})) is None
+    assert best_change(replace(plan, elasticities={"bandwidth": -0.0055})) is not None
+    assert best_change(replace(plan, elasticities={"rent": -1.0})) is None
+
+
+def test_a_runner_up_costs_more_or_puts_out_less():
+    """4 USD in place of 3; without a rent 2,010 tokens/s per chip in place of 1,500."""
+    second = replace(POINT, usd_per_million_output_tokens=4.0, tokens_per_second_per_chip=1500.0)
+    assert runner_up_dearer(replace(PLAN, runner_up=second)) == pytest.approx(1 / 3)
+    free = replace(PLAN, runner_up=second, usd_per_million_output_tokens=math.inf)
+    assert runner_up_dearer(free) == pytest.approx(2010 / 1500 - 1)
+    assert math.isnan(runner_up_dearer(PLAN))
+
+
+def test_a_plan_on_two_systems_counts_and_names_both():
+    pair = replace(PLAN, prefill_system="other", prefill_chips=2, prefill_power=Power(watts=1000.0))
+    assert (pair.total_chips, pair.idle_chips, pair.is_pair) == (6, 4, True)
+    assert pair.machines_text == "2 chips of other for prefill and 4 chips of toy for decode"
+    same = replace(pair, prefill_system="toy")
+    assert (same.is_pair, PLAN.is_pair) == (False, False)
+    assert same.machines_text == "6 chips of toy (2 for prefill, 4 for decode)"
+    assert PLAN.machines_text == "4 chips of toy"
+    assert pair.tokens_per_second_per_chip == pytest.approx(40 * 201 / 6)
+    assert pair.joules_per_output_token == pytest.approx((4 * 700 + 2 * 1000) / (40 * 201))
+    served = replace(pair, prefill_served=replace(pair.served, host_chips=3))
+    assert (served.served_by("prefill").host_chips, served.served_by("decode")) == (3, pair.served)
+    assert pair.served_by("prefill") == pair.served
+    rented = replace(pair, rent=Rent(low=1.0, typical=1.0, high=1.0, kind="spot"), prefill_rent=PLAN.rent)
+    assert rented.rent_kinds.endswith("(other)")
+    assert "(toy), " in rented.rent_kinds
+    assert "(" not in replace(rented, prefill_rent=None).rent_kinds.replace("(kind not stated)", "")

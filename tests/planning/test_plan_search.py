@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import steptime as st
+from steptime.hardware.system import Rent
 from steptime.physics.chip_memory import weights_per_chip
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning import plan_search
 from steptime.planning.batch_grids import batch_grid
-from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Table, most_seats, steady_state
+from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Pinned, Table, most_seats, steady_state
 from steptime.planning.plan_search import (
     _aims,
     _counts,
@@ -224,3 +225,49 @@ def test_ranks_share_the_prompt_tokens_of_a_step(monkeypatch):
     monkeypatch.setattr(plan_search, "_read_beside", lambda *arguments: taken.append(arguments[-1]))
     search_aggregated(given, stacked(layouts), steady_state(given, DISAGGREGATED, wide, grid))
     assert taken[0].tolist() == [[True, False], [True, True]]
+
+
+def test_systems_are_tried_by_rent_chips_memory_and_bandwidth():
+    """Powers of two below the usual number, and that one; systems without a rent come last."""
+    assert [list(_counts(SimpleNamespace(chips=n))) for n in (1, 4, 6)] == [[1], [1, 2, 4], [1, 2, 4, 6]]
+    paid = machine(capacity=10e9, bandwidth=3e12)
+    free = replace(paid, rent=Rent(low=np.nan, typical=np.nan, high=np.nan))
+    assert plan_search._order(paid, 4) == (4 * 2 / 3600, 4, 40e9, -3e12)
+    assert plan_search._order(free, 4) == (np.inf, 4, 40e9, -3e12)
+
+
+def test_the_best_of_each_group_is_kept_where_closed_forms_say_six_tenths_of_the_highest():
+    """Groups by prefill layout: the highest rate of each, the highest first; rows beyond the limits do not count."""
+    given = case(slo=st.Slo(tpot=0.05, ttft=1.0))
+    least = plan_search.HOPEFUL * 10.0
+    columns = {
+        "tpot": [0.01, 0.01, 0.01, 0.06, 0.01, 0.01], "ttft": [0.5] * 6, "rate": [7.0, 10.0, 9.0, 99.0, least, 0.99 * least],
+        "prefill_layout": [0, 0, 1, 1, 2, 3],
+    }  # fmt: skip
+    layouts = stacked([Layout(), Layout(tp=2), Layout(tp=4), Layout(tp=8)])
+    mine = replace(table(**columns), layouts=layouts)
+    assert plan_search.rows_within(given, mine).tolist() == [0, 1, 2, 4, 5]
+    found = plan_search.best_of_prefill_layouts(given, [replace(mine, mode=AGGREGATED), mine])
+    assert [candidate.batch for candidate in found] == [1, 2, 4]
+    assert plan_search.best_of_prefill_layouts(given, [replace(mine, rate=0 * mine.rate)]) == []
+
+
+def test_rows_at_their_limits_are_within_them():
+    given = case(slo=st.Slo(tpot=0.05, ttft=1.0))
+    columns = {"tpot": [0.05, 0.051, 0.05, 0.05, 0.05], "ttft": [1.0, 1.0, 1.01, 1.0, 1.0]}
+    mine = table(**columns, memory=[1.0, 1.0, 1.0, 1.01, 1.0], rate=[1.0, 1.0, 1.0, 1.0, 0.0])
+    assert plan_search.rows_within(given, mine).tolist() == [0]
+
+
+@pytest.mark.parametrize(("chunk", "batches"), [(480, [4, 64]), (520, [4, 64, 91]), (100_000, [4, 64, 91, 128])])
+def test_prompt_tokens_of_a_step_fill_less_than_nine_tenths_of_the_largest_chunk(monkeypatch, chunk, batches):
+    """Batches of 4, 64 and 91 bring 15, 315 and 450 prompt tokens a step; one less is in flight."""
+    given = replace(case(), sure=0.9, system=machine(size=4, capacity=1e15), pinned=Pinned(chunk=chunk))
+    table = stacked([Layout(tp=4)])
+    wide = shaped(table, 1)
+    grid = batch_grid(wide)
+    taken = []
+    monkeypatch.setattr(plan_search, "_read_beside", lambda *arguments: taken.append(arguments[-1]))
+    search_aggregated(given, table, steady_state(given, DISAGGREGATED, wide, grid))
+    found = grid[0][taken[0][0]].tolist()
+    assert [batch for batch in (4, 64, 91, 128) if batch in found] == batches

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import steptime as st
-from steptime.errors import InputError
+from steptime.errors import Impossible, InputError, RangeError, UnknownName
+from steptime.hardware.system import Power
+from steptime.physics.engine_rules import most_sequences
 from steptime.physics.layout import Layout, stacked
 from steptime.planning import planner
+from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_figures import _drafted, front_points
-from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Table
+from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Pinned, Table
 from steptime.planning.planner import _choose_speculation, _of_evidence, _over, _symmetric_problem
 from steptime.planning.steady_state import decode_pool
 from steptime.workload.workload import NONE, Speculation
@@ -253,3 +257,144 @@ def test_speculative_tokens_are_shown_at_powers_of_two_that_fit_and_at_the_batch
     assert _drafted(replace(given, speculation=NONE), candidate) == ()
     too_large = replace(candidate, batch=4e6)
     assert _drafted(given, too_large)[-1].batch == 4e6
+
+
+# --- choices of the user, levels and fleets by hand ------------------------------------------------------------------------
+
+
+def test_choices_of_the_user_are_checked_and_kept_in_one_order():
+    found = planner._pinned({"dp": 2, "tp": 4}, 1024, 64)
+    assert (found.chunk, found.max_num_seqs, found.sizes) == (1024, 64, (("tp", 4), ("dp", 2)))
+    assert planner._pinned(None, None, None) == Pinned()
+    low, high = planner.OWN_CHUNKS
+    for chunk in (low, high):
+        assert planner._pinned(None, chunk, None).chunk == chunk
+    for sizes, chunk, slots in (({"tp": 0}, None, None), (None, low - 1, None), (None, high + 1, None), (None, None, 0)):
+        with pytest.raises(RangeError):
+            planner._pinned(sizes, chunk, slots)
+    assert planner._pinned(None, None, planner.MOST_SLOTS).max_num_seqs == planner.MOST_SLOTS
+    with pytest.raises(RangeError):
+        planner._pinned(None, None, planner.MOST_SLOTS + 1)
+    with pytest.raises(UnknownName, match="parallel size"):
+        planner._pinned({"zp": 2}, None, None)
+
+
+def test_slots_beyond_the_engine_and_chunks_beyond_all_slots_are_refused():
+    """A context of 1,000 tokens and 4 slots: a chunk of 4,000 tokens at most."""
+    given = replace(case(), model=replace(MODEL, max_context=1000), pinned=Pinned(max_num_seqs=4))
+    planner._check_lengths(given, 4000)
+    planner._check_lengths(replace(given, pinned=Pinned()), 10**9)
+    with pytest.raises(RangeError, match="at most 4,000 tokens"):
+        planner._check_lengths(given, 4001)
+    most = int(most_sequences("llama.cpp"))
+    desk = replace(given, engine=replace(given.engine, name="llama.cpp"))
+    planner._check_lengths(replace(desk, pinned=Pinned(max_num_seqs=most)), None)
+    with pytest.raises(RangeError, match=f"llama.cpp serves at most {most}"):
+        planner._check_lengths(replace(desk, pinned=Pinned(max_num_seqs=most + 1)), None)
+
+
+def test_the_usual_level_of_targets_comes_before_the_widest():
+    levels = tuple(st.Slo(ttft=ttft) for ttft in (9.0, 3.0, 1.0))
+    assert [given.slo.ttft for given in planner._by_level(replace(case(), levels=levels))] == [3.0, 9.0]
+    assert [given.slo.ttft for given in planner._by_level(replace(case(), levels=levels[:1]))] == [9.0]
+
+
+def test_an_alternative_has_the_figures_of_its_saving(monkeypatch):
+    """A fifth cheaper: four fifths of the cost, and five quarters of the output."""
+    plan = made(requests_per_second=2.0, usd_per_million_output_tokens=10.0)
+    monkeypatch.setattr(planner, "replace", lambda _, **changes: changes)
+    found = planner._scaled_to(plan, SimpleNamespace(saving=0.2))
+    assert found["usd_per_million_output_tokens"] == pytest.approx(8.0)
+    assert found["tokens_per_second_per_chip"] == pytest.approx(2.0 * 201 / 4 / 0.8)
+
+
+@pytest.mark.parametrize(
+    ("batches", "slots", "mode", "names", "tpot", "limits"),
+    [
+        # Slots of the user or engine that are fewer than the candidate would have, and whose steps are fast enough.
+        (9.0, 8, AGGREGATED, ("first token", "speed"), 0.01, ("slots", "speed")),
+        (9.0, 8, AGGREGATED, ("prompt queue",), 0.01, ("slots",)),
+        (9.0, 8, DISAGGREGATED, ("first token", "speed"), 0.01, ("first token", "slots")),
+        (8.0, 8, AGGREGATED, ("first token",), 0.01, ("first token",)),
+        (9.0, None, AGGREGATED, ("first token",), 0.01, ("first token",)),
+        (9.0, 8, AGGREGATED, ("first token",), 0.021, ("first token",)),
+        (9.0, 8, AGGREGATED, ("first token",), 0.02, ("slots",)),
+    ],
+)
+def test_slots_are_a_limit_where_requests_wait_for_them(monkeypatch, batches, slots, mode, names, tpot, limits):
+    given = replace(case(slo=st.Slo(tpot=0.02)), pinned=Pinned(max_num_seqs=slots))
+    asked = []
+
+    def state(problem, candidate, batch, chunk):
+        asked.append((batch, chunk))
+        return SimpleNamespace(max_num_seqs=batches, tpot=tpot)
+
+    monkeypatch.setattr(planner, "evaluate_state", state)
+    monkeypatch.setattr(planner, "binding", lambda *_: names)
+    candidate = Candidate(mode=mode, layout=Layout(), batch=7, chunk=0)
+    selection = SimpleNamespace(candidate=candidate, run=None)
+    assert planner._limits_reached(given, given, candidate, selection) == limits
+    assert asked == ([] if slots is None else [(7, 1)] if batches <= slots else [(7, 1), (8, 1)])
+    ran = SimpleNamespace(candidate=candidate, run=SimpleNamespace(binding="memory"))
+    assert planner._limits_reached(given, given, candidate, ran) == ("memory",)
+
+
+def test_a_fleet_within_a_power_has_its_spares_and_says_what_is_too_little():
+    """4 hosts of 4 chips at 1 kW; 2 replicas of 2 chips serve 3 requests/s each."""
+    given = replace(case(), system=replace(NODES, power=Power(watts=1000.0, basis="given")))
+    pool = replace(made().pools[0], layout=Layout(tp=2, replicas=2))
+    plan = replace(made(requests_per_second=6.0), pools=(pool,), served=what_is_served(MODEL, NODES))
+
+    def fleet(rate, spare, power):
+        return planner._fleet(given, plan, rate, spare, power)
+
+    largest = fleet(None, 1, 16_000.0)
+    assert (largest.replicas, largest.spare, largest.rate, largest.power_cap) == (7, 1, pytest.approx(21.0), 16_000.0)
+    asked = fleet(20.9, 1, 16_000.0)
+    assert (asked.replicas, asked.rate) == (7, 20.9)
+    with pytest.raises(Impossible, match=r"supply 8 replicas, which serve at most 21 requests/s of 21\.1"):
+        fleet(21.1, 1, 16_000.0)
+    with pytest.raises(Impossible, match="supply 8 replicas, all of them spare"):
+        fleet(None, 8, 16_000.0)
+    assert fleet(None, 7, 16_000.0).replicas == 1
+    free = fleet(6.0, 0, math.inf)
+    assert (free.replicas, math.isnan(free.power_cap)) == (2, True)
+    # Separate pools are one unit: its 6 requests/s on 8 chips.
+    both = replace(plan, pools=(pool, pool))
+    assert (planner._fleet(given, both, 12.1, 0, math.inf).replicas, both.pools[0].chips) == (3, 4)
+    assert planner._with_fleet(given, plan, None, 0, math.inf) is plan
+    missed = planner._with_fleet(given, plan, 99.0, 0, 16_000.0)
+    assert (missed.feasible, missed.fleet) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "serves", "turns", "kind", "rate"),
+    [
+        ("measured", {"measured": 1.0, "published": 9.0}, ["measured"], "measured", 1.0),
+        ("measured", {"published": 2.0}, ["measured", "published"], "published", 2.0),
+        ("measured", {}, ["measured", "published", "any"], "any", 0.0),
+        ("published", {"any": 3.0}, ["published", "any"], "any", 3.0),
+        # Layouts of any kind are compared with usual ones, which count where they serve more.
+        ("any", {"any": 3.0, "published": 2.0}, ["any", "published"], "any", 3.0),
+        ("any", {"any": 3.0, "published": 3.0}, ["any", "published"], "any", 3.0),
+        ("any", {"any": 3.0, "published": 4.0}, ["any", "published"], "any", 4.0),
+        ("any", {"published": 4.0}, ["any", "published"], "any", 4.0),
+    ],
+)
+def test_the_first_level_of_evidence_with_a_plan_counts(monkeypatch, evidence, serves, turns, kind, rate):
+    asked = []
+
+    def of_evidence(given, modes, price, **effects):
+        asked.append((given.evidence, given.front))
+        served = serves.get(given.evidence, 0.0)
+        return replace(made(requests_per_second=served), feasible=served > 0, front=("front of", given.evidence))
+
+    monkeypatch.setattr(planner, "_of_evidence", of_evidence)
+    found, level = planner._with_most_evidence(replace(case(), engine=FITTED), evidence, BOTH, math.nan)
+    assert ([one for one, _ in asked], level, found.requests_per_second) == (turns, kind, rate)
+    # The front is that of all layouts, and drawn once.
+    assert found.front == ("front of", turns[0] if evidence == "any" else kind)
+    assert [front for _, front in asked] == [True] * (len(asked) - (evidence == "any")) + [False] * (evidence == "any")
+    asked.clear()
+    planner._with_most_evidence(replace(case(), engine=st.load_engine("ideal")), "measured", BOTH, math.nan)
+    assert [one for one, _ in asked] == ["any"]

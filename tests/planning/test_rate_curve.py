@@ -322,3 +322,71 @@ def test_a_rate_far_beyond_its_limits_is_run_once():
     assert (worst(far, LIMITS), worst(close, LIMITS)) == (pytest.approx(2 ** (10 / 14)), pytest.approx(2 ** (6 / 14)))
     assert [len(line.asked) for line in lines] == [3, 1]
     assert (far.ttft_above, close.ttft_above) == (0.0, pytest.approx(1.05**2 * close.ttft))
+
+
+def settling(tpot_ends: list[float], ttft_ends: list[float]) -> tuple[SimpleNamespace, list[tuple]]:
+    """Return a loop whose runs end with these means one after another, as multiples of 10 ms and of 0.5 s, and its calls."""
+    calls: list[tuple] = []
+
+    def run(rate, slo, percentile, tpot, ttft, **more):
+        calls.append((round(tpot, 9), ttft, more))
+        number = min(len(calls), len(tpot_ends)) - 1
+        return at(rate, mean_tpot=0.01 * tpot_ends[number], mean_ttft=0.5 * ttft_ends[number])
+
+    return SimpleNamespace(run=run, above=1.05), calls
+
+
+@pytest.mark.parametrize(
+    ("tpot_ends", "ttft_ends", "starts", "settles"),
+    [
+        # A quarter more than at the start has settled, in one figure or both; the last run is that at a higher rate.
+        ([1.25], [1.25], [(1, 1), (1.4, 1)], True),
+        ([1.26, 1.26], [1.0, 1.0], [(1, 1), (1.26, 1), (1.26 * 1.4, 1)], True),
+        ([1.0, 1.0], [1.26, 1.26], [(1, 1), (1, 1.26), (1.4, 1.26)], True),
+        # The next start has the larger of both means.
+        ([0.5, 0.5], [1.5, 1.5], [(1, 1), (1, 1.5), (1.4, 1.5)], True),
+        ([2.0, 4.0, 8.0, 16.0], [1.0] * 4, [(1, 1), (2, 1), (4, 1), (8, 1)], False),
+    ],
+)
+def test_a_run_starts_with_the_means_of_the_last_one_until_they_settle(tpot_ends, ttft_ends, starts, settles):
+    loop, calls = settling(tpot_ends, ttft_ends)
+    start = Curve(lambda place: at(GRID**place, mean_tpot=0.01, mean_ttft=0.5))
+    found = confirmed_by([loop], LIMITS, "p90", start).point(3.0)
+    assert [(tpot, ttft) for tpot, ttft, _ in calls] == [(pytest.approx(0.01 * a), 0.5 * b) for a, b in starts]
+    # Prompts that are late decode as well, because their figures enter a mean; at the higher rate they need not.
+    assert [more for *_, more in calls] == [{"always_decode": True}] * (len(calls) - settles) + [{}] * settles
+    assert math.isfinite(found.saturation) == settles
+    assert settles or found.cause == "saturation"
+
+
+def test_further_draws_decode_late_prompts_as_the_first_ones_do():
+    first, _ = settling([1.0], [1.0])
+    second, calls = settling([1.0], [1.0])
+    confirmed_by([first, second], LIMITS, "p90", Curve(lambda place: at(GRID**place, mean_tpot=0.01))).point(0.0)
+    assert calls == [(0.01, 0.5, {"always_decode": True})]
+
+
+def test_a_figure_of_zero_or_without_end_keeps_the_value_below():
+    """Power laws need two figures above 0; a saturation above 1 belongs to the higher rate."""
+    below, above = at(2.0, ttft=3.0, tpot=0.02, saturation=4.0, growth=0.1), at(8.0, ttft=0.0, tpot=math.inf, growth=0.3)
+    found = blend(below, above, 0.25, 2.5)
+    assert (found.ttft, found.tpot, found.saturation, found.growth) == (3.0, 0.02, 1.0, pytest.approx(0.15))
+    lifted = blend(replace(below, ttft_above=1.0, tpot_above=0.01), replace(above, ttft_above=16.0, tpot_above=0.16), 0.25, 2.5)
+    assert (lifted.ttft_above, lifted.tpot_above) == pytest.approx((2.0, 0.02))
+
+
+def test_a_queue_that_grows_between_two_rates_binds_where_the_half_step_meets_the_limits():
+    """At place 4 all is well and at 5 a queue grows: the half step decides, and then a figure between it and place 4."""
+
+    def between(half: dict) -> Run:
+        runs = {4: at(GRID**4, ttft=1.0), 4.5: at(GRID**4.5, **half), 5: at(GRID**5, saturation=math.inf, cause="memory")}
+        return Curve(lambda place: runs[place])._between(4, LIMITS)
+
+    good = between({"ttft": 2.0})
+    assert (good.rate, good.binding, good.worst) == (pytest.approx(GRID**4.5), "memory", 1.0)
+    grown = between({"saturation": math.inf, "cause": "slots"})
+    assert (grown.rate, grown.binding, grown.worst) == (pytest.approx(GRID**4), "slots", 0.5)
+    # From half of the limit to twice of it: half of the half step.
+    part = between({"ttft": 4.0})
+    assert (part.rate, part.binding, part.worst) == (pytest.approx(GRID**4.25), "first token", pytest.approx(1.0))
+    assert part.worst <= 1

@@ -12,6 +12,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout
+from steptime.planning import simulated_rate
 from steptime.planning.finalists import SimulatedPool
 from steptime.planning.rate_curve import GRID, Curve
 from steptime.planning.simulated_rate import (
@@ -19,6 +20,8 @@ from steptime.planning.simulated_rate import (
     Loop,
     Run,
     TooLate,
+    _coarse_axis,
+    busy_share,
     by_length,
     coarse_server,
     draw,
@@ -26,6 +29,8 @@ from steptime.planning.simulated_rate import (
     steady_requests,
 )
 from steptime.planning.steady_state import mean_context
+from steptime.simulation.loop_state import BUSY, CLOCK, DONE, new_requests
+from steptime.simulation.replica_pools import Server
 from steptime.workload.traffic import Traffic
 from tests.conftest import engine
 from tests.planning.cases import MODEL, NODES, equal_requests
@@ -398,3 +403,178 @@ def test_a_coarse_pool_reads_prompts_next_to_the_sequences_that_it_does_not_have
     # A table that is shorter ends with its last slope.
     short = coarse_server(whole._replace(pace=replace(pace, rows=rows[:100])), 4, 400.0, 1000.0).pace
     assert short.rows.tolist() == [98, 99]
+
+
+# --- parts of a run by hand -----------------------------------------------------------------------------------------------
+
+
+def bare_loop(**attributes) -> Loop:
+    """Return a loop with these attributes alone, without step times."""
+    loop = Loop.__new__(Loop)
+    vars(loop).update(attributes)
+    return loop
+
+
+def test_requests_after_a_tenth_of_the_arrivals_and_before_the_last_lifetime_count():
+    """Of 1,000 arrivals in 1,000 s those from 100 s to 950 s; where fewer than 200 are left, the end counts too."""
+    arrival = np.arange(1, 1001, dtype=float)
+    counted = bare_loop(lifetime=50.0)._counted(arrival)
+    assert (np.flatnonzero(counted)[0], np.flatnonzero(counted)[-1], counted.sum()) == (100, 948, 849)
+    for lifetime, count in ((699.0, 200), (700.0, 900)):
+        assert bare_loop(lifetime=lifetime)._counted(arrival).sum() == count
+
+
+def test_a_smaller_share_of_decode_replicas_gets_prompts_in_turn(monkeypatch):
+    """Half of the decode share: every second prompt, in the order in which its cache arrives, if it has further tokens."""
+    requests = new_requests(np.arange(8.0), np.arange(100, 108), np.array([1, 5, 5, 5, 5, 1, 5, 5]), 0, 0, 0.0)
+    requests["finish"], requests["status"] = np.arange(8.0) + 10, DONE
+    requests["status"][7] = 0
+    seen = []
+
+    def serve(both, policy, pace, *, replicas, cached):
+        seen.append((both, pace, replicas, cached))
+        served = new_requests(both.arrival, both.inputs, both.outputs, 0, 0, 0.0)
+        served["finish"], served["scheduled"], served["status"] = both.arrival + 100, both.arrival + 1, DONE
+        served["preempted"] = 3
+        return served, SimpleNamespace(seats=4), SimpleNamespace(seconds=np.ones((1, 8)))
+
+    monkeypatch.setattr(simulated_rate, "serve", serve)
+    pace = replace(Loop(deployment(CHAT), 40.0, 1.2).server.pace, before=1.0, before_token=1.0)
+    # The cache of prompt 103 comes last.
+    loop = bare_loop(
+        share=0.2, read_share=0.4, sent=lambda rows: np.where(rows["inputs"] == 103, 9.0, 0.5),
+        server=Server(SimpleNamespace(), pace, 3),
+    )  # fmt: skip
+    started = Traffic(arrival=np.zeros(2), inputs=np.array([7, 8]), outputs=np.array([2, 2]))
+    found, ends, queue, busy = loop._decode(requests.copy(), started)
+    both, pace, replicas, cached = seen[0]
+    assert found["inputs"].tolist() == [101, 103, 105, 107]
+    assert both.inputs.tolist() == [7, 8, 101, 103]
+    assert both.arrival.tolist() == [0, 0, 11.5, 22.0]
+    assert (pace.before, pace.before_token, replicas, cached.tolist()) == (0.0, 0.0, 3, [7, 8, 101, 103])
+    assert (ends.tolist(), busy) == ([100, 100], 1.0)
+    assert found["finish"].tolist() == [111.5, 122.0, 15.0, 17.0]
+    assert (found["moved"][:2].tolist(), found["resumed"][:2].tolist()) == ([11.5, 22.0], [12.5, 23.0])
+    assert (found["preempted"].tolist(), queue[0], queue[3]) == ([3, 3, 0, 0], "decode", 12)
+    # Equal shares have all prompts; the one whose cache comes last decodes last.
+    loop.share = 0.4
+    all_, *_ = loop._decode(requests.copy(), started)
+    assert (len(all_), seen[1][0].inputs.tolist()) == (8, [7, 8, 101, 102, 104, 106, 103])
+
+
+def test_the_share_of_time_at_work_is_that_of_all_replicas():
+    seconds = np.zeros((2, max(BUSY, CLOCK) + 1))
+    seconds[:, BUSY], seconds[:, CLOCK] = (3.0, 1.0), (4.0, 4.0)
+    assert busy_share(SimpleNamespace(seconds=seconds)) == 0.5
+    assert busy_share(SimpleNamespace(seconds=0 * seconds)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "tokens", "sequences", "parts"),
+    [
+        (Layout(), 2001, 2048 * 3.9, 3),  # of 2,048 sequences each
+        (Layout(dp=64), 2001, 4096 * 3.0, 3),  # of 64 sequences of each of 64 ranks
+        (Layout(), 65, 1e6, 2),  # of 32 steps
+        (Layout(), 33, 1e6, 1),
+        (Layout(), 10_001, 1e6, 64),
+        (Layout(), 2001, 10.0, 1),
+        (Layout(pp=2, microbatches=2), 2001, 1e6, 1),
+    ],
+)
+def test_sequences_for_which_one_stands_by_hand(layout, tokens, sequences, parts):
+    served = deployment(equal_requests(input_tokens=100, output_tokens=tokens))
+    loop = bare_loop(deployment=replace(served, pools=(replace(served.pools[0], layout=layout),)))
+    assert loop._sequences_for_one(sequences) == parts
+
+
+def test_a_table_by_powers_of_two_is_read_where_each_row_stands_for_several():
+    """Rows 0, 1, 2 and 3 have 0, 1, 3 and 7 sequences; of three times as many, 3 are in row 2, and more end the table."""
+    table = np.array([[0.0], [10.0], [20.0], [40.0]])
+    assert _coarse_axis(table, 3)[:, 0] == pytest.approx([0, 20, 40, 40])
+    # Of twice as many, 2 are between rows 1 and 2, and 6 between rows 2 and 3.
+    between = 10 + 10 * (math.log2(3) - 1), 20 + 20 * (math.log2(7) - 2)
+    assert _coarse_axis(table, 2)[:, 0] == pytest.approx([0, *between, 40])
+    assert _coarse_axis(None, 3) is None
+    one = table[:1]
+    assert _coarse_axis(one, 3) is one
+    assert _coarse_axis(table[:2], 1)[:, 0].tolist() == [0.0, 10.0]
+
+
+def test_a_coarse_pool_has_a_part_of_the_slots_and_as_many_tokens_a_step():
+    """Of 66 slots and 1,000 tokens of cache a quarter; steps of 4 sequences, whose contexts deviate twice as much."""
+    whole = Loop(deployment(CHAT), 40.0, 1.2).server
+    policy = replace(whole.policy, max_num_seqs=66, kv_tokens=1000.0, acceptance_length=1.5, speculative_tokens=2)
+    count = len(whole.pace.decode)
+    pace = replace(whole.pace, decode=1.0 + np.arange(count), context=np.full(count, 1e-3))
+    coarse = coarse_server(Server(policy, pace, 2), 4, 40.0, 100.0)
+    found = coarse.policy
+    assert (found.max_num_seqs, found.kv_tokens, found.acceptance_length, found.speculative_tokens) == (17, 250.0, 6.0, 11)
+    # Half of the contexts have their mean; the others are twice as long for half as much.
+    assert coarse.pace.decode[:3] == pytest.approx([1.0, 5 + 4 * 0.1 / 2, 9 + 8 * 0.1 / 2])
+    assert coarse.pace.context[1] == pytest.approx(2e-3)
+    assert (coarse.replicas, len(coarse.pace.decode)) == (2, -(-count // 4))
+    same = Server(policy, pace, 2)
+    assert coarse_server(same, 1, 40.0, 100.0) is same
+
+
+def test_sequences_at_the_start_by_littles_law_are_at_most_the_slots():
+    """200 steps of 5 ms at 10 requests/s: 10 sequences, and at most the slots. A cache of 1,100 tokens ends contexts."""
+    loop = Loop(deployment(CHAT), 40.0, 1.2)
+    assert (len(loop.started(10.0, 5e-3)), len(loop.started(100.0, 5e-3))) == (10, loop.server.policy.max_num_seqs)
+    loop.server = loop.server._replace(policy=replace(loop.server.policy, kv_tokens=1100.0))
+    started = loop.started(10.0, 5e-3)
+    assert np.max(started.inputs + started.outputs) <= 1100
+    assert started.inputs.max() == 1099
+
+
+def test_more_random_numbers_begin_with_those_of_fewer():
+    """They are drawn in powers of two, of 8,192 at least, from three streams."""
+    for few, many in zip(simulated_rate.deviates(3, 1), simulated_rate.deviates(10_000, 1), strict=True):
+        assert (len(few), len(many)) == (3, 10_000)
+        assert np.array_equal(few, many[:3])
+    uniform, first, second = simulated_rate.deviates(100, 2)
+    assert (uniform.min() >= 0, uniform.max() < 1, np.array_equal(first, second)) == (True, True, False)
+    assert np.array_equal(uniform, np.random.default_rng((2, 0)).random(100))
+
+
+def test_a_run_that_was_stopped_has_its_rate_and_no_figures():
+    found = simulated_rate._missed_run(3.0, 0.01)
+    assert (found.rate, found.tpot, found.mean_tpot, found.batch, found.busy) == (3.0, 0.01, 0.01, 0.0, ())
+    assert (found.ttft, found.mean_ttft, found.worst, found.binding) == (math.inf, math.inf, math.inf, "first token")
+
+
+@pytest.mark.parametrize(
+    ("slots", "rate", "lifetime", "count", "lasts"),
+    [
+        (4000, 1000.0, 1.0, 4096, 1.0),  # four lifetimes of 1,000 requests
+        (4000, 1000.0, 2.0, 6888, 2.0),  # three of 2,000, up to the next quarter of a power of two
+        (4000, 2000.0, 2.0, 8192, 2.0),  # two of 4,000 at least
+        (64, 1000.0, 1.0, 2048, 0.096),  # no more than 1.5 times the slots are in flight
+        (64, 10.0, 1.0, 2048, 1.0),
+        (64, 0.1, 1.0, 2048, 10.0),  # one at least
+    ],
+)
+def test_lengths_of_runs_by_hand(slots, rate, lifetime, count, lasts):
+    loop = Loop(deployment(CHAT, slots=slots), rate, lifetime)
+    assert (loop.count, loop.lifetime, loop.parts) == (count, pytest.approx(lasts), 1)
+
+
+def test_a_longer_run_has_more_requests_by_its_factor():
+    """Three times 2,000 requests at least: 6,000."""
+    assert Loop(deployment(CHAT), 10.0, 1.0, factor=3.0).count == 6888
+
+
+def test_pipelines_have_few_requests_in_four_replicas_or_as_many_as_have_640_sequences():
+    """3,840 are in flight on 64 replicas, 60 on each: two lifetimes of 8,000 tokens leave 125 sequences, of 1,000 all 640."""
+    stages = SimulatedPool(role="serve", layout=Layout(pp=2, microbatches=2, replicas=64), batch=8, max_num_seqs=64, chunk=512)
+    for tokens, count, replicas in ((8000, 512, 4), (1000, 2048, 10)):
+        served = replace(deployment(equal_requests(input_tokens=100, output_tokens=tokens)), pools=(stages,))
+        loop = Loop(served, 64 * 10.0, 6.0)
+        assert (loop.server.replicas, loop.count >= count) == (replicas, True)
+
+
+def test_as_few_replicas_are_simulated_as_have_requests_enough():
+    """Two lifetimes of 8,000 in flight on eight replicas: three of them have 6,000 requests, and 9,000 of a longer run."""
+    for factor, count in ((1.0, 6888), (1.5, 9741)):
+        loop = Loop(deployment(CHAT, replicas=8, slots=1100), 4000.0, 2.0, factor=factor)
+        assert (loop.server.replicas, loop.share, loop.parts, loop.count) == (3, 3 / 8, 1, count)

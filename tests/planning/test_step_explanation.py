@@ -9,6 +9,9 @@ import pytest
 
 from steptime.physics.bias_correction import USUAL
 from steptime.physics.layout import Layout
+from steptime.physics.network_time import Traffic
+from steptime.physics.op_work import Demand
+from steptime.physics.time_ledger import Entry
 from steptime.planning import step_explanation
 from steptime.planning.step_explanation import _line, _over, _passes, _slower, equations
 from steptime.workload.workload import Speculation
@@ -83,3 +86,35 @@ def test_equations_of_steps_with_chunks_and_speculative_tokens_have_their_number
     assert plain == ["batch 1 = 1 sequence x 1 data-parallel rank, in 2 micro-batches", lines[1]]
     staged = equations(MODEL, replace(pool, mixed=None, layout=Layout(pp=2), batch=1), WORK, utilisation=0.5)
     assert staged[-1] == "the fullest of 2 stages contains 50.0% of the layers"
+
+
+def test_a_roofline_has_the_share_of_each_call_and_of_the_bandwidth():
+    """Three of four calls' work in one instance: 3 TFLOP at half of 2 PFLOP/s, and 3 GB at 4 TB/s in 1 ms, 0.75 of it."""
+    demand = Demand(4e12, 2e15, weights=1e9, activations=2e9, kv=1e9, efficiency=0.5)
+    entry = Entry(term="x", name="x", seconds=0.0, count=2, compute=6e-3, memory=2e-3, demand=demand, times=1.5)
+    text = step_explanation._once(entry, machine(), engine(roofline_norm=4.0))
+    assert text == "4-norm(3.00 TFLOP / 2.00 PFLOP/s / 0.500 = 3.00 ms, 3.00 GB / 4.00 TB/s / 0.750 = 1.00 ms)"
+    assert step_explanation._once(entry, machine(), engine()).startswith("max(")
+    # An operator without arithmetic has its traffic alone, and one that moves nothing no share of the bandwidth.
+    copy = replace(entry, demand=replace(demand, flops=0.0))
+    assert step_explanation._once(copy, machine(), engine()) == "3.00 GB / 4.00 TB/s / 0.750 = 1.00 ms"
+    still = replace(entry, memory=0.0, demand=Demand(4e12, 2e15))
+    assert step_explanation._once(still, machine(), engine()).endswith(", 0 B / 4.00 TB/s = 0 ns)")
+
+
+def test_a_transfer_has_the_bytes_of_each_level_its_latency_and_its_calls():
+    """Two calls of 2 and 4 ms on links of 100 and 10 GB/s, at half of their rates."""
+    system, on = machine(size=4, up=1e11, out=1e10), engine(network_efficiency=0.5)
+    traffic = Traffic((4e-3, 8e-3), 2e-6, calls=6)
+    entry = Entry(term="dispatch", name="", seconds=0.0, count=2, traffic=traffic, seconds_each=1e-6)
+    up, out = "up 200 MB / 100 GB/s / 0.500 = 4.00 ms", "out 40.0 MB / 10.0 GB/s / 0.500 = 8.00 ms"
+    assert step_explanation._once(entry, system, on) == f"{up} + {out} + 1.00 µs latency + 3 x 1.00 µs"
+    together = step_explanation._once(replace(entry, at_once=True, seconds_each=0.0), system, on)
+    assert together == f"max({up}, {out}) + 1.00 µs latency"
+    inside = replace(entry, at_once=True, traffic=Traffic((4e-3, 0.0), 0.0), seconds_each=0.0)
+    assert step_explanation._once(inside, system, on) == up
+    name = step_explanation._name(entry, Layout(tp=2, dp=4, ep=8))
+    assert name == "of tokens to their experts on 8 chips"
+    assert step_explanation._name(replace(entry, name="of {sharing}"), Layout(tp=8, ep=4)) == "of 2"
+    wait = Entry(term="overhead", name="host", seconds=0.0, seconds_each=2e-3)
+    assert (step_explanation._once(wait, system, on), step_explanation._name(wait, Layout())) == ("2.00 ms", "host")

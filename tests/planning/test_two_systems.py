@@ -1,7 +1,9 @@
 """Pools on two systems: prefill on one, decode on another."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import steptime as st
@@ -10,11 +12,18 @@ from steptime.hardware.what_if import vary
 from steptime.physics.engine import engine_for
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import cache_moved
+from steptime.planning import two_systems
 from steptime.planning.finalists import simulate_candidate
 from steptime.planning.pd_matching import replica_counts
 from steptime.planning.plan_problem import DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state, moving
 from steptime.planning.refinement import matched_rate
-from steptime.planning.two_systems import chips_to_try, likely_pair, likely_prefill_chips
+from steptime.planning.two_systems import (
+    chips_to_try,
+    likely_pair,
+    likely_prefill_chips,
+    rent_or_chips,
+    single_system_problems,
+)
 from steptime.units import HOUR
 
 MODEL = st.load_model("llama-3.1-8b")
@@ -236,3 +245,141 @@ def test_closed_forms_rank_a_pair_by_its_likely_number_of_prefill_chips():
     assert likely_pair(dearer, "any").cost > 2 * pair.cost
     impossible = replace(case, slo=st.Slo(tpot=1e-9), levels=(st.Slo(tpot=1e-9),))
     assert likely_pair(impossible, "any").cost == float("inf")
+
+
+# --- numbers of prefill chips by hand --------------------------------------------------------------------------------------
+
+PAIR = replace(problem(), prefill_system=SECOND, prefill_chips=8, system=FIRST)
+
+
+def test_a_deployment_costs_its_rents_or_its_chips():
+    assert rent_or_chips(PAIR) == pytest.approx((8 * 3.0 + 8 * 2.0) / HOUR)
+    for rent in (float("nan"), 0.0):
+        unknown = replace(SECOND, rent=replace(SECOND.rent, low=rent, typical=rent, high=rent))
+        free = replace(FIRST, rent=replace(FIRST.rent, low=rent, typical=rent, high=rent))
+        assert rent_or_chips(replace(PAIR, prefill_system=unknown, system=free)) == 16
+
+
+@pytest.fixture
+def by_hosts(monkeypatch):
+    """Costs of numbers of hosts as a function, and the evidence and numbers that were asked for."""
+    rates, asked = {}, []
+    monkeypatch.setattr(two_systems, "fitting", lambda case: [case.prefill_chips] if rates["fits"](case) else [])
+    monkeypatch.setattr(two_systems, "stacked", lambda layouts: layouts)
+    monkeypatch.setattr(two_systems, "shaped", lambda *_: None)
+    monkeypatch.setattr(two_systems, "batch_grid", lambda *_: None)
+    monkeypatch.setattr(two_systems, "steady_state", lambda *_: None)
+    monkeypatch.setattr(two_systems, "search_disaggregated", lambda case, *_: case)
+
+    def highest(case, _):
+        asked.append((case.evidence, case.prefill_chips))
+        return rates["rate"](case)
+
+    monkeypatch.setattr(two_systems, "_highest_rate", highest)
+    rates["fits"] = lambda case: True
+    return rates, asked
+
+
+def test_hosts_are_tried_in_steps_of_half_more_and_then_one_by_one(by_hosts):
+    """The cost is lowest at 7 hosts: the steps 1, 2, 3, 4, 6, 9, 13 find 6, from which one more host is better."""
+    rates, asked = by_hosts
+    rates["rate"] = lambda case: 1 / (1 + abs(case.prefill_chips / 8 - 7)) * rent_or_chips(case)
+    costs = two_systems._costs_by_hosts(PAIR, 8, 16)
+    assert [chips // 8 for _, chips in asked] == [1, 2, 3, 4, 6, 9, 13, 5, 7, 8]
+    assert (costs[7], costs[6], costs[1]) == pytest.approx((1.0, 2.0, 7.0))
+    rates["rate"] = lambda case: 0.0
+    assert set(two_systems._costs_by_hosts(PAIR, 8, 3).values()) == {float("inf")}
+    rates["fits"] = lambda case: False
+    assert two_systems._costs_by_hosts(PAIR, 8, 3) == {1: float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "serves", "kinds", "chips"),
+    [
+        ("measured", ("published", "any"), ["published"], [56, 48, 64]),
+        ("published", ("any",), ["published", "any"], [56, 48, 64]),
+        ("any", ("any",), ["any"], [56, 48, 64]),
+        ("measured", (), ["published", "any"], [256]),
+    ],
+)
+def test_likely_numbers_are_the_best_and_its_neighbours_of_the_first_evidence_that_serves(
+    monkeypatch, by_hosts, evidence, serves, kinds, chips
+):
+    rates, asked = by_hosts
+    monkeypatch.setattr(two_systems, "chips_to_try", lambda *_: 256)
+    rates["rate"] = lambda case: (case.evidence in serves) / (1 + abs(case.prefill_chips / 8 - 7))
+    counts, cost = two_systems._likely_sizes(PAIR, evidence)
+    assert (counts, list(dict.fromkeys(kind for kind, _ in asked))) == (chips, kinds)
+    assert (cost < float("inf")) == bool(serves)
+    pair = likely_pair(PAIR, evidence)
+    assert pair == (False, cost, tuple(chips))
+    unknown = replace(FIRST, rent=replace(FIRST.rent, low=0.0, typical=0.0, high=0.0))
+    second = replace(SECOND, rent=unknown.rent)
+    assert likely_pair(replace(PAIR, system=unknown, prefill_system=second), evidence).is_unpriced
+
+
+def test_likely_numbers_have_hosts_and_hold_the_weights(monkeypatch, by_hosts):
+    """One host is the best and the fewest; the most are two, and too small a pool is left out."""
+    rates, _ = by_hosts
+    monkeypatch.setattr(two_systems, "chips_to_try", lambda *_: 16)
+    rates["rate"] = lambda case: 1 / case.prefill_chips**2
+    assert two_systems._likely_sizes(PAIR, "any")[0] == [8, 16]
+    rates["rate"] = lambda case: case.prefill_chips**2
+    assert two_systems._likely_sizes(PAIR, "any")[0] == [16, 8]
+    rates["fits"] = lambda case: case.chips != 8
+    assert two_systems._likely_sizes(PAIR, "any")[0] == [16]
+
+
+def test_each_system_alone_has_whole_hosts_for_about_the_rent_of_both():
+    """8 chips at $3 and 8 at $2 are $40: 13.3 chips of the first and 20 of the second, or two hosts of each."""
+    first, second = single_system_problems(PAIR)
+    assert [(one.system.name, one.chips, one.prefill_system, one.prefill_chips) for one in (first, second)] == [
+        ("hgx-h200", 16, None, 0), ("hgx-h100", 16, None, 0)
+    ]  # fmt: skip
+    assert (first.front, first.diagnostics) == (False, False)
+    large = list(single_system_problems(replace(PAIR, prefill_chips=32)))
+    # $88: 29.3 chips and 44; 44 / 8 is 5.5, which rounds to 6.
+    assert [one.chips for one in large] == [32, 48]
+    unknown = replace(SECOND, rent=replace(SECOND.rent, low=0.0, typical=0.0, high=0.0))
+    free = [replace(one, rent=unknown.rent) for one in (FIRST, SECOND)]
+    assert [one.chips for one in single_system_problems(replace(PAIR, system=free[0], prefill_system=free[1], chips=16))] == [
+        24,
+        24,
+    ]
+    assert len(list(single_system_problems(replace(PAIR, prefill_system=FIRST)))) == 1
+
+
+def test_prefill_chips_to_try_fill_hosts_of_the_network():
+    """Four times 8 chips; of 5 chips 20, which are three hosts; of a network of 17 chips two hosts; at least one."""
+    out = SECOND.domains[-1]
+    small = replace(SECOND, domains=(*SECOND.domains[:-1], replace(out, size=17)))
+    assert [chips_to_try(8, SECOND), chips_to_try(5, SECOND), chips_to_try(8, small)] == [32, 24, 16]
+    assert chips_to_try(8, replace(SECOND, domains=(*SECOND.domains[:-1], replace(out, size=5)))) == 8
+    assert chips_to_try(10**6, SECOND) <= two_systems.MOST_CHIPS
+
+
+def test_pools_on_two_systems_are_a_warning_that_names_what_they_rest_on(monkeypatch):
+    levels = {"hgx-h200": "published", "hgx-h100": "published"}
+    monkeypatch.setattr(two_systems, "deployment_evidence", lambda engine, system, *_: levels[system.name])
+    (words,) = two_systems.pair_warning(PAIR, CANDIDATE)
+    assert "prefill on hgx-h100 and decode on hgx-h200" in words
+    assert words.endswith("Each pool has a layout of a published kind")
+    levels["hgx-h100"] = "any"
+    assert two_systems.pair_warning(PAIR, CANDIDATE)[0].endswith("A pool has a layout that no published run has")
+    assert two_systems.pair_warning(replace(PAIR, prefill_system=FIRST), CANDIDATE) == ()
+    assert two_systems.pair_warning(problem(), CANDIDATE) == ()
+    assert two_systems.pair_warning(PAIR, replace(CANDIDATE, prefill_layout=None)) == ()
+
+
+def test_the_highest_rate_is_that_of_the_usual_limits_or_of_the_widest(monkeypatch):
+    """Levels have the widest limits first; the usual ones are the second."""
+    wide, usual = st.Slo(ttft=9.0), st.Slo(ttft=1.0)
+    within = {9.0: [0, 1, 2], 1.0: [0, 1]}
+    monkeypatch.setattr(two_systems, "rows_within", lambda case, _: within[case.slo.ttft])
+    table = SimpleNamespace(rate=np.array([2.0, 3.0, 5.0]))
+    assert two_systems._highest_rate(replace(PAIR, levels=(wide, usual)), table) == 3.0
+    assert two_systems._highest_rate(replace(PAIR, levels=(wide,)), table) == 5.0
+    within[1.0] = []
+    assert two_systems._highest_rate(replace(PAIR, levels=(wide, usual)), table) == 5.0
+    within[9.0] = []
+    assert two_systems._highest_rate(replace(PAIR, levels=(wide, usual)), table) == 0.0

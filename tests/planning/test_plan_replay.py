@@ -1,0 +1,72 @@
+"""The rates and the sessions of a replay, without a simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import steptime as st
+from steptime.physics.layout import Layout
+from steptime.planning import plan_replay
+from steptime.planning.finalists import SimulatedPool
+from steptime.planning.session_result import TierHits
+from steptime.workload.sessions import Sessions
+from tests.conftest import engine
+from tests.planning.cases import MODEL, NODES, WORK
+
+SERVER = SimulatedPool(role="serve", layout=Layout(), batch=30, max_num_seqs=42, chunk=512)
+SLO = st.Slo(tpot=0.02)
+
+
+@pytest.fixture
+def good_below(monkeypatch):
+    """Return a function that replays with runs that meet the limits below a rate, and the rates that were tried."""
+    rates: list[float] = []
+
+    def settled(run, traffic, *, rate, requests, lifetimes):
+        rates.append(rate)
+        return SimpleNamespace(answers=rate)
+
+    monkeypatch.setattr(plan_replay, "run_until_settled", settled)
+
+    def replayed(limit: float, **more):
+        rates.clear()
+        monkeypatch.setattr(plan_replay, "meets", lambda answers, slo, percentile: answers <= limit)
+        return plan_replay.replay_pools(MODEL, NODES, WORK, SLO, (SERVER,), 10.0, engine=engine(), **more), rates
+
+    return replayed
+
+
+def test_a_replay_lowers_the_rate_faster_and_faster_until_the_limits_are_met(good_below):
+    """By 2 % for the first time, then by that four and nine times."""
+    found, rates = good_below(9.0)
+    assert rates == pytest.approx([10.0, 9.8, 10 * 0.98**4, 10 * 0.98**9])
+    assert (found.rate, found.planned_rate, found.good, found.attempts) == (pytest.approx(10 * 0.98**9), 10.0, True, 4)
+    assert (found.batch, found.planned_batch, found.percentile, found.slo) == (42, 30, "p90", SLO)
+    found, rates = good_below(10.0)
+    assert (rates, found.attempts) == ([10.0], 1)
+    missed, rates = good_below(0.0)
+    assert (missed.good, missed.attempts, len(rates)) == (False, 12, 12)
+    assert good_below(0.0, tries=2)[0].attempts == 2
+
+
+def test_sessions_of_a_plan_have_the_tiers_that_it_uses():
+    rest = {"hold_seconds": 1.0, "hit_share": 0.1, "load_seconds": 0.0, "bandwidth_share": 0.0}
+    sizes = (("hbm", 8e9, ""), ("disk", 1e12, "slow"), ("host", 2e9, ""))
+    tiers = [TierHits(name=name, capacity=size, why_unused=why, **rest) for name, size, why in sizes]
+    found = plan_replay.planned_sessions(SimpleNamespace(sessions="them", tiers=tiers))
+    assert (found.sessions, dict(found.capacities), found.load) == ("them", {"hbm": 8e9, "host": 2e9}, 0.0)
+
+
+@pytest.mark.parametrize(("rate", "requests", "count"), [(1.0, 4000, 4000), (30.0, 4000, 12_000), (1000.0, 4000, 60_000)])
+def test_a_replay_of_sessions_lasts_for_twenty_of_them(monkeypatch, rate, requests, count):
+    """Two turns of 10 s each: 400 s."""
+    asked = {}
+    monkeypatch.setattr(plan_replay, "draw_sessions", lambda sessions, **given: asked.update(given))
+    monkeypatch.setattr(plan_replay, "simulate", lambda *given, **settings: settings)
+    sessions = Sessions(turns=2, input_tokens=600, output_tokens=400, think_time=10, input_spread=0, output_spread=0)
+    model = replace(MODEL, max_context=10**9)
+    assert plan_replay._serve_sessions(sessions, model, NODES, requests, 7, {"x": 1}, rate=rate) == {"x": 1}
+    assert (asked["rate"], asked["requests"], asked["seed"]) == (rate, pytest.approx(count, abs=1), 7)
