@@ -26,7 +26,7 @@ from steptime.training.training_search import search
 from steptime.training.training_stack import DENSE, SPARSE, TYPICAL, TrainingEngine, load_stack, on_chip, training_engine
 from steptime.training.training_step import step_seconds
 from steptime.validation.training_run_table import AUTOMODEL, TrainingRun, read_training_runs
-from steptime.validation.training_validation import Fitted, Runs, fit, resolve_layout
+from steptime.validation.training_validation import Fitted, Runs, fit, fits_without, resolve_layout
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "src" / "steptime" / "data" / "training_search.toml"
@@ -109,15 +109,14 @@ def main(paths: Sequence[str]) -> None:
     """Search, fit, write."""
     runs = [run for path in paths for run in read_training_runs(path)[0] if usable(run)]
     layouts = [resolve_layout(run, traits(run.stack)) for run in runs]
-    whole = fit(Runs(runs, layouts, ARCHITECTURES))
+    data = Runs(runs, layouts, ARCHITECTURES)
+    fits = fits_without(data, fit(data), [run.model.name for run in runs])
     jobs = jobs_of(runs, BATCHES)
     rates = best_flops(runs)
     rows = []
     for model in sorted({run.model.name for run in runs}):
-        kept = [place for place, run in enumerate(runs) if run.model.name != model]
-        without = fit(Runs([runs[i] for i in kept], [layouts[i] for i in kept], ARCHITECTURES), whole, rounds=2)
-        others = [runs[i] for i in kept]
-        rows += [searched(job, without, others, rates) for job in jobs if job[0].model.name == model]
+        others = [run for run in runs if run.model.name != model]
+        rows += [searched(job, fits[model], others, rates) for job in jobs if job[0].model.name == model]
     corrections = correct(rows)
     figures = summary(rows, corrections) | {"regret": regret_of(jobs_of(runs))}
     (HERE / "search_fit.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

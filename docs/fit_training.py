@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from steptime.number_checks import Array
-from steptime.training.training_job import TrainingLayout
 from steptime.training.training_stack import IDEAL, TrainingEngine, decimal_year
 from steptime.validation.training_run_table import TrainingRun, read_training_runs
 from steptime.validation.training_validation import (
@@ -23,6 +22,7 @@ from steptime.validation.training_validation import (
     Fitted,
     Runs,
     fit,
+    fits_without,
     from_free,
     predicted,
     resolve_layout,
@@ -43,9 +43,12 @@ ARCHITECTURES = {
     "rtx-pro-6000-server": "blackwell-rtx", "rubin": "rubin",
 }  # fmt: skip
 TRAITS = {
-    "megatron": {"title": "Megatron-Bridge, NVIDIA's recipes of 2025 and 2026", "gradient_bytes": 2.0, "logit_bytes": 6.0,
-                 "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"],
-                 "fused_experts": ["deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"]},
+    "megatron": {"title": "Megatron-Bridge, NVIDIA's recipes of 2025 and 2026", "gradient_bytes": 2.0, "narrow_gather": True,
+                 "logit_bytes": 6.0, "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"],
+                 "shardings": ["zero1"], "fused_experts": ["deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"],
+                 "narrow_attention": [
+                     "deepseek-ai/DeepSeek-V3@gb300", "deepseek-ai/DeepSeek-V3@b300", "Qwen/Qwen3-30B-A3B@gb200",
+                     "Qwen/Qwen3-30B-A3B@gb300", "Qwen/Qwen3-30B-A3B@b300"], "narrow_heads": ["deepseek-ai/DeepSeek-V3"]},
     "megatron-lm": {"title": "Megatron-LM as papers and others ran it", "gradient_bytes": 4.0, "logit_bytes": 6.0,
                     "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
     # its reserve is that with which peaks of BLOOM, as the driver showed them, are off least at the median
@@ -53,8 +56,11 @@ TRAITS = {
                            "reserved_bytes": 9.5e9, "cached": 0.15, "schedules": ["1f1b"], "shardings": ["zero1"]},
     "nemo": {"title": "NeMo 24.07", "gradient_bytes": 4.0, "logit_bytes": 6.0, "reserved_bytes": 1e9, "cached": 0.15,
              "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
-    "nemo-mlperf": {"title": "NeMo as tuned for MLPerf Training 4.0 to 5.0", "gradient_bytes": 4.0, "logit_bytes": 6.0,
-                    "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
+    # bf16 gradients (`grad_reduce_in_fp32=False`) and weights gathered in 8 bits (`FP8_PARAMS`): pretrain.py and
+    # config_common.sh of NVIDIA's llama31_405b in https://github.com/mlcommons/training_results_v5.0
+    "nemo-mlperf": {"title": "NeMo as tuned for MLPerf Training 4.0 to 5.0", "gradient_bytes": 2.0, "narrow_gather": True,
+                    "logit_bytes": 6.0, "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"],
+                    "shardings": ["zero1"]},
     "torchtitan": {"title": "torchtitan of December 2024", "gradient_bytes": 4.0, "logit_bytes": 10.0, "reserved_bytes": 1e9,
                    "cached": 0.15, "schedules": ["1f1b", "interleaved", "zbv", "gpipe", "dualpipev"], "shardings": ["zero3"],
                    "gathered_inputs": True,
@@ -88,35 +94,22 @@ def usable(run: TrainingRun | str) -> bool:
     )
 
 
-def left_out(
-    runs: Sequence[TrainingRun],
-    layouts: Sequence[TrainingLayout],
-    group: Callable[[TrainingRun], str],
-    start: Fitted,
-    *,
-    rounds: int = 2,
-) -> Array:
+def left_out(data: Runs, group: Callable[[TrainingRun], str], whole: Fitted) -> Array:
     """Cross-validate: predict each run with a fit without its group.
 
     Args:
-        runs: Runs.
-        layouts: Layout of each run.
+        data: Runs in groups.
         group: Function from a run to its group.
-        start: Fit to start from.
-        rounds: Gauss-Newton iterations of each fit.
+        whole: Fit of all runs.
 
     Returns:
         log(predicted / measured) of step times, of shape (runs,).
     """
-    errors = np.full(len(runs), np.nan)
-    labels = [group(run) for run in runs]
-    for value in sorted(set(labels)):
+    errors = np.full(len(data.runs), np.nan)
+    labels = [group(run) for run in data.runs]
+    for value, without in fits_without(data, whole, labels).items():
         out = [place for place, label in enumerate(labels) if label == value]
-        training_places = [place for place, label in enumerate(labels) if label != value]
-        without = fit(
-            Runs([runs[i] for i in training_places], [layouts[i] for i in training_places], ARCHITECTURES), start, rounds=rounds
-        )
-        test = Runs([runs[i] for i in out], [layouts[i] for i in out], ARCHITECTURES)
+        test = Runs([data.runs[i] for i in out], [data.layouts[i] for i in out], ARCHITECTURES)
         errors[out] = predicted(test, without.free, without.differs, slopes=False)[0] - test.logs
     return errors
 
@@ -164,7 +157,7 @@ def main(paths: Sequence[str]) -> None:
     off = predicted(data, found.free, found.differs, slopes=False)[0] - data.logs
     tables = {"fitted": table(off)}
     by = {"models": lambda run: run.model.name, "systems": lambda run: run.system.name, "sources": lambda run: run.source}
-    outs = {name: left_out(runs, layouts, group, found) for name, group in by.items()}
+    outs = {name: left_out(data, group, found) for name, group in by.items()}
     kinds = ["experts" if run.experts else "dense" for run in runs]
     models, systems, alike = [run.model.name for run in runs], [run.system.name for run in runs], ["all"] * len(runs)
     tables["systems, constants alone"] = table(outs["systems"])

@@ -34,10 +34,11 @@ by `docs/generate.py`.
 | sustained rate | min(1, chip power per TFLOP/s in bf16 / 1 W) to a fitted exponent: below about 1 W per TFLOP/s a chip lowers its clock | |
 | tensor parallel | 4 collectives per layer forward, 6 backward, with sequence parallelism; inputs of products in 8 or 4 bits are gathered in this format | arXiv 2205.05198, [Transformer Engine](https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/module/layernorm_linear.py) |
 | context parallel | keys and values to all chips of a sequence, once forward and twice backward, hidden by attention but for the first step of the ring; outputs of steps are added up | arXiv 2310.01889 |
-| experts | dispatch and combine, forward and backward; a token crosses a link once per destination domain; DualPipe hides them behind another micro-batch, on 20 of 132 multiprocessors | arXiv 2412.19437 |
+| experts | dispatch and combine, forward and backward; a token crosses a link once per destination domain; DualPipe and steps with fused experts hide them behind another micro-batch, on 20 of 132 multiprocessors | arXiv 2412.19437 |
+| recomputation | norms, activations and up-projections discard their output; `mlp`, `shared_experts` and `moe` run the whole block again, `moe` with its exchange | [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py) |
 | pipeline | m (f + b) of the slowest stage, plus idle time and hops of the schedule; the head is on the last stage | arXiv 2104.04473 |
-| data parallel | reduce-scatter of gradients, all-gather of weights, minus the part that passes hide; ZeRO-3 per micro-batch | arXiv 1910.02054 |
-| fused experts | recipes of DeepSeek-V3 and Qwen3 in mxfp8 since NeMo 26.06: activation and quantization are inside the products, and a captured step launches nothing from the host | [Megatron-Bridge 0.5.1](https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1) |
+| data parallel | reduce-scatter of gradients, all-gather of weights, minus the part that passes hide; ZeRO-3 per micro-batch. `megatron` and `nemo-mlperf` gather weights of fp8 and mxfp8 in 8 bits, and reduce bf16 gradients | arXiv 1910.02054, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/training/mixed_precision.py), [MLPerf Training v5.0](https://github.com/mlcommons/training_results_v5.0) |
+| fused experts | recipes of DeepSeek-V3 and Qwen3 in mxfp8 since NeMo 26.06: activation and quantization are inside the products, exchanges overlap with another micro-batch, and a captured step launches nothing from the host. The head of DeepSeek-V3 is in 8 bits, and attention on GB300 and of Qwen3 (1.62 times as fast as in 16 bits, arXiv 2407.08608) | [Megatron-Bridge 0.5.0](https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.5.0/scripts/performance/configs) |
 | offload | `--offload optimizer`: the CPU reads and writes the states at the bandwidth of host memory, while gradients and weights cross the link. `--offload activations`: saved activations cross the link once in each pass, hidden by computation as data-parallel exchanges are; two layers stay on the chip | arXiv 2101.06840, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/training/cpu-offloading.md) |
 | optimizer | states, gradients and weights are read and written once, at the data sheet bandwidth | |
 | gathered inputs | saved by stacks on DTensor (torchtitan), which then do not gather them again; others save their part | [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py) |
@@ -57,7 +58,7 @@ def page() -> str:
     lines += [
         f"Predicted over measured step time of {many:,} public runs (Megatron-Bridge, MLPerf Training, llm-foundry, BLOOM, MaxText, "
         "SimuMax, NeMo, torchtitan, papers). Left-out rows are predicted by constants fitted without all runs of their model, system or "
-        "source. `covered`: share inside the 90 % range of the other groups. Runs on left-out systems are slower than the "
+        "source, from the derivatives of the fit of all runs. `covered`: share inside the 90 % range of the other groups. Runs on left-out systems are slower than the "
         "constants predict, so a stack has a factor (`elsewhere`) on chips without runs. In the table each system's factor comes "
         "from all other systems.",
         "",

@@ -22,6 +22,18 @@ def seconds(held=HELD, asked=None, engine=None, on=LINKED, microbatches=4, **lay
     return float(found)
 
 
+def test_weights_in_eight_bits_are_gathered_as_such():
+    """4 B of gradients and 2 B of weights; 1 B in fp8, with a scale of 1 B per 32 values in mxfp8; not in nvfp4."""
+
+    def seconds_of(dtype, narrow_gather):
+        return seconds(asked=job(dtype=dtype, narrow_gather=narrow_gather))
+
+    wide = seconds_of("bf16", narrow_gather=True)
+    assert seconds_of("fp8", narrow_gather=False) == wide == seconds_of("nvfp4", narrow_gather=True)
+    assert seconds_of("fp8", narrow_gather=True) / wide == pytest.approx(5 / 6)
+    assert seconds_of("mxfp8", narrow_gather=True) / wide == pytest.approx((5 + 1 / 32) / 6)
+
+
 def test_gradients_are_scattered_and_weights_gathered_once_a_step():
     """1e9 parameters over eight ranks at 100 GB/s: (4 + 2) B x 7/8, however many micro-batches."""
     once = 1e9 * 7 / 8 / UP

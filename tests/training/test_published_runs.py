@@ -163,8 +163,10 @@ def test_a_device_of_dualpipe_runs_both_ends_for_half_of_the_micro_batches_each(
     for schedule in ("zb-h1", "dualpipe"):
         layout = st.TrainingLayout(pp=2, ep=8, dp=32, schedule=schedule)
         terms[schedule] = st.training_step("deepseek-ai/DeepSeek-V3", "hgx-h800", layout=layout, **given).terms
-    for name in ("head", "multi-token prediction"):
-        assert float(terms["dualpipe"][name]) == pytest.approx(float(terms["zb-h1"][name]) / 2)
+    shares = {name: float(terms["dualpipe"][name] / terms["zb-h1"][name]) for name in ("head", "multi-token prediction")}
+    assert shares["head"] == pytest.approx(1 / 2)
+    # The draft layers have experts, and DualPipe hides a part of their exchange.
+    assert 0.45 < shares["multi-token prediction"] < 1 / 2
 
 
 @pytest.fixture(scope="module")
@@ -208,9 +210,9 @@ def test_errors_of_models_and_systems_left_out(group):
 
     runs = [run for run in read_training_runs(SHARED)[0] if page.usable(run)]
     layouts = [resolve_layout(run, page.traits(run.stack)) for run in runs]
-    start = fit(Runs(runs, layouts, page.ARCHITECTURES))
+    data = Runs(runs, layouts, page.ARCHITECTURES)
     of = {"model": lambda run: run.model.name, "system": lambda run: run.system.name}[group]
-    off = page.left_out(runs, layouts, of, start)
+    off = page.left_out(data, of, fit(data))
     groups = [of(run) for run in runs]
     if group == "system":
         off = page.centred(off, groups)

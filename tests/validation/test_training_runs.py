@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 
+import numpy as np
 import pytest
 
 from steptime.catalog.hardware_loading import load_system
@@ -20,8 +21,12 @@ from steptime.validation.training_run_table import (
 )
 from steptime.validation.training_validation import (
     COLUMNS,
+    Runs,
     calibrate_training,
+    fit,
+    fits_without,
     predict_training,
+    predicted,
     resolve_layout,
     validate_training,
     write_training_predictions,
@@ -49,6 +54,42 @@ def written(folder, *rows, columns=None):
 def one(folder, **row):
     ((found,), _) = read_training_runs(written(folder, row))
     return found
+
+
+@pytest.mark.parametrize(
+    ("row", "recompute", "is_open"),
+    [
+        ({"model": "deepseek-v3", "system": "gb200-nvl72"}, "mla_up_proj", False),
+        ({"model": "deepseek-v3"}, "mla_up_proj+mlp", False),
+        ({"model": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}, "moe+norms+attention+moe_act", False),
+        ({"model": "deepseek-v3", "recompute": "none"}, "none", False),
+        ({"model": "deepseek-v3", "framework": "Megatron-LM"}, "none", True),
+        ({}, "none", True),
+    ],
+)
+def test_recipes_say_what_a_row_does_not_record(tmp_path, row, recompute, is_open):
+    found = one(tmp_path, **row)
+    assert (found.layout.recompute, found.open) == (recompute, is_open)
+
+
+def test_a_fit_without_a_group_is_near_a_fit_of_the_others(tmp_path):
+    rows = [
+        {"id": f"{name} {batch}", "model": name, "global_batch": str(batch), "step_s": str(seconds * batch / 64)}
+        for name, seconds in (("llama-3.1-8b", 6.0), ("mistral-7b", 5.0))
+        for batch in (64, 128)
+    ]
+    runs = read_training_runs(written(tmp_path, *rows))[0]
+    layouts = [run.layout for run in runs]
+    data = Runs(runs, layouts, {})
+    labels = [run.model.name for run in runs]
+    found = fits_without(data, fit(data), labels)
+    assert sorted(found) == sorted(set(labels))
+    for name, without in found.items():
+        kept = [place for place, label in enumerate(labels) if label != name]
+        alone = fit(Runs([runs[i] for i in kept], [layouts[i] for i in kept], {}))
+        logs = [predicted(data, f.free, f.differs, slopes=False)[0] for f in (without, alone)]
+        assert logs[0] == pytest.approx(logs[1], abs=0.02)
+        assert not np.allclose(without.free, fit(data).free)
 
 
 def test_a_row_is_a_run(tmp_path):

@@ -236,16 +236,23 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         + total(lambda op: 2 * op.outputs, routers)
     )
 
+    # Checkpoints (`mlp`, `shared_experts`, `moe`) run a whole block again, with its closing product; other modules discard
+    # their output. Source: `recompute_modules` in
+    # https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py.
     # FLOPs and element values per row to compute a module again; `layer_time` adds the attention pass.
     recompute_work = {
         "attention": (0.0, 0.0),
         "norms": (0.0, total(lambda op: op.inputs + op.outputs, norms)),
-        "mlp": (total(lambda op: op.flops_per_row * (op.name not in CLOSING), within("feed-forward")), 0.0),
+        "mlp": (total(lambda op: op.flops_per_row, within("feed-forward")), total(_stored_values, within("feed-forward"))),
         "activation": (0.0, 3 * total(lambda op: op.inputs * (op.name in CLOSING), within("feed-forward"))),
         "mla_up_proj": (total(lambda op: op.flops_per_row, within("projections", latent=True)), 0.0),
-        "shared_experts": (total(lambda op: op.flops_per_row * (op.name not in CLOSING), within("shared experts")), 0.0),
+        "shared_experts": (
+            total(lambda op: op.flops_per_row, within("shared experts")),
+            total(_stored_values, within("shared experts")),
+        ),
         "moe_input": (0.0, 2 * width * active),
-        "moe": ((gated - 1) / gated * active * routed.flops_per_row if routed else 0.0, 4 * width * active),
+        # The products of experts and their exchange come from the forward pass.
+        "moe": (0.0, active * (4 * width + 3 * expert_columns)),
         "moe_act": (0.0, 3 * active * expert_columns),
     }
     has_state = any(a.state_bytes for a in layer.attention)

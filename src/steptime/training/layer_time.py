@@ -16,6 +16,7 @@ Context parallelism sends keys and values to all ranks that share a sequence, on
 backward pass. Experts exchange tokens: dispatch and combine, in both passes.
 
 **Data parallelism.** Once per step, gradients of $g$ bytes are reduce-scattered and weights of 2 bytes are all-gathered.
+Stacks that keep weights in 8 bits gather 1 byte.
 This moves $(g + 2) P (D-1)/D$ bytes per chip, for sharded optimizer states (ZeRO-1) as for sharded gradients (ZeRO-2).
 Without sharding it is an all-reduce of $2 g P$.
 
@@ -56,6 +57,9 @@ from steptime.training.training_stack import TrainingEngine, largest_narrow_shar
 WATTS_PER_FLOP = 1e-12
 # Backward over forward time of flash attention: 5 products against 2.
 FLASH_BACKWARD = 2.5
+# Rate of flash attention in 8 bits over that in 16 bits: 1.2 PFLOP/s and 740 TFLOP/s on H100 (FlashAttention-3, arXiv
+# 2407.08608, abstract).
+NARROW_ATTENTION_GAIN = 1.2 / 0.74
 # Bytes per output of a step of a ring: its 16 bits are read, and a sum in 32 bits is read and written. Source:
 # https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py.
 RING_BYTES = 10.0
@@ -74,6 +78,8 @@ SCORE_PASSES = 6.0
 LOGIT_BYTES = 12.0
 # Formats of products that were timed; others have those of 16 bits.
 NARROW_FORMS = ("fp8", "int8", "mxfp8", "nvfp4")
+# Formats in which stacks gather weights: 8 bits, not 4.
+GATHERED_FORMS = ("fp8", "mxfp8")
 # Modules that "selective" recomputes, from Megatron-LM: core attention.
 SELECTIVE = ("attention",)
 # Every second product and all other operators: selective checkpointing by operator of torchtitan.
@@ -395,7 +401,8 @@ def _attention_seconds(
             forward, backward = forward + seconds, backward + 2 * seconds
         else:
             pair_flops = x.micro_batch * pairs(a, job.seq * 1.0, 0.0) * a.flops_per_pair_prefill / heads
-            seconds = pair_flops / (peak * c.attention_efficiency * power_limit_factor(system, engine))
+            faster = NARROW_ATTENTION_GAIN if job.has_fused_experts and job.narrow_attention else 1.0
+            seconds = pair_flops / faster / (peak * c.attention_efficiency * power_limit_factor(system, engine))
             forward, backward = forward + seconds, backward + FLASH_BACKWARD * seconds
     return forward, backward
 
@@ -446,6 +453,18 @@ def gathered_value_bytes(job: TrainingJob) -> float:
     return min(job.format.bytes, ACTIVATION_BYTES)
 
 
+def gathered_weight_bytes(job: TrainingJob) -> float:
+    """Return the bytes per weight that data-parallel ranks gather.
+
+    Args:
+        job: Sequences, formats and optimizer of a step.
+
+    Returns:
+        Bytes, in the format of the products if the stack keeps its weights in 8 bits.
+    """
+    return job.format.bytes if job.narrow_gather and job.dtype in GATHERED_FORMS else ACTIVATION_BYTES
+
+
 def _add_exchanges(
     forward: Terms,
     backward: Terms,
@@ -491,9 +510,10 @@ def _add_exchanges(
         whole_seconds = 2 * collective_seconds(traffic, engine)
         for terms in (forward, backward):
             exchange_seconds = whole_seconds * (1 - c.expert_overlap)
-            if x.schedule in OVERLAPPING:
+            if x.schedule in OVERLAPPING or job.has_fused_experts:
                 computing = sum((terms.get(name, 0.0) for name in COMPUTED), 0.0)
-                overlapped = computing * SENDING_SHARE / (1 - SENDING_SHARE) + np.maximum(whole_seconds - computing, 0.0)
+                sending_seconds = np.minimum(whole_seconds, computing)
+                overlapped = whole_seconds - sending_seconds + sending_seconds * SENDING_SHARE / (1 - SENDING_SHARE)
                 exchange_seconds = np.minimum(exchange_seconds, overlapped)
             terms["expert exchange"] = exchange_seconds
     # Ranks that share an expert gather its rows and scatter its outputs.
@@ -527,8 +547,8 @@ def _add_recompute(
         if module == "attention":
             seconds = seconds + forward["attention"]
         # Recomputed experts need their tokens again, which repeats the exchange.
-        if module in ("moe",) and "expert exchange" in forward:
-            seconds = seconds + forward["expert exchange"]
+        if module == "moe":
+            seconds = seconds + sum((forward.get(name, 0.0) for name in ("experts", "expert exchange", "launch")), 0.0)
     if has_nonzero(seconds):
         backward["recompute"] = seconds
 
@@ -551,8 +571,8 @@ def stem_passes(
         Seconds forward and backward of one micro-batch.
     """
     rows = x.micro_batch * job.seq / x.cp
-    _, wide = product_rates(job, system, engine)
-    once = rows * stem.head_flops / x.tp / wide
+    narrow, wide = product_rates(job, system, engine)
+    once = rows * stem.head_flops / x.tp / (narrow if job.has_fused_experts and job.narrow_head else wide)
     loss = rows * stem.vocabulary / x.tp * LOGIT_BYTES / (system.chip.hbm.bandwidth * engine.constants.memory_efficiency)
     return once + loss / 3, once * (1 + job.trained) + loss * 2 / 3
 
@@ -613,7 +633,7 @@ def exposed_exchange_seconds(
         Seconds per step that no pass hides.
     """
     overlap = engine.constants.data_overlap
-    gradient_bytes = job.gradient_bytes
+    gradient_bytes, weight_bytes = job.gradient_bytes, gathered_weight_bytes(job)
     gradients = ChipParameters(job.trained * parameters.dense, job.trained * parameters.experts)
     replica_ranks = x.dp * x.cp * 1.0
     ranks, expert_ranks = sharding_ranks(x), expert_sharding_ranks(x)
@@ -627,7 +647,7 @@ def exposed_exchange_seconds(
 
     # ZeRO-3: weights are gathered twice and gradients scattered once per micro-batch.
     if x.sharding == "zero3":
-        weight_gather = gather_seconds(parameters.dense * ACTIVATION_BYTES, parameters.experts * ACTIVATION_BYTES, ranks)
+        weight_gather = gather_seconds(parameters.dense * weight_bytes, parameters.experts * weight_bytes, ranks)
         scatter = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, ranks)
         exposed_gather = np.maximum(weight_gather - overlap * forward, 0.0)
         seconds_per_microbatch = exposed_gather + np.maximum(weight_gather + scatter - overlap * backward, 0.0)
@@ -648,7 +668,7 @@ def exposed_exchange_seconds(
     reduce = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, replica_ranks)
     if x.sharding == "none":
         return np.maximum(2 * reduce - overlap * backward, 0.0)
-    gather = gather_seconds(gradients.dense * ACTIVATION_BYTES, gradients.experts * ACTIVATION_BYTES, replica_ranks)
+    gather = gather_seconds(gradients.dense * weight_bytes, gradients.experts * weight_bytes, replica_ranks)
     seconds = np.maximum(reduce - overlap * backward, 0.0) + np.maximum(gather - overlap * forward, 0.0)
 
     # ZeRO-2 reduces sharded gradients at once; in a pipeline, after p micro-batches of a chunk. Only the last reduction is

@@ -218,7 +218,8 @@ def training_alternatives(
             job,
             gradient_bytes=recipes.gradient_bytes,
             logit_bytes=recipes.logit_bytes,
-            fused_experts=model.name in recipes.fused_experts,
+            narrow_gather=recipes.narrow_gather,
+            **recipes.recipe_flags(model.name, system.chip.name),
         )
         recipe_best = _best_or_none(model, system, recipe_job, recipe_engine, chips, fixed_axes, evidence)
         if recipe_best is not None:

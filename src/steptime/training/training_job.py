@@ -72,9 +72,12 @@ class TrainingJob:
 
     whole_hops: whether each tensor-parallel rank sends all activations of a micro-batch to the next stage, instead of its
     part. gathered_inputs: whether tensor-parallel ranks save the gathered inputs of blocks, instead of gathering them again.
+    narrow_gather: whether data-parallel ranks gather weights of products in 8 bits in this format, instead of in 16 bits.
     expert_imbalance: rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced. fused_experts: whether
-    the stack has one kernel for grouped products, activation and quantization in mxfp8, in a captured step. offload: what is
-    in host memory: "none", "optimizer", "activations", or both joined by "+".
+    the stack has one kernel for grouped products, activation and quantization in mxfp8, in a captured step that overlaps the
+    exchange of tokens with the computation of another micro-batch. narrow_attention, narrow_head: whether attention and the
+    head of such a step are in 8 bits. offload: what is in host memory: "none", "optimizer", "activations", or both joined by
+    "+".
     """
 
     seq: Number
@@ -90,8 +93,11 @@ class TrainingJob:
     logit_bytes: float = 6.0
     whole_hops: bool = False
     gathered_inputs: bool = False
+    narrow_gather: bool = False
     expert_imbalance: Number = 1.0
     fused_experts: bool = False
+    narrow_attention: bool = False
+    narrow_head: bool = False
     offload: str = NO_OFFLOAD
 
     def offloads(self, part: str) -> bool:

@@ -263,8 +263,8 @@ def training_job(
     job = TrainingJob(
         seq=seq, batch=batch, dtype=dtype, task=task, optimizer=optimizer, lora_rank=lora_rank, mtp=mtp, attention=attention,
         gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes, gathered_inputs=engine.gathered_inputs,
-        expert_imbalance=expert_imbalance, offload=offload,
-        fused_experts=model is not None and model.name in engine.fused_experts,
+        narrow_gather=engine.narrow_gather, expert_imbalance=expert_imbalance, offload=offload,
+        **({} if model is None else engine.recipe_flags(model.name, system.chip.name)),
     )  # fmt: skip
     return check_job(job, system)
 

@@ -94,8 +94,13 @@ class TrainingEngine(Result):
     input, which `PrepareModuleInput` has replicated
     (https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py).
 
-    fused_experts: models whose recipes have fused kernels for experts in mxfp8, in a captured step
-    (https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1).
+    narrow_gather: whether weights of products in 8 bits are gathered in this format
+    (`fp8_param_gather` of https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/training/mixed_precision.py).
+
+    fused_experts: models whose recipes have fused kernels for experts in mxfp8, in a captured step that overlaps exchanges
+    (`cutedsl_fused_grouped_mlp`, `full_iteration`, `moe_a2a_overlap`). narrow_attention: of these, "model@chip" with attention
+    in 8 bits (`fp8_dot_product_attention`). narrow_heads: models with the head in 8 bits (`fp8_output_proj`). Source:
+    https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.5.0/scripts/performance/configs.
 
     reserved_bytes: memory of driver, libraries and buffers per chip. cached: share of the allocated bytes that an allocator
     keeps in addition.
@@ -116,7 +121,10 @@ class TrainingEngine(Result):
     cached: float = 0.0
     prefetched: float = 1.0
     gathered_inputs: bool = False
+    narrow_gather: bool = False
     fused_experts: tuple[str, ...] = ()
+    narrow_attention: tuple[str, ...] = ()
+    narrow_heads: tuple[str, ...] = ()
     largest_share: float = 1.0
     fill_outputs: Mapping[str, float] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)
@@ -151,6 +159,25 @@ class TrainingEngine(Result):
             slower: Number = np.minimum(self.speed, float(self.fit.get("typical_speed", np.inf)))
             return slower
         return self.speed * self.elsewhere
+
+    def recipe_flags(self, model: str, chip: str) -> dict[str, bool]:
+        """Return the fields of a job that the recipe of a model decides.
+
+        Args:
+            model: Name of the model.
+            chip: Name of the chip.
+
+        Returns:
+            Fields of `TrainingJob` by name.
+
+        >>> load_stack("megatron").recipe_flags("deepseek-ai/DeepSeek-V3", "gb200")
+        {'fused_experts': True, 'narrow_attention': False, 'narrow_head': True}
+        """
+        return {
+            "fused_experts": model in self.fused_experts,
+            "narrow_attention": f"{model}@{chip}" in self.narrow_attention,
+            "narrow_head": model in self.narrow_heads,
+        }
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the name of the stack, and the number of runs of its fit.

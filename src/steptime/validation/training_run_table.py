@@ -25,7 +25,7 @@ from steptime.training.layer_profile import MODULES
 from steptime.training.layer_time import ALTERNATE
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_job import DTYPES, FLASH, SHARDINGS, TASKS, UNFUSED, TrainingJob, TrainingLayout
-from steptime.training.training_stack import TrainingEngine, decimal_year, training_engine
+from steptime.training.training_stack import TUNED, TrainingEngine, decimal_year, training_engine
 
 NEEDED: Final = ("model", "system", "chips", "seq_len", "global_batch", "dtype")
 LAYOUT_COLUMNS: Final = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "sharding_group")
@@ -57,6 +57,14 @@ LEAST_RECOMPUTED_WITH_EXPERTS: Final = (
     "none", "moe_act", "norms+moe_act", "mla_up_proj+norms+moe_act", "mla_up_proj+mlp+shared_experts+norms+moe_act",
     "mla_up_proj+norms+moe", "full",
 )  # fmt: skip
+RECIPE_RECOMPUTES: Final = {
+    ("deepseek-ai/DeepSeek-V3", ""): "mla_up_proj",
+    ("deepseek-ai/DeepSeek-V3", "h100"): "mla_up_proj+mlp",
+    ("moonshotai/Kimi-K2-Instruct", ""): "mla_up_proj",
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "h100"): "moe+norms+attention+moe_act",
+}
+"""Recomputation by model and chip ("": all others) of recipes of Megatron-Bridge, where a row does not record it:
+https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.4.0/scripts/performance/configs."""
 OUT_OF_MEMORY: Final = "OUT OF MEMORY"
 # Note of a run that drops tokens beyond an expert's capacity: it does less work.
 DROPPED: Final = "tokendrop"
@@ -207,9 +215,13 @@ def read_run(
     engine = training_engine(stack_name, system, catalog)
     date = row.get("date", "")
     year = decimal_year(date) if date else FUSED_SINCE
-    job = _job(row, note, engine, year, model)
+    job = _job(row, note, engine, year, model, system.chip.name)
     chips = _read_whole_number(row, "chips")
     layout, open_ = _layout(row, job, chips, stack_name)
+    if layout and open_ and stack_name == TUNED:
+        chips_recompute, usual = (RECIPE_RECOMPUTES.get((model.name, name), "") for name in (system.chip.name, ""))
+        open_ = not (chips_recompute or usual)
+        layout = layout if open_ else replace(layout, recompute=chips_recompute or usual)
     return TrainingRun(
         id=row.get("id", "") or f"line {line}",
         source=row.get("source", ""),
@@ -294,7 +306,7 @@ def measured_step(row: Mapping[str, str], model: Model) -> float | None:
     return None
 
 
-def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float, model: Model) -> TrainingJob:
+def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float, model: Model, chip: str) -> TrainingJob:
     dtype, task = row["dtype"], row.get("task") or "pretrain"
     for column, value, choices in (("dtype", dtype, DTYPES), ("task", task, (*TASKS, "rl"))):
         if value not in choices:
@@ -308,9 +320,12 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float,
     # DeepSpeed keeps 16-bit gradients, and with bf16 also fp32 gradients (BF16_Optimizer).
     if engine.name == "megatron-deepspeed":
         gradient = 6.0 if dtype == "bf16" else 2.0
+    flags = engine.recipe_flags(model.name, chip)
+    flags["fused_experts"] &= year >= decimal_year(FUSED_EXPERTS_SINCE)
     return TrainingJob(
         optimizer="adam-bf16" if row.get("framework", "").casefold().startswith(AUTOMODEL) else "adamw",
         gathered_inputs=engine.gathered_inputs,
+        narrow_gather=engine.narrow_gather,
         seq=_read_whole_number(row, "seq_len"),
         batch=_read_whole_number(row, "global_batch"),
         dtype=dtype,
@@ -321,7 +336,7 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float,
         sequence_parallel=year >= SEQUENCE_SINCE or (year >= SEQUENCE_SINCE - 0.1 and row.get("recompute") == "selective"),
         logit_bytes=_logit_bytes(note, engine, year),
         whole_hops=engine.name == "megatron-deepspeed",
-        fused_experts=model.name in engine.fused_experts and year >= decimal_year(FUSED_EXPERTS_SINCE),
+        **flags,
     )
 
 

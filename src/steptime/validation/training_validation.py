@@ -485,9 +485,7 @@ class Runs:
         )
         self.logs = np.log([run.step or np.nan for run in self.runs])
 
-        # n runs of one source, model and chip have the total weight sqrt(n).
-        cluster_sizes = Counter((run.source, run.model.name, run.system.chip.name) for run in self.runs)
-        self.weights = np.array([cluster_sizes[run.source, run.model.name, run.system.chip.name] ** -0.5 for run in self.runs])
+        self.weights = cluster_weights(self.runs, np.ones(len(self.runs), dtype=bool))
 
     def kinds(self, run: TrainingRun) -> dict[str, str]:
         """Return the stack, chip and architecture of a run.
@@ -576,30 +574,99 @@ def fit(
         The most probable constants and deviations, with their covariance.
     """
     believed, width = prior
-    free = believed.copy() if start is None else start.free.copy()
-    differs = np.array([0.0 if start is None else start.differs.get(label, 0.0) for label in data.labels])
-    constant_count = len(free)
-    information = np.eye(constant_count + len(differs))
+    constant_count = len(believed)
+    start_free = believed if start is None else start.free
+    values = np.concatenate([start_free, [0.0 if start is None else start.differs.get(label, 0.0) for label in data.labels]])
+    center, widths = _priors(data, believed, width)
+    information = np.eye(len(values))
     for _ in range(rounds):
-        logs, slopes = predicted(data, free, dict(zip(data.labels, differs, strict=True)), slopes=True)
-        columns = [slopes[:, NAMES.index(name)] if name else np.ones(len(logs)) for _, name, _ in data.labels]
-        x = np.hstack([slopes, data.member * np.array(columns).T.reshape(data.member.shape)])
-
-        # Weights of Student's t: a run far from its prediction has little influence.
-        off = data.logs - logs
-        weight = data.weights * (FREEDOM + 1) / (FREEDOM + (off / SCATTER) ** 2)
-        information = x.T @ (weight[:, None] * x) / SCATTER**2 + np.diag(np.concatenate([width**-2.0, data.widths**-2.0]))
-        pull = x.T @ (weight * off) / SCATTER**2
-        pull -= np.concatenate([(free - believed) / width**2, differs / data.widths**2])
-
+        logs, x = _slopes(data, values)
         # Limit each step, because the model is not linear in the logarithms.
-        step = np.clip(np.linalg.solve(information, pull), -0.4, 0.4)
-        free, differs = free + step[:constant_count], differs + step[constant_count:]
+        step, information = _gauss_newton(x, data.logs - logs, data.weights, values - center, widths)
+        values = values + step
         if np.abs(step).max() < 2e-3:
             break
-    return Fitted(
-        free=free, differs=dict(zip(data.labels, map(float, differs), strict=True)), covariance=np.linalg.inv(information)
-    )
+    return _fitted(data, values, constant_count, np.linalg.inv(information))
+
+
+def _priors(data: Runs, believed: Array, width: Array) -> tuple[Array, Array]:
+    """Return the prior means and deviations of constants and of deviations by label."""
+    return np.concatenate([believed, np.zeros(len(data.labels))]), np.concatenate([width, data.widths])
+
+
+def _fitted(data: Runs, values: Array, constant_count: int, covariance: Array) -> Fitted:
+    """Return a fit from the values of constants and of deviations by label."""
+    differs = dict(zip(data.labels, map(float, values[constant_count:]), strict=True))
+    return Fitted(free=values[:constant_count], differs=differs, covariance=covariance)
+
+
+def _slopes(data: Runs, values: Array) -> tuple[Array, Array]:
+    """Return the predicted logarithms of step times, and their derivatives by constant and by deviation."""
+    count = len(values) - len(data.labels)
+    differs = dict(zip(data.labels, values[count:], strict=True))
+    logs, slopes = predicted(data, values[:count], differs, slopes=True)
+    columns = [slopes[:, NAMES.index(name)] if name else np.ones(len(logs)) for _, name, _ in data.labels]
+    return logs, np.hstack([slopes, data.member * np.array(columns).T.reshape(data.member.shape)])
+
+
+def _gauss_newton(x: Array, off: Array, weights: Array, away: Array, widths: Array) -> tuple[Array, Array]:
+    """Return the next step of the values, and the information matrix.
+
+    off: measured minus predicted logarithms. away: values minus their prior means.
+    """
+    # Weights of Student's t: a run far from its prediction has little influence.
+    weight = weights * (FREEDOM + 1) / (FREEDOM + (off / SCATTER) ** 2)
+    information = x.T @ (weight[:, None] * x) / SCATTER**2 + np.diag(widths**-2.0)
+    pull = x.T @ (weight * off) / SCATTER**2 - away / widths**2
+    return np.clip(np.linalg.solve(information, pull), -0.4, 0.4), information
+
+
+def fits_without(data: Runs, all_runs: Fitted, labels: Sequence[str]) -> dict[str, Fitted]:
+    """Fit the runs without each group.
+
+    All fits take the derivatives of the whole fit, so that they are computed once. Groups that are left out change the
+    constants little.
+
+    Args:
+        data: Runs in groups.
+        all_runs: Fit of all runs.
+        labels: Group of each run.
+
+    Returns:
+        Fit without the runs of each group, by group.
+    """
+    start = np.concatenate([all_runs.free, [all_runs.differs[label] for label in data.labels]])
+    logs, x = _slopes(data, start)
+    center, widths = _priors(data, START, WIDTH)
+    groups = np.array(labels)
+    fits = {}
+    for group in sorted(set(labels)):
+        is_kept = groups != group
+        weights = is_kept * cluster_weights(data.runs, is_kept)
+        values = start
+        for _ in range(MOST_ROUNDS):
+            off = data.logs - logs - x @ (values - start)
+            step, information = _gauss_newton(x, off, weights, values - center, widths)
+            values = values + step
+            if np.abs(step).max() < 2e-3:
+                break
+        fits[group] = _fitted(data, values, len(all_runs.free), np.linalg.inv(information))
+    return fits
+
+
+def cluster_weights(runs: Sequence[TrainingRun], is_kept: Array) -> Array:
+    """Return the weight of each run: n runs of one source, model and chip have the total weight sqrt(n).
+
+    Args:
+        runs: Runs.
+        is_kept: Whether each run counts.
+
+    Returns:
+        Weights, of shape (runs,).
+    """
+    clusters = [(run.source, run.model.name, run.system.chip.name) for run in runs]
+    sizes = Counter(cluster for cluster, counts in zip(clusters, is_kept, strict=True) if counts)
+    return np.array([max(sizes[cluster], 1) ** -0.5 for cluster in clusters])
 
 
 def calibrate_training(
