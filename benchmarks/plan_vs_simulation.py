@@ -33,7 +33,7 @@ from steptime.planning.plan_as_traffic import (
 from steptime.planning.plan_result import Plan
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import DONE
-from steptime.simulation.run_metrics import OVERLOADED, PERCENTILES
+from steptime.simulation.run_metrics import OVERLOADED, PERCENTILES, standard_error_of_mean
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate, user_visible_times
 from steptime.units import in_digits, show
@@ -45,8 +45,6 @@ MIN_COUNTED_REQUESTS = 20_000
 WARM_UP_LIFETIMES, LIFETIME_SHARE = 5.0, 0.95
 # Most requests of a run.
 MAX_REQUESTS = 4_000_000
-# Parts of a run whose means give the standard error.
-BATCHES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -259,13 +257,13 @@ def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> 
         planned_tail_tpot=plan.tpot,
         tail_tpot=_at(seen_tpots, plan.percentile),
         made_tpot=float(np.mean(tpots)),
-        tpot_error=_error(tpots),
+        tpot_error=standard_error_of_mean(tpots),
         planned_ttft=plan.mean_ttft,
         ttft=float(np.mean(seen_ttfts)),
         planned_tail_ttft=plan.ttft,
         tail_ttft=_at(seen_ttfts, plan.percentile),
         made_ttft=float(np.mean(ttfts)),
-        ttft_error=_error(ttfts),
+        ttft_error=standard_error_of_mean(ttfts),
         planned_cost=plan.usd_per_million_output_tokens,
         cost=float(usd_per_million(plan.usd_per_second, tokens)),
         planned_tokens_per_second=plan.requests_per_second * float(plan.workload.output_tokens),
@@ -285,14 +283,6 @@ def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> 
 
 def _at(values: Any, percentile: str) -> float:
     return float(np.mean(values) if percentile == "mean" else np.quantile(values, PERCENTILES[percentile]))
-
-
-def _error(values: Any) -> float:
-    """Return the relative standard error of a mean, from the means of its parts."""
-    if len(values) < 2 * BATCHES:
-        return math.nan
-    means = np.array([part.mean() for part in np.array_split(values, BATCHES)])
-    return float(means.std(ddof=1) / math.sqrt(BATCHES) / means.mean())
 
 
 def _tpot(q: Any) -> Any:

@@ -21,6 +21,7 @@ from steptime.planning.finalists import (
     highest_met,
     list_finalists,
     neighbours,
+    other_divisions,
     other_readers,
     simulate_candidate,
     simulate_finalists,
@@ -278,6 +279,32 @@ def test_what_was_worse_than_a_lucky_one_is_tried_again(rates):
     assert best[:2] == [(4, 4096, 6.0), (2, 8192, 5.0)]
 
 
+def test_chunks_that_no_step_fills_are_not_tried(rates):
+    """Prompts have 1,000 tokens: chunks of 1,000 and 1,024 serve the same, so that larger ones would."""
+    simulated, _, asked = rates
+    simulated.update({256: 6.5, 512: 6.5, 1000: 7.0, 1024: 7.01, 2048: 9.0})
+    found = simulate_finalists(case(), of_chunks(512))
+    assert {chunk for chunk, _ in asked} == {128, 256, 512, 1000, 1024}
+    assert found[0].run.rate == 7.01
+    simulated.update({1024: 7.02})
+    assert simulate_finalists(case(), of_chunks(512))[0].run.rate == 9.0
+
+
+def test_other_divisions_are_half_and_twice_the_ranks_with_any_copies(monkeypatch):
+    """Sixteen chips: one replica of eight ranks, or two of four; more ranks, other TP and pools are no such divisions."""
+    sizes = ((8, 8, 0), (8, 8, 8), (4, 4, 0), (4, 4, 4), (2, 2, 0), (8, 4, 0))
+    layouts = [Layout(tp=2, dp=dp, ep=2 * ep, redundant_experts=copies) for dp, ep, copies in sizes]
+    monkeypatch.setattr(finalists, "fitting", lambda _case: [*layouts, Layout(tp=1, dp=4, ep=8)])
+    large = replace(SHARED, layout=layouts[0], batch=10, chunk=512)
+    found = list(other_divisions(case(16), large))
+    assert found == [replace(large, layout=replace(one, replicas=2), batch=5.0) for one in layouts[2:4]]
+    small = replace(large, layout=replace(layouts[2], replicas=2))
+    found = [(one.layout, one.batch) for one in other_divisions(case(16), small)]
+    assert found == [(layouts[0], 20), (layouts[1], 20), (replace(layouts[4], replicas=4), 5.0)]
+    assert list(other_divisions(case(16), replace(APART, layout=layouts[0]))) == []
+    assert list(other_divisions(case(16), replace(large, layout=Layout(dp=8)))) == []
+
+
 def test_what_is_not_confirmed_is_no_plan(rates):
     simulated, confirmed, _ = rates
     simulated.update({128: 5.0, 8192: 7.0})
@@ -520,8 +547,8 @@ def confirmation(monkeypatch):
         loops.append(((rate, lifetime), settings | ({"count": turns[1]} if turns else {})))
         return len(loops)
 
-    def confirmed_by(numbers, limits, _percentile, start):
-        curves.append((len(numbers), limits.ttft, start))
+    def confirmed_by(numbers, limits, _percentile, start, *far):
+        curves.append((len(numbers), limits.ttft, start, *far))
         return SimpleNamespace(highest=lambda _limits, first, least: replace(run, rate=first) if first > least else None)
 
     monkeypatch.setattr(finalists, "_course", lambda *_: course)
@@ -556,7 +583,7 @@ def test_runs_that_confirm_are_as_long_as_their_tokens_allow(confirmation):
     assert [given for given, _ in loops] == [(40.0, pytest.approx(0.5 + 999 * 0.01))] * 2
     assert [settings["seed"] for _, settings in loops] == [1000, 2000]
     assert factors(loops) == [3.0, 3.0]
-    assert curves == [(2, 2.0, "start")]
+    assert curves == [(2, 2.0, "start", 1.5)]
     confirm(outputs(500), SHARED)
     assert factors(loops) == pytest.approx([3e6 / (880 * 500 + 2000 * 10)] * 2)
     # At most 20 times; twenty million tokens where pools are on two systems.
@@ -576,9 +603,10 @@ def test_runs_of_pipelines_of_many_sequences_and_of_rough_searches_are_shorter(c
     for layout, least in ((Layout(), 2.0), (Layout(replicas=2), 3.0)):
         confirm(outputs(5120), replace(SHARED, layout=layout))
         assert factors(loops) == [least, least]
-    # A rough search draws once, for a factor of 1.5 to 4.
-    confirm(outputs(250, rough=True), SHARED)
-    assert (factors(loops), curves) == ([4.0], [(1, 2.0, "start")])
+    # A rough search draws once, for a factor of 1.5 to 4, and goes on beyond the limits only next to another plan.
+    for least, far in ((0.0, 1.0), (0.1, 1.5)):
+        confirm(outputs(250, rough=True, at_least=least), SHARED)
+        assert (factors(loops), curves) == ([4.0], [(1, 2.0, "start", far)])
     confirm(outputs(5120, rough=True), SHARED)
     assert factors(loops) == [1.5]
 

@@ -168,7 +168,9 @@ def test_the_mean_of_runs_has_the_mean_of_each_figure():
             cause="slots",
         ),
     ]
+    runs = [replace(run, tpot_error=error) for run, error in zip(runs, (0.3, 0.4, 0.0), strict=False)]
     found = mean_run(runs)
+    assert found.tpot_error == pytest.approx(0.5 / len(runs))
     assert (found.rate, found.ttft, found.mean_ttft, found.batch, found.saturation) == (3.0, 1.5, 0.75, 9.0, 0.25)
     assert (found.tpot, found.mean_tpot, found.cause) == (pytest.approx(0.015), pytest.approx(0.0135), "slots")
     assert found.busy == pytest.approx((0.6, 0.3))

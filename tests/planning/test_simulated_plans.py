@@ -9,6 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import RangeError, UnknownName
+from steptime.planning import plan_figures
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from tests.conftest import engine, machine, sparse_matrix
 from tests.planning.cases import MODEL, NODES
@@ -199,3 +200,19 @@ def test_outputs_of_one_token_have_the_time_of_a_step():
     assert found.tpot == found.mean_tpot > 0
     assert found.ttft <= 0.3
     assert found.why
+
+
+def test_a_mean_of_few_requests_is_named_and_widens_the_range(monkeypatch):
+    def answer() -> st.Plan:
+        load = st.Workload(input_tokens=1000, output_tokens=20)
+        return st.plan(
+            "llama-3.1-8b", "hgx-h100", load, st.Slo(ttft=2.0), chips=1, percentile="mean", modes="aggregated",
+            alternatives=False, elasticities=False, front=False, diagnostics=False,
+        )  # fmt: skip
+
+    usual = answer()
+    monkeypatch.setattr(plan_figures, "LARGE_ERROR", 1e-9)
+    few = answer()
+    assert (few.tpot, few.ttft_range, few.cost_range) == (usual.tpot, usual.ttft_range, usual.cost_range)
+    assert few.tpot_range[0] < usual.tpot_range[0] < few.tpot < usual.tpot_range[1] < few.tpot_range[1]
+    assert few.warnings[1:] == usual.warnings

@@ -354,6 +354,17 @@ def test_requests_that_are_alone_wait_for_nobody():
     assert 0.9 * alone <= loop.run(0.02, st.Slo(tpot=1.0, ttft=100.0), "mean", 2.5e-3).mean_ttft <= 1.5 * alone
 
 
+@pytest.mark.parametrize("kv_tokens", [math.inf, 2000.0])
+def test_requests_that_are_alone_have_the_quantile_of_those_that_the_pool_takes(kv_tokens):
+    loop = Loop(deployment(CHAT), 40.0, 1.2)
+    policy = replace(loop.server.policy, kv_tokens=min(float(loop.server.policy.kv_tokens), kv_tokens))
+    loop.server = loop.server._replace(policy=policy)
+    seconds = loop._alone_ttft(loop.inputs)
+    assert bool(np.all(np.isfinite(seconds))) == math.isinf(kv_tokens)
+    assert loop.quiet_ttft("p90") == pytest.approx(np.quantile(seconds[np.isfinite(seconds)], 0.9))
+    assert loop.quiet_ttft("mean") == pytest.approx(np.mean(seconds[np.isfinite(seconds)]))
+
+
 def test_requests_at_the_start_keep_their_queue_and_stand_in_its_order():
     """Two replicas of one rank: even places have one queue. Few are left as they are."""
     inputs = np.random.default_rng(0).integers(1, 100, 4000)

@@ -394,6 +394,7 @@ def quotes(catalog: str | os.PathLike[str] | None = None, chip: str | None = Non
     Raises:
         DataFileError: A file does not fit the schema, or its date is not a day.
     """
+    chip_name = None if chip is None else folded(chip)
     for path in files("rents", catalog).values():
         entry = validated(RentsEntry, path)
         reader = Reader(path, entry.sources)
@@ -402,7 +403,7 @@ def quotes(catalog: str | os.PathLike[str] | None = None, chip: str | None = Non
                 path, f"date: must be a day such as 2026-01-31, got {short_repr(entry.date)}", reader.line("date")
             )
         for n, quote in enumerate(entry.quotes):
-            if chip is not None and folded(quote.chip) != folded(chip):
+            if chip_name is not None and folded(quote.chip) != chip_name:
                 continue
             place = f"quotes.{n}.{quote.chip}"
             reader.number(place, quote.rate, "USD/s")

@@ -41,6 +41,8 @@ from steptime.units import MILLION, show
 POOLED: Final = "pooled"
 # Arithmetic of the coefficient; its rate is the base of the others.
 BASE: Final = "bf16"
+# Relative difference up to which two rates are equal.
+SAME_RATE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,7 @@ def _by_arithmetic(flops: Number, rate: Number, peaks: Mapping[str, Number]) -> 
     parts: dict[str, Number] = {}
     remaining: Number = np.asarray(flops, dtype=np.float64)
     for name in names:
-        applies = np.isclose(np.asarray(rate, dtype=np.float64), np.asarray(peaks[name], dtype=np.float64), rtol=1e-9)
+        applies = np.abs(rate - np.asarray(peaks[name])) <= SAME_RATE * np.asarray(peaks[name])
         if np.any(applies):
             parts[name] = np.where(applies, remaining, 0.0)
             remaining = np.where(applies, 0.0, remaining)

@@ -8,7 +8,7 @@ requests one by one (`simulated_rate`). The neighbours of the best one are tried
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -42,7 +42,7 @@ from steptime.planning.plan_search import (
     ranking,
 )
 from steptime.planning.prefill_pool import prefill_pool
-from steptime.planning.rate_curve import GRID, MOST_STEPS, Curve, confirmed_by, place_below, worst
+from steptime.planning.rate_curve import FAR_BEYOND, GRID, MOST_STEPS, Curve, confirmed_by, place_below, worst
 from steptime.planning.session_loop import FIRST_TURNS, TURNS, SessionLoop
 from steptime.planning.simulated_rate import (
     COARSE_SEQUENCES,
@@ -60,7 +60,7 @@ from steptime.planning.simulated_rate import (
     Run,
 )
 from steptime.planning.slo_probability import effective_targets
-from steptime.planning.steady_state import MOST_UTILISED, seats_for
+from steptime.planning.steady_state import MOST_UTILISED, fresh_tokens, seats_for
 from steptime.workload.workload import Slo, decode_steps
 
 # Factors of the TPOT at a percentile over its mean: of long outputs in separate pools, and next to prefill chunks.
@@ -84,6 +84,8 @@ MOST_LARGER = 1.5
 READERS, MANY_READERS = 8, 16
 # Least and largest factor on the length of a run that confirms a candidate roughly.
 LEAST_ROUGH_FACTOR, ROUGH_FACTOR = 1.5, 4.0
+# Relative gain of a larger chunk from which the next larger one is tried too.
+CHUNK_GAIN = 0.002
 # Prompt tokens whose prefill takes a run as long as an output token.
 TOKENS_PER_STEP = 128
 # Output tokens of a run that confirms pools on two systems.
@@ -208,7 +210,8 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
             leader = next(iter(ranking()), None)
             # Other draws may change the order of those that are almost as good.
             floors[candidate] = least or (leader.run.rate / GRID if leader else served)
-            finalists[candidate] = simulate_candidate(case, candidate, floors[candidate])
+            is_useful = not _is_never_filled(case, candidate, finalists)
+            finalists[candidate] = simulate_candidate(case, candidate, floors[candidate]) if is_useful else None
 
     served = case.at_least or highest_met(case, candidates)
     if not served:
@@ -249,6 +252,17 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     return confirmed_ones + (below if confirmed_ones else [])
 
 
+def _is_never_filled(case: PlanProblem, candidate: Candidate, finalists: Mapping[Candidate, Finalist | None]) -> bool:
+    """Return whether no step fills a candidate's chunk: of two smaller ones with whole prompts, the larger gains nothing."""
+    rates = sorted(
+        (smaller.chunk, finalist.run.rate)
+        for smaller, finalist in finalists.items()
+        if finalist and fresh_tokens(case.workload) <= smaller.chunk < candidate.chunk
+        and replace(smaller, chunk=candidate.chunk) == candidate
+    )  # fmt: skip
+    return len(rates) > 1 and rates[-1][1] <= (1 + CHUNK_GAIN) * rates[-2][1]
+
+
 def _design(candidate: Candidate) -> tuple[object, ...]:
     """Return the layout and the batch of a candidate: its chunk changes little of what a rate loses with other draws."""
     return *candidate.same, candidate.batch
@@ -259,7 +273,7 @@ def _similar(case: PlanProblem, leader: Finalist | None, finalists: Iterable[Can
     if leader is None or _is_slow(case, leader.candidate):
         return []
     similar = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
-    similar += other_copies(case, leader.candidate)
+    similar += [*other_copies(case, leader.candidate), *other_divisions(case, leader.candidate)]
     # A pool of other readers helps where prompts wait for it.
     reader = leader.candidate.prefill_layout
     if reader is not None and leader.run.binding in ("first token", "prefill rate") and reader.replicas <= MANY_READERS:
@@ -312,12 +326,11 @@ def highest_met(case: PlanProblem, candidates: Sequence[Candidate]) -> float:
         return 0.0
     place = place_below(max(course.rate for course in courses))
     for level in range(MOST_LEVELS):
-        # A run alone is as long as others, so that it comes after some of these.
-        if level == QUIET_LEVEL:
-            courses = [course for course in courses if course.loop is not None and course.may_serve()]
         for course in courses:
             is_hopeful = GRID**place <= min(HOPEFUL * course.rate, course.hoped) and course.may_meet(place)
-            if is_hopeful and course.loop is not None and course.meets(place):
+            if not is_hopeful or course.loop is None or (level >= QUIET_LEVEL and not course.may_serve()):
+                continue
+            if course.meets(place):
                 return GRID**place
         place -= min(1 + level, MOST_STEPS)
     return 0.0
@@ -389,11 +402,15 @@ class Course:
     def may_serve(self) -> bool:
         """Return whether requests that are alone meet the limit on the first token."""
         assert self.loop is not None
-        if self.rate <= 0:
-            return False
-        if math.isfinite(self.limits.ttft) and self.loop.quiet_ttft(self.case.percentile) > self.limits.ttft:
+        if self.rate > 0 and self.quiet_ttft > self.limits.ttft:
             self.missed = -math.inf
-        return self.missed > -math.inf
+        return self.rate > 0 and self.missed > -math.inf
+
+    @cached_property
+    def quiet_ttft(self) -> float:
+        """TTFT of requests that are alone [s]; 0 without a limit."""
+        assert self.loop is not None
+        return self.loop.quiet_ttft(self.case.percentile) if math.isfinite(self.limits.ttft) else 0.0
 
 
 def _course(case: PlanProblem, candidate: Candidate) -> Course:
@@ -471,7 +488,9 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     loops = [Loop(course.deployment, course.rate, lifetime, seed=seed, **settings) for seed in seeds]
     # Runs of pipelines are long, and a rough search mostly asks whether more than the minimum rate is served.
     first = least if case.rough and least and candidate.layout.pp > 1 else finalist.run.rate
-    now = confirmed_by(loops, limits, case.percentile, start).highest(limits, first, least)
+    # A rough search that no other plan is compared with does not ask how far a rate beyond the limits is beyond them.
+    far = 1.0 if case.rough and not case.at_least else FAR_BEYOND
+    now = confirmed_by(loops, limits, case.percentile, start, far).highest(limits, first, least)
     return None if now is None or now.rate <= least else replace(finalist, run=now)
 
 
@@ -691,3 +710,32 @@ def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]
             variant = replace(layout, redundant_experts=proposal.redundant_experts)
             if variant == replace(proposal, replicas=layout.replicas) and variant != layout:
                 yield replace(candidate, **{name: variant})
+
+
+def other_divisions(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
+    """Yield aggregated candidates of twice the replicas with half the data-parallel ranks, or the reverse, and any copies.
+
+    Closed forms do not show how much redundant experts gain, so that they compare large replicas with small ones badly.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+
+    Yields:
+        Candidates.
+    """
+    layout = candidate.layout
+    if candidate.mode != AGGREGATED or int(layout.ep) == 1:
+        return
+    for proposal in fitting(case):
+        is_half, is_double = _is_double(proposal, layout), _is_double(layout, proposal)
+        if is_half or is_double:
+            batch = max(candidate.batch / 2, 1.0) if is_half else 2 * candidate.batch
+            replicas = case.used // int(proposal.chips)
+            yield replace(candidate, layout=replace(proposal, replicas=replicas), batch=batch)
+
+
+def _is_double(half: Layout, double: Layout) -> bool:
+    """Return whether a layout has twice the data-parallel ranks and groups of experts, apart from replicas and copies."""
+    changed = {"replicas": double.replicas, "redundant_experts": double.redundant_experts}
+    return replace(half, dp=2 * half.dp, ep=2 * half.ep, **changed) == double

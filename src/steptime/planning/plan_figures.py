@@ -47,6 +47,10 @@ from steptime.workload.workload import NONE, Slo, decode_steps, drafting_warning
 SMALLER, MOST_STEPS = 0.9, 20
 # Doublings of the smallest batch at which the effect of speculative tokens is shown.
 MOST_DOUBLINGS = 14
+# Relative standard error of a simulated mean from which the range contains it.
+LARGE_ERROR = 0.1
+# Standard errors from the middle of a 90 % range to its ends.
+RANGE_ERRORS = 1.645
 
 
 class Selection(NamedTuple):
@@ -100,6 +104,9 @@ def delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
         name: ends and (ends[0] * scale[name.removesuffix("_range")], ends[1] * scale[name.removesuffix("_range")])
         for name, ends in closed_ranges.items()
     }
+    error = 0.0 if selection.run is None else selection.run.tpot_error
+    if error >= LARGE_ERROR and ranges["tpot_range"] is not None:
+        ranges["tpot_range"] = with_error(figures["tpot"], ranges["tpot_range"], error)
     workload, share = case.workload, _input_share(case, candidate, state, prefill)
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
     return figures | {
@@ -116,6 +123,7 @@ def delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
         "transfer_seconds": _transfer(case, candidate, rate),
         "distance": list_distances(case, candidate),
         "warnings": (
+            *_few_requests_warning(error),
             *pair_warning(case, candidate),
             *_hosts_warning(case, candidate),
             *list_warnings(case),
@@ -135,6 +143,34 @@ def _evidence(case: PlanProblem, candidate: Candidate) -> str:
     if is_small_chunk(case.workload, candidate.chunk) or case.is_pair:
         return ANY
     return deployment_evidence(case.engine, case.system, candidate.layout, candidate.prefill_layout)
+
+
+def with_error(value: float, ends: tuple[float, float], error: float) -> tuple[float, float]:
+    """Return a 90 % range that also contains the standard error of its middle.
+
+    Args:
+        value: Value in the range.
+        ends: Range.
+        error: Relative standard error of the value.
+
+    Returns:
+        The wider range.
+
+    >>> [round(end, 3) for end in with_error(1.0, (0.8, 1.25), 0.3)]
+    [0.582, 1.719]
+    """
+    low, high = (math.hypot(math.log(end / value), RANGE_ERRORS * error) for end in ends)
+    return value * math.exp(-low), value * math.exp(high)
+
+
+def _few_requests_warning(error: float) -> tuple[str, ...]:
+    """Return a warning where the mean time per token rests on few requests."""
+    if not error >= LARGE_ERROR:
+        return ()
+    return (
+        f"the mean time per token rests on few requests with long waits: its standard error in the simulation is {error:.0%}; "
+        "a limit at a percentile is met more certainly (--percentile p90)",
+    )
 
 
 def _hosts_warning(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:

@@ -204,7 +204,7 @@ def blend(below: Run, above: Run, part: float, rate: float) -> Run:
     return replace(below, rate=rate, busy=busy, saturation=min(below.saturation, 1.0), **figures)
 
 
-def confirmed_by(loops: Sequence[Loop], slo: Slo, percentile: str, start: Curve) -> Curve:
+def confirmed_by(loops: Sequence[Loop], slo: Slo, percentile: str, start: Curve, far: float = FAR_BEYOND) -> Curve:
     """Return the curve of runs with other draws than those that chose a candidate.
 
     Near saturation, a few percent of load decide whether a queue grows. Therefore a slightly higher rate must not be far
@@ -215,6 +215,7 @@ def confirmed_by(loops: Sequence[Loop], slo: Slo, percentile: str, start: Curve)
         slo: Limits, far beyond which a run need not settle.
         percentile: Percentile of the limits.
         start: Curve whose means the runs start with.
+        far: Ratio of a run to its limits from which it counts as far beyond them.
 
     Returns:
         The curve.
@@ -228,7 +229,7 @@ def confirmed_by(loops: Sequence[Loop], slo: Slo, percentile: str, start: Curve)
             return first
         for _ in range(SETTLING_RUNS):
             first = loops[0].run(rate, slo, percentile, tpot, ttft, always_decode=True)
-            if worst(first, slo) > FAR_BEYOND:
+            if worst(first, slo) > far:
                 return first
             remaining = [loop.run(rate, slo, percentile, tpot, ttft, always_decode=True) for loop in loops[1:]]
             mean = mean_run([first, *remaining])
@@ -280,5 +281,6 @@ def mean_run(runs: Sequence[Run]) -> Run:
     """
     names = ("ttft", "tpot", "mean_ttft", "mean_tpot", "batch", "growth", "saturation")
     figures: dict[str, Any] = {name: float(np.mean([getattr(run, name) for run in runs])) for name in names}
+    figures["tpot_error"] = math.sqrt(sum(run.tpot_error**2 for run in runs)) / len(runs)
     busy = tuple(sum(shares) / len(runs) for shares in zip(*(run.busy for run in runs), strict=True))
     return replace(max(runs, key=lambda run: run.saturation), busy=busy, **figures)

@@ -40,7 +40,7 @@ from steptime.planning.session_result import SessionRun
 from steptime.planning.steady_state import MOST_LOADED, mean_context
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
-from steptime.simulation.run_metrics import PERCENTILES, in_flight_growth, queue_growth
+from steptime.simulation.run_metrics import PERCENTILES, in_flight_growth, queue_growth, standard_error_of_mean
 from steptime.simulation.simulator import pipeline_delay_seconds, pool_server, transfer_seconds, visible_first_and_last
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import NONE, Slo, Speculation, Workload, decode_steps
@@ -121,7 +121,8 @@ class Run:
     on limits: it is at most 1 in a steady state, and infinite if a queue grows; `cause` names what grows. `worst` is the
     largest ratio of a figure to its limit: at most 1 if the run meets all of them. `binding` names that figure. `growth` is
     the share of the requests that came and did not end, after the start. `ttft_above` and `tpot_above` [s] are those at a
-    slightly higher rate, 0 if there was no such run. `session` is what turns of sessions found in the prefix cache.
+    slightly higher rate, 0 if there was no such run. `tpot_error` is the relative standard error of the mean TPOT where limits
+    are on means. `session` is what turns of sessions found in the prefix cache.
     """
 
     rate: float
@@ -138,6 +139,7 @@ class Run:
     growth: float = 0.0
     ttft_above: float = 0.0
     tpot_above: float = 0.0
+    tpot_error: float = 0.0
     session: SessionRun | None = None
 
 
@@ -457,16 +459,29 @@ class Loop:
         Returns:
             Seconds at the percentile.
         """
+        inputs = np.sort(self.inputs)
+        if percentile != "mean":
+            # A longer prompt is never earlier, so that the quantile follows from two requests. The longest one shows whether
+            # the pool rejects some.
+            place = PERCENTILES[percentile] * (len(inputs) - 1)
+            low_place = int(place)
+            low, high, longest = self._alone_ttft(inputs[[low_place, min(low_place + 1, len(inputs) - 1), -1]])
+            if math.isfinite(longest):
+                return float(low + (place - low_place) * (high - low))
+        seconds = self._alone_ttft(inputs)
+        done = np.isfinite(seconds)
+        return _percentile(percentile, seconds[done]) if np.any(done) else math.inf
+
+    def _alone_ttft(self, inputs: Any) -> Any:
+        """Return the TTFT [s] of requests that never meet; infinite where the pool rejects one."""
         pool = self.reader or self.server
+        count = len(inputs)
         traffic = Traffic(
-            arrival=QUIET_GAP * np.arange(self.count, dtype=np.float64),
-            inputs=self.inputs,
-            outputs=np.minimum(self.outputs, 1),
+            arrival=QUIET_GAP * np.arange(count, dtype=np.float64), inputs=inputs, outputs=np.ones(count, dtype=np.int64)
         )
-        requests, _, _ = serve(traffic, pool.policy, pool.pace, cached=skipped_tokens(self.prompts, self.inputs))
-        done = requests["status"] == DONE
+        requests, _, _ = serve(traffic, pool.policy, pool.pace, cached=skipped_tokens(self.prompts, inputs))
         begins = requests["first"] + pipeline_delay_seconds(requests, pool)
-        return _percentile(percentile, (begins - requests["arrival"])[done]) if np.any(done) else math.inf
+        return np.where(requests["status"] == DONE, begins - requests["arrival"], math.inf)
 
     def _sequences_for_one(self, sequences: float) -> int:
         """Return for how many sequences of a replica one stands. Pipelines run each micro-batch as it is."""
@@ -590,6 +605,7 @@ class Loop:
         return Run(
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
             batch=batch * self.parts, busy=busy, worst=worst, binding=binding, saturation=saturation, cause=cause,
+            tpot_error=standard_error_of_mean(tpot) if percentile == "mean" else 0.0,
             growth=in_flight_growth(
                 served["arrival"], np.append(served["finish"], ends), START_SHARE * float(served["arrival"].max())
             ),

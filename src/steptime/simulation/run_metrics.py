@@ -39,6 +39,8 @@ GROWTH, MIN_QUEUE = 1.5, 8
 DRAIN = 0.1
 # Share of the requests that arrive by which those in flight may rise: a deployment that is a little too small fills slowly.
 MOST_GROWTH = 0.02
+# Parts of a run whose means give the standard error of its mean.
+PARTS = 20
 # A run that starts empty is full after this percentile of the times in a slot. Arrivals of a steady run last this many times as
 # long.
 FILL_PERCENTILE, LEAST_FILLS = 95, 2.0
@@ -419,6 +421,24 @@ def waiting(came: Any, seated: Any, times: Any) -> Any:
 def _waiting(came: Any, seated: Any, times: Any) -> Any:
     """Return the result of `waiting` for sorted times of arrival and of slots."""
     return np.searchsorted(came, times, side="right") - np.searchsorted(seated, times, side="right")
+
+
+def standard_error_of_mean(values: Any) -> float:
+    """Return the relative standard error of a mean of values that follow each other, from the means of equal parts.
+
+    Args:
+        values: Values in their order.
+
+    Returns:
+        Share of the mean; NaN for few values.
+
+    >>> round(standard_error_of_mean(np.tile(np.repeat([1.0, 3.0], 100), 10)), 3), standard_error_of_mean(np.ones(39))
+    (0.115, nan)
+    """
+    if len(values) < 2 * PARTS:
+        return math.nan
+    means = np.array([part.mean() for part in np.array_split(values, PARTS)])
+    return float(means.std(ddof=1) / math.sqrt(PARTS) / means.mean())
 
 
 def queue_growth(came: Any, seated: Any, seats: int) -> str:
