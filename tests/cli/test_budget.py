@@ -144,7 +144,7 @@ def test_help_has_examples_that_run(name, tmp_path):
         ("budget --match-quality 100@200k", 2, "parameters must be at least 10,000"),
         ("budget --loss 100", 2, "loss must be at most 12"),
         ("budget --match-quality 1B@1T --lifetime 60d", 2, "--lifetime needs --tokens-served"),
-        ("budget --match-quality 1B@1T --tokens-served 1M/s --lifetime 60", 2, "such as 60d or 24h"),
+        ("budget --match-quality 1B@1T --tokens-served 1M/s --lifetime 60", 2, "such as 60d or 2y"),
         ("budget --match-quality 1B@1T --rl-flop 4", 2, "--rl-flop needs --rl-tokens"),
         ("budget --usd 100M --system hgx-h20", 2, "hgx-h20: no rent"),
         ("budget --match-quality 1B@1T --machine-rent 2", 2, "--machine-rent needs --machine"),

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from steptime.catalog.hardware_loading import load_system
-from steptime.cli.output import check_outputs, patience
+from steptime.cli.output import check_outputs, patience, wrap_for_terminal
 from steptime.cli.views.widgets import stacked, table
 from steptime.errors import DataFileError, InputError
 from tests.cli.test_commands import run
@@ -395,3 +395,15 @@ def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note, closed_f
     """Eight chips with tp8 were measured, but not with chunks below 512 tokens."""
     question = "plan llama-3.1-405b hgx-h200 --weights fp8 --input 2048 --output 512 --speed 30 --ttft 2"
     assert note in " ".join(run(f"{question} {options}").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ("short", ["short"]),
+        ("a word and `one command that is long` end", ["a word and", "`one command that is long`", "end"]),
+        ("it's the file '/a b/c d e f g h i j k'", ["it's the file", "'/a b/c d e f g h i j k'"]),
+    ],
+)
+def test_messages_break_between_words_that_nobody_copies(words, lines):
+    assert wrap_for_terminal(words, 20).split("\n") == lines

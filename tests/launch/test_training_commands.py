@@ -17,6 +17,7 @@ from steptime.launch.training_commands import training_commands, training_lines
 from steptime.launch.training_run import layers_by_chunk, training_run
 from steptime.models.model import total_parameters
 from steptime.training.training_job import TrainingJob, TrainingLayout
+from steptime.training.training_stack import load_stack
 from tests.launch.reading_training import (
     flags,
     golden,
@@ -383,3 +384,12 @@ def test_bad_input_is_named():
         training_commands(model("llama-3.1-8b"), JOB, replace(fine, dp=np.array([8, 16])), system("hgx-h100"), "megatron")
     with pytest.raises(InputError, match="2 hosts of 8"):
         training_commands(model("llama-3.1-8b"), replace(JOB, batch=9), replace(fine, dp=9), system("hgx-h100"), "megatron")
+
+
+def test_a_stack_has_one_command_under_each_of_its_names():
+    layout = TrainingLayout(tp=8, dp=8)
+    commands = [
+        training_commands(model("llama-3.1-8b"), JOB, layout, system("hgx-h100"), name) for name in ("megatron", "megatron-lm")
+    ]
+    assert commands[0] == commands[1]
+    assert load_stack("megatron-bridge") == load_stack("megatron")

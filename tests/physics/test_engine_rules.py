@@ -178,6 +178,25 @@ CASES = [
         {"dp": 3, "ep": 3, "microbatches": 2},
         "over DeepEP, which has no kernels for 3 ranks here",
     ),
+    ("tensor parallelism only", DENSE, {"tp": 8}, {"tp": 4, "dp": 2}, "tensor parallelism only, not with dp=2"),
+    ("tensor parallelism only", SPARSE, {"tp": 4}, {"tp": 4, "ep": 4}, "not with ep=4"),
+    ("tensor parallelism only", DENSE, {"tp": 2}, {"pp": 2}, "not with pp=2"),
+    ("tensor parallelism in a host", replace(DENSE, host_chips=4.0), {"tp": 4}, {"tp": 8}, "at most 4 chips of a host"),
+    ("tensor parallelism in a host", DENSE, {"tp": 16}, {"tp": 32}, "at most 16 chips of a host"),
+    (
+        "models that llama.cpp divides",
+        replace(DENSE, family="deepseek_v3"),
+        {"tp": 1},
+        {"tp": 2},
+        "does not divide m over chips by --split-mode tensor",
+    ),
+    (
+        "models that llama.cpp divides",
+        replace(DENSE, family="llama", cache_format="q8_0"),
+        {"tp": 1},
+        {"tp": 2},
+        "does not divide a KV cache in q8_0",
+    ),
     ("two batches without stages", LATENT, {"pp": 3, "microbatches": 3}, {"pp": 3, "microbatches": 6}, "not with pp=3"),
 ]
 

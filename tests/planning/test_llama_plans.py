@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 import steptime as st
-from steptime.errors import RangeError
+from steptime.errors import InputError, RangeError
 from steptime.launch.launch_commands import launch_commands
 from steptime.physics.layout import Layout, host_chips
 from steptime.physics.uncertainty import LARGE_BATCH, distances
@@ -81,3 +81,16 @@ def test_a_plan_without_runs_on_a_chip_names_the_engine_that_has_them(system, is
     warnings = " ".join(st.plan("llama-3.1-8b", system, WORK, percentile="mean", quick=True).warnings)
     assert "has no measured run on chips of" in warnings
     assert ("--engine llama.cpp has measured runs there" in warnings) == is_named
+
+
+def test_plans_of_llama_cpp_have_one_pool_of_tensor_parallel_replicas(closed_forms):
+    given = {"engine": "llama.cpp", "percentile": "mean", "quick": True}
+    plan = st.plan(st.load_model("llama-3.3-70b", weights="q4_k_m"), "rtx-4090-8", WORK, **given)
+    (pool,) = plan.pools
+    assert pool.layout.chips == pool.layout.tp > 1
+    command = " ".join(line.removesuffix("\\") for line in launch_commands(plan, "llama.cpp") if line[0] != "#").split()
+    assert dict(pairwise(command))["-sm"] == "tensor"
+    with pytest.raises(RangeError, match="no separate pools"):
+        st.plan("gpt-oss-20b", "dgx-spark", WORK, modes="disaggregated", **given)
+    with pytest.raises(InputError, match="split-mode tensor"):
+        st.plan(st.load_model("deepseek-v3", weights="q4_k_m"), "hgx-h200", WORK, **given)

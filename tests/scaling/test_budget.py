@@ -152,6 +152,8 @@ def test_traffic_is_a_rate_over_a_life_or_a_sum():
     assert read_served("50M/s", "60d") == (pytest.approx(2.592e14), 60 * 86400)
     assert read_served("50M tok/s", "60d")[0] == pytest.approx(2.592e14)
     assert read_served("3B/d", "10d")[0] == pytest.approx(3e10)
+    assert read_served("3B/day", "2 weeks") == (pytest.approx(4.2e10), 14 * 86400)
+    assert read_served("3B/month", "1y")[0] == pytest.approx(3.6e10)
     assert read_served("200T")[0] == 200e12
     assert read_served("0") == (0.0, pytest.approx(math.nan, nan_ok=True))
 

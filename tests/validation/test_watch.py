@@ -306,8 +306,8 @@ def test_text_names_the_load_and_what_drifted():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("watch", "give the URL of a server"),
-        ("watch localhost:1 --model llama-3.1-8b", "a prediction needs --system and --weights"),
+        ("watch", "watch needs the URL of a server"),
+        ("watch localhost:1 --model llama-3.1-8b", "watch needs --system and --weights"),
         (f"watch localhost:1 {OPTIONS} --interval 0", "--interval must be at least 0.2"),
         (f"watch localhost:1 {OPTIONS} --exporter 70000", "--exporter must be a port"),
         (f"watch localhost:1 {OPTIONS} --once", "localhost:1/metrics: cannot be reached"),

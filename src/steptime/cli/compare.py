@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from steptime.hardware.system import System
 
 ALL, ANY = "all", "any"
-# Times of a quick plan, of one with several numbers of chips or with sessions, and of one on two systems, on one core.
-SECONDS_PER_PLAN, SECONDS_PER_SEVERAL = 0.2, 2
-SECONDS_PER_SYSTEM_PAIR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +153,9 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
     from steptime.sweeps.ranking import compare as rank
     from steptime.sweeps.ranking import system_pairs
 
-    pairs, seconds_per_pair = len(models) * len(machines), SECONDS_PER_PLAN
-    if chip_count == ANY or load["sessions"] is not None:
-        seconds_per_pair = SECONDS_PER_SEVERAL
-    words = f"planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each"
+    words = f"planning {counted(len(models) * len(machines), 'pair')} of model and system"
     if requests.pairs:
-        couples = len(system_pairs(models, machines, chip_count, modes))
-        words += f", and {counted(couples, 'pair')} of systems, some {SECONDS_PER_SYSTEM_PAIR} s each on a core"
+        words += f", and {counted(len(system_pairs(models, machines, chip_count, modes)), 'pair')} of systems"
     with patience(f"steptime: {words} ..."):
         ranking = rank(
             models, machines, engine=rivals.engine, catalog=rivals.catalog, modes=modes, rent=rivals.rent, sure=requests.sure,

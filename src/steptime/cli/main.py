@@ -216,7 +216,8 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Example:\n\n"
         "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
-        "Exit codes: 0 an answer; 1 limits that nothing meets, or a model that does not fit; 2 wrong input; 130 interrupted.",
+        "Exit codes: 0 an answer; 1 limits that nothing meets, a model that does not fit, or a "
+        "simulated queue that grows; 2 wrong input; 130 interrupted.",
     )  # fmt: skip
     command_names = words[:1] if words and words[0] in EXAMPLES else ()
     for name in command_names or EXAMPLES:
@@ -386,8 +387,22 @@ def _misread(problem: Any) -> int:
     command = context.command_path if context is not None else f"steptime {command_name}".rstrip()
     words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
     subject = next((name for name in CATALOGUES if f"argument '{name}" in words.casefold()), "")
+    words, listed = UNKNOWN_COMMAND.sub(_with_nearest, words), "options" if command_name else "commands"
     choices = f"`steptime {CATALOGUES[subject][0]}` lists them, such as {CATALOGUES[subject][1]}; " if subject else ""
-    return _refused(InputError(f"{words}; {choices}`{command} --help` lists all options"))
+    ending = "" if words.endswith("?") else ";"
+    return _refused(InputError(f"{words}{ending} {choices}`{command} --help` lists all {listed}"))
+
+
+def _with_nearest(match: re.Match[str]) -> str:
+    """Return the nearest choices of a misspelt command or option, without a second sentence."""
+    names = " or ".join(name.strip(" '") for name in match[2].split(","))
+    return f"{match[1]}; did you mean {names}?"
+
+
+# A misspelt command or option, and the choices of click.
+UNKNOWN_COMMAND = re.compile(
+    r"(No such (?:command|option):? '?[^ '.]+'?)[. ]+(?:\(Possible options: |Did you mean )([^)?]+)[)?]*"
+)
 
 
 def _with_value(match: re.Match[str]) -> str:

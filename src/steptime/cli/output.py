@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Minimum width of text, in columns, also on a narrower terminal.
 NARROWEST = 30
+# Words of a message that stay on one line: a command in backticks, a value in quotes, or letters without a space.
+UNBROKEN = re.compile(r"(?:`[^`]*`|(?<!\w)'[^']*'|\S)+")
 # Time before a message about long work, in s.
 SOON = 2.0
 # Replacements for characters that an encoding such as ASCII lacks.
@@ -184,8 +186,38 @@ def say(words: str) -> None:
     # Standard output carries only the answer, so that it can be piped.
     if sys.stderr is not None:
         with suppress(OSError):
-            sys.stderr.write(replace_controls(words) + "\n")
+            text = replace_controls(words)
+            sys.stderr.write((wrap_for_terminal(text) if sys.stderr.isatty() else text) + "\n")
             sys.stderr.flush()
+
+
+def wrap_for_terminal(words: str, width: int | None = None) -> str:
+    """Break a message into lines at spaces, never inside a word, in quotes or in backticks, which people copy.
+
+    Args:
+        words: The message.
+        width: Columns; None for those of the terminal.
+
+    Returns:
+        The message with line breaks.
+
+    >>> print(wrap_for_terminal("steptime: use `plan MODEL SYSTEM`, or '/a path' instead", 30))
+    steptime: use
+    `plan MODEL SYSTEM`, or
+    '/a path' instead
+    """
+    columns = max(NARROWEST, shutil.get_terminal_size((80, 24)).columns) if width is None else width
+    lines = list[str]()
+    for paragraph in words.split("\n"):
+        line = ""
+        for word in UNBROKEN.findall(paragraph):
+            if line and len(line) + 1 + len(word) >= columns:
+                lines.append(line)
+                line = word
+            else:
+                line = f"{line} {word}" if line else word
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def write_out(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, not_empty, option
-from steptime.cli.output import make_console, patience, print_json, reported, say_release, write_csv, wrote
+from steptime.cli.output import make_console, patience, print_json, reported, say, say_release, write_csv, wrote
 from steptime.errors import NUMBA_MISSING, InputError, RangeError
 from steptime.questions.simulate_question import SIMULATE, TRAFFIC, Setup, SimulateInputs, setup
 
@@ -121,8 +121,8 @@ def _check_traffic(inputs: SimulateInputs, output: SimulateOutput) -> None:
     if len(kinds) > 1 or not (kinds or output.find_rate):
         raise RangeError(
             (f"{' and '.join(kinds)} exclude each other: " if len(kinds) > 1 else "")
-            + "give one of --trace FILE, --rate R, --concurrency C or --find-rate; --find-rate also works with --trace or "
-            "--concurrency"
+            + "simulate needs one of --trace FILE, --rate R, --concurrency C and --find-rate; --find-rate also works with "
+            "--trace or --concurrency"
         )
 
 
@@ -251,7 +251,9 @@ def _with_fewest_replicas(prepared: Setup, *, quiet: bool) -> Setup:
 
 def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
     """Print the highest rate, and the rates that the search tried."""
-    from steptime.cli.views.simulation_view import rate_answer, rate_view, uncached
+    import numpy as np
+
+    from steptime.cli.views.simulation_view import lengths_in_words, rate_answer, rate_view, uncached
     from steptime.cli.views.step_view import own_runs
     from steptime.cli.views.widgets import notes
     from steptime.physics.layout import show_layout
@@ -262,7 +264,9 @@ def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
     engine, prefill = arguments["engine"], arguments["prefill"]
     title = f"{prepared.model.name} on {prepared.system.chip.name} ({show_layout(arguments['layout'])}), engine {engine.name}"
     title += "" if prefill is None else f", {counted(int(prefill.replicas), 'prefill replica')}"
-    played = "" if trace is None else f", {trace.name} of {len(trace):,} requests"
+    mean = (prepared.inputs.input, prepared.inputs.output) if trace is None else (np.mean(trace.inputs), np.mean(trace.outputs))
+    played = f", requests of {lengths_in_words(*map(float, mean))}"
+    played += "" if trace is None else f", {trace.name} of {len(trace):,} requests"
     limited = arguments["slo"] != Slo()
     shared = uncached(trace) if trace is not None and arguments["cache"] is None else []
     console.print(
@@ -311,7 +315,11 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
             console.print(more_line(pictures, "--range", "--find-rate", "--export FILE", "--json"))
     # The exit code is 1 if limits are missed, the queue grows without end or no request is served.
     missed = run.limits is not None and run.limits.verdict == MISSED
-    raise typer.Exit(1 if missed or run.answers.verdict == OVERLOADED else 0)
+    is_overloaded = run.answers.verdict == OVERLOADED
+    if missed or is_overloaded:
+        causes = ["the limits are missed"] * missed + ["the queue grows until the end of the run"] * is_overloaded
+        say(f"steptime: {' and '.join(causes)}: exit code 1")
+        raise typer.Exit(1)
 
 
 def _print_drafting(prepared: Setup) -> None:

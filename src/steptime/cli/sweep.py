@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 # Panels of `--help`.
 AXES, EXECUTION, INPUTS, INDICES = "Axes", "Execution", "Uncertain inputs", "Sobol's indices"
-# Points from which the remaining time is shown: several come at once from a process.
-MIN_POINTS_FOR_ETA = 8
+# Points from which the remaining time is shown.
+MIN_POINTS_FOR_ETA = 2
+# Remaining time from which a message says how to stop and resume, and expected time of which the start tells [s].
+LONG_WORK, NOTED_WORK = 600.0, 60.0
 OVER = Annotated[
     list[str] | None,
     option(
@@ -173,7 +175,7 @@ def sweep(
     first_file = study.out[0] if study.out else None
     names = [*(axis.name for axis in axes), *fixed_inputs]
     try:
-        with report_progress() as progress:
+        with report_progress(question.seconds) as progress:
             result = sweep_axes(
                 question, axes, fixed_inputs, answers=_answers(question, answers, study.against, names), together=together,
                 workers=study.workers, client=client, out=first_file, progress=progress, banded=True,
@@ -254,7 +256,7 @@ def design(
     aims = [part.strip() for text in aim or [] for part in text.split(",")]
     if study.against is not None and aims:
         aims.append(study.against)
-    with report_progress() as progress:
+    with report_progress(question.seconds) as progress:
         result = compare_designs(
             question, axes, fixed_inputs, aims=aims, within=within, workers=study.workers,
             out=study.out[0] if study.out else None, progress=progress,
@@ -323,7 +325,7 @@ def sensitivity(
     fixed_inputs = with_kept(question, fixed_inputs)
     if question.name == "simulate":
         compile_first()
-    with report_progress() as progress:
+    with report_progress(question.seconds) as progress:
         study = compute_sensitivity(
             question, fixed_inputs, answer=answer, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers,
             progress=progress, announce=lambda message: say(f"steptime: {message}"),
@@ -441,8 +443,11 @@ def with_kept(question: "Question", fixed_inputs: Mapping[str, Any], axes: "Sequ
 
 
 @contextmanager
-def report_progress() -> Iterator[Callable[[int, int], None]]:
+def report_progress(seconds: float = 0.0) -> Iterator[Callable[[int, int], None]]:
     """Provide a function that reports progress: a bar with the remaining time for long work on a terminal.
+
+    Args:
+        seconds: Usual time of a point on one core [s].
 
     Yields:
         A function of the number of answered points and of all points.
@@ -462,15 +467,17 @@ def report_progress() -> Iterator[Callable[[int, int], None]]:
             state.update(first=done, total=total, started=time.perf_counter())
             if done:
                 say(f"steptime: goes on from {done:,} of {total:,} points that were answered before")
+            if (total - done) * seconds > NOTED_WORK:
+                say(f"steptime: {total - done:,} points, some {duration((total - done) * seconds)} on one core ...")
             return
         passed = time.perf_counter() - state["started"]
-        if bar is None and passed > 1.5 and state["first"] + max(MIN_POINTS_FOR_ETA, total // 20) <= done < total:
+        if bar is None and passed > 1.5 and state["first"] + MIN_POINTS_FOR_ETA <= done < total:
             remaining_seconds = passed / (done - state["first"]) * (total - done)
-            if sys.stderr is None or not sys.stderr.isatty():
-                bar = False
-                say(f"steptime: {done:,} of {total:,} points, some {duration(remaining_seconds)} left ...")
-            else:
-                bar = _bar(total)
+            is_terminal, is_long = sys.stderr is not None and sys.stderr.isatty(), remaining_seconds > LONG_WORK
+            bar = _bar(total) if is_terminal else False
+            if is_long or not is_terminal:
+                advice = "; Ctrl+C stops it (sweep --out FILE keeps the finished points)" if is_long else ""
+                say(f"steptime: {done:,} of {total:,} points, some {duration(remaining_seconds)} left{advice} ...")
         if bar:
             bar.update(bar.task_ids[0], completed=done)
 

@@ -18,7 +18,7 @@ from steptime.cli.output import (
     say_release,
     write_csv,
 )
-from steptime.errors import RangeError
+from steptime.errors import RangeError, UnknownName
 from steptime.questions.train_question import TRAIN, TrainInputs, bind_train, solve
 from steptime.units import show
 
@@ -38,7 +38,7 @@ class TrainOutput(Output):
     explain: Annotated[bool, option("Show each layer's operators with formulas and sources.", OUTPUT, "--explain")] = False
     launch: Annotated[
         str | None,
-        option("Print launch lines for megatron, megatron-bridge, torchtitan or maxtext.", OUTPUT, metavar="STACK"),
+        option("Print launch lines for megatron-lm, megatron-bridge, torchtitan or maxtext.", OUTPUT, metavar="STACK"),
     ] = None
     plot: Annotated[str | None, option("Draw the pipeline schedule: .svg, .png or .pdf.", OUTPUT)] = None
     trace_out: Annotated[
@@ -54,12 +54,12 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.launch.training_commands import OFFLOADING, STACKS, first_capable_stack, training_lines
+    from steptime.launch.training_commands import first_capable_stack, training_lines
     from steptime.training.training_alternatives import strong_and_weak_scaling
-    from steptime.training.training_job import NO_OFFLOAD
     from steptime.training.training_planner import step_timeline, step_trace
 
     _check_limits(inputs)
+    _check_launch(inputs, output)
     not_empty("--layers", inputs.layers, "layers by chunk, such as 7,8x14,7")
     check_outputs({"--csv": output.csv, "--plot": output.plot, "--trace-out": output.trace_out}, [inputs.model, inputs.system])
     check_picture(output.plot)
@@ -72,11 +72,6 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
     # The search for the fastest layout, with changes that would help.
     _, model, system, stack = bind_train(values)
-    if inputs.offload != NO_OFFLOAD and output.launch in STACKS and output.launch not in OFFLOADING:
-        raise RangeError(
-            f"--launch {output.launch} cannot configure --offload; use --launch {' or '.join(OFFLOADING)}, or leave one of the "
-            "two out"
-        )
     say_release(model)
     with patience("searching layouts"):
         training = solve(values)
@@ -117,6 +112,22 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
         console.print(explained_view(model, system, training, stack), sources_table(system), sep="\n")
     for line in lines:
         typer.echo(line)
+
+
+def _check_launch(inputs: TrainInputs, output: TrainOutput) -> None:
+    """Raise UnknownName or RangeError unless the stack of --launch has commands for the run."""
+    from steptime.launch.training_commands import ALIASES, OFFLOADING, STACKS
+    from steptime.training.training_job import NO_OFFLOAD
+
+    launch = output.launch
+    if launch is None:
+        return
+    if launch not in (*STACKS, *ALIASES):
+        raise UnknownName("training stack of --launch", launch, STACKS, f"Known: {', '.join(STACKS)}.")
+    if inputs.offload != NO_OFFLOAD and ALIASES.get(launch, launch) not in OFFLOADING:
+        raise RangeError(
+            f"--launch {launch} cannot configure --offload; use --launch {' or '.join(OFFLOADING)}, or leave one of the two out"
+        )
 
 
 def _check_limits(inputs: TrainInputs) -> None:

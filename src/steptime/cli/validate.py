@@ -127,7 +127,7 @@ def validate(
         make_console().print(columns_view())
         return
     if not files:
-        raise RangeError("give a CSV file of runs (--columns lists its columns) or results of a benchmark harness")
+        raise RangeError("validate needs FILE: a CSV of runs (--columns lists its columns), or results of a load generator")
     not_empty("--engine", engine, "the name of an engine")
     inputs = [*files, engine or "", anchor_path(anchor or ""), run_settings.model, run_settings.system]
     output.check(ctx, inputs=inputs, predictions=predictions)

@@ -75,7 +75,7 @@ def watch(
         if url is None:
             return
     if url is None:
-        raise RangeError("give the URL of a server, such as localhost:8000, or --dashboard FILE")
+        raise RangeError("watch needs the URL of a server, such as localhost:8000, or --dashboard FILE")
     for name, value, least in (
         ("--interval", interval, SHORTEST_INTERVAL),
         ("--windows", windows, 1),
@@ -88,7 +88,7 @@ def watch(
     settings = run_settings.arguments()
     missing = [f"--{name}" for name in ("model", "system", "weights") if not settings.get(name)]
     if missing:
-        raise RangeError(f"a prediction needs {' and '.join(missing)} of the server")
+        raise RangeError(f"watch needs {' and '.join(missing)} of the server, to predict its times")
     address = metrics_url(url)
     watcher = Watcher(replicas=replicas, rent=rent, catalog=catalog, **settings)
     exported = None if exporter is None else Exporter()

@@ -8,7 +8,8 @@ Flags, defaults and values are those of the table in `tools/server/README.md` of
 - `-np` (auto: 4 slots and one cache); `-kvu`, off by default with a number of slots;
 - `-ctk`, `-ctv` (f16): f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1;
 - `-cram` (8192 MiB): prompts that leave their slots stay in the memory of the host;
-- `--host` (127.0.0.1), `--port`.
+- `--host` (127.0.0.1), `--port`;
+- `-sm none|layer|row|tensor` (layer): tensor divides each layer, and needs `-fit off` (`docs/multi-gpu.md`).
 
 With `-kvu` all slots share one KV cache of `-c` tokens; without it each slot has an equal part. llama.cpp rounds `-c` up to a
 multiple of 256 (`src/llama-context.cpp`, GGML_PAD) and has at most 256 sequences (`src/llama-cparams.h`, LLAMA_MAX_SEQ).
@@ -21,7 +22,7 @@ import shlex
 from typing import Final
 
 from steptime.launch.host_placement import place_replicas
-from steptime.launch.serve_args import no_adapters, serve_args_for_pool
+from steptime.launch.serve_args import no_adapters, serve_args_for_pool, unsaid
 from steptime.launch.shell_script import Command, comments, select_texts, spoken
 from steptime.planning.plan_result import Plan
 from steptime.units import counted
@@ -44,11 +45,10 @@ def llama_server_commands(plan: Plan) -> list[str]:
         plan: A plan with the engine llama.cpp.
 
     Returns:
-        Comments and the command; only the reason as a comment where llama-server cannot run the layout.
+        Comments and the command.
     """
     pool = plan.pools[-1]
-    if len(plan.pools) > 1 or int(pool.layout.chips) > 1:
-        return comments(("llama-server runs replicas of one chip without a prefill pool: plan with --tp 1 --mode aggregated",))
+    chips = int(pool.layout.chips)
     args, replicas = serve_args_for_pool(plan, pool), place_replicas(plan)
     served = plan.served
     formats = served.weights if served.experts in ("", served.weights) else f"{served.weights}, experts in {served.experts}"
@@ -60,16 +60,23 @@ def llama_server_commands(plan: Plan) -> list[str]:
         # llama.cpp rounds up, beyond the memory that is left.
         room = min(room, max(1, int(pool.kv_tokens_per_rank) // CACHE_STEP) * CACHE_STEP)
     tokens = max(args.tokens, args.sequences)
+    chips_text = "each chip" if chips == 1 else f"each {chips} chips, which CUDA_VISIBLE_DEVICES names"
     notes = select_texts(
         (not is_file, f"GGUF: file of {served.checkpoint or plan.model} with weights in {formats}"),
         (not cache, f"llama.cpp has no KV cache in {served.kv}: expect a cache of another size"),
         (True, f"{args.sequences} slots are more than the mean batch of the plan; -ub is the chunk and the batch in one pass"),
         (True, "up to 8 GiB of old prompts stay in host memory: add -cram 0 where the chip shares it and the plan is full"),
         (True, *no_adapters(served, "llama-server")),
-        (len(replicas) > 1, f"{counted(len(replicas), 'replica')}: the same command on each chip, with a router before them"),
+        (chips > 1, "--split-mode tensor is experimental: it runs with CUDA and ROCm, faster with NCCL and RCCL"),
+        (True, *unsaid(args, NAME)),
+        (
+            len(replicas) > 1,
+            f"{counted(len(replicas), 'replica')}: the same command on {chips_text}, and a router",
+        ),
     )
     words = select_texts(
         (True, f"llama-server -m {place}"),
+        (chips > 1, "-sm tensor", "-fit off"),
         (True, f"-ngl {ALL_LAYERS}", f"-c {room}", f"-np {args.sequences}", "-kvu"),
         (True, f"-b {tokens}", f"-ub {tokens}", "-fa on"),
         (cache, f"-ctk {cache}", f"-ctv {cache}"),

@@ -20,11 +20,13 @@ from steptime.training.training_job import TrainingJob, TrainingLayout
 
 # Modules that write the commands of the stacks.
 WRITERS: Final[Mapping[str, ModuleType]] = {
-    "megatron": megatron, "megatron-bridge": megatron_bridge, "torchtitan": torchtitan, "maxtext": maxtext,
+    "megatron-lm": megatron, "megatron-bridge": megatron_bridge, "torchtitan": torchtitan, "maxtext": maxtext,
 }  # fmt: skip
 STACKS: Final = tuple(WRITERS)
+# Other names of stacks.
+ALIASES: Final = {"megatron": "megatron-lm"}
 # Stacks whose commands configure an offload to host memory.
-OFFLOADING: Final = ("megatron", "megatron-bridge")
+OFFLOADING: Final = ("megatron-lm", "megatron-bridge")
 
 
 def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[Command]:
@@ -45,7 +47,7 @@ def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, sy
 
     >>> import steptime as st
     >>> job, layout = TrainingJob(seq=8192, batch=512), TrainingLayout(tp=8, dp=8)
-    >>> (command,) = training_commands(st.load_model("llama-3.1-8b"), job, layout, st.load_system("hgx-h100"), "megatron")
+    >>> (command,) = training_commands(st.load_model("llama-3.1-8b"), job, layout, st.load_system("hgx-h100"), "megatron-lm")
     >>> "--tensor-model-parallel-size 8" in command.words
     True
     """
@@ -95,6 +97,7 @@ def _commands_or_refusal(
 ) -> tuple[list[Command], str]:
     """Return the commands of a stack, or all reasons why it cannot run the layout in one line."""
     run = training_run(model, job, layout, system)
+    stack = ALIASES.get(stack, stack)
     if stack not in WRITERS:
         raise UnknownName("training stack to start", stack, STACKS, "Known: " + ", ".join(STACKS) + ".")
     writer = WRITERS[stack]

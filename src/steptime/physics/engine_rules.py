@@ -16,6 +16,8 @@ from steptime.number_checks import Number
 from steptime.physics.layout import ENGINE, READ_ENGINES, Facts, Layout, Rule, axis, exchanges_experts, near
 
 VLLM, SGLANG, TRTLLM = "github.com/vllm-project/vllm", "github.com/sgl-project/sglang", "github.com/NVIDIA/TensorRT-LLM"
+LLAMA_CPP: Final = "llama.cpp"
+LLAMA_SOURCE: Final = "github.com/ggml-org/llama.cpp"
 
 
 # Ranks for which DeepEP has kernels inside one NVLink host.
@@ -28,7 +30,7 @@ node."""
 
 
 # Sequences that an engine serves at a time, where its source has a limit that no flag raises.
-MOST_SEQUENCES: Final = {"llama.cpp": 256}
+MOST_SEQUENCES: Final = {LLAMA_CPP: 256}
 """Source: llama.cpp, src/llama-cparams.h, `LLAMA_MAX_SEQ 256`; a context with a larger `-np` is refused."""
 
 
@@ -45,6 +47,37 @@ def most_sequences(engine: str) -> float:
     (256, inf)
     """
     return MOST_SEQUENCES.get(engine, math.inf)
+
+
+# Engines whose servers cannot pass a KV cache on.
+WITHOUT_POOLS: Final = (LLAMA_CPP,)
+"""Source: llama.cpp, tools/server/README.md (00dc805): slots are saved to and restored from files of the same server only."""
+# Most chips of one server of llama.cpp, and the formats of a KV cache that it divides over chips.
+LLAMA_CPP_CHIPS: Final = 16
+LLAMA_CPP_CACHES: Final = ("", "bf16", "fp16", "fp32")
+# Architectures that llama.cpp does not divide over chips by `--split-mode tensor`, as `model_type` of their configs.
+LLAMA_CPP_WHOLE: Final = frozenset({
+    "grok", "mpt", "olmoe", "olmo2", "olmo3", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k2",
+    "glm4_moe_lite", "glm_moe_dsa", "nemotron_h", "granitemoehybrid", "lfm2_moe", "minimax_m2", "mistral4", "kimi_linear",
+    "jamba", "falcon_h1", "mamba", "mamba2", "plamo2", "minicpm3", "gemma3n", "gemma3n_text", "bitnet", "t5",
+})  # fmt: skip
+"""Source: llama.cpp, docs/multi-gpu.md (5815cb8), of its own names: DeepSeek2 is that of DeepSeek-V2 and V3, Kimi-K2 and
+GLM-4.7-Flash, OLMo2 that of OLMo 3."""
+
+
+def has_pools(engine: str) -> bool:
+    """Whether servers of an engine can pass a KV cache from a prefill pool to a decode pool.
+
+    Args:
+        engine: Name of the engine.
+
+    Returns:
+        True or false; true for engines that steptime does not know.
+
+    >>> has_pools("llama.cpp"), has_pools("vllm")
+    (False, True)
+    """
+    return engine not in WITHOUT_POOLS
 
 
 def deepep_counts(host: float, ranks: Number) -> Any:
@@ -139,6 +172,11 @@ def _context_holds(facts: Facts, layout: Layout) -> Any:
     """
     tp, cp, kv = axis(layout.tp), axis(layout.cp), max(facts.kv_heads, 1)
     return (cp == 1) | (kv == 1) | ((tp >= kv) & (tp % kv == 0) & (facts.heads // kv % cp == 0))
+
+
+def _other_ways(layout: Layout) -> str:
+    """Return the degrees of a layout other than tp that are above 1, in words."""
+    return " ".join(f"{name}={getattr(layout, name)}" for name in ("pp", "cp", "dp", "ep") if np.any(getattr(layout, name) > 1))
 
 
 def _who(facts: Facts) -> str:
@@ -394,17 +432,59 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         },
     ),
     Rule(
-        name="a decode pool without stages",
+        name="models that llama.cpp divides",
         scope=ENGINE,
-        engines=("vllm",),
-        says="no pipeline stages in the decode pool of a disaggregated deployment",
-        holds=lambda f, x: (axis(x.pp) == 1) | (f.role != "decode"),
+        engines=(LLAMA_CPP,),
+        says="one chip a replica for some architectures (DeepSeek-V3, MiniMax-M2, OLMo 2 and others), and for KV caches of "
+        "fewer than 16 bits",
+        holds=lambda f, x: (axis(x.chips) == 1) | (f.family not in LLAMA_CPP_WHOLE and f.cache_format in LLAMA_CPP_CACHES),
         reason=lambda f, x: (
-            f"pp={x.pp}: {_who(f)} refuses pipeline stages in a decode pool, because it cannot transfer a KV cache to one"
+            f"{_who(f)} does not divide {f.model} over chips by --split-mode tensor, and a replica has {x.chips}"
+            if f.family in LLAMA_CPP_WHOLE
+            else f"{_who(f)} does not divide a KV cache in {f.cache_format} over chips; use bf16 or fp16"
+        ),
+        sources={LLAMA_CPP: f"{LLAMA_SOURCE} docs/multi-gpu.md (5815cb8), limitations of --split-mode tensor"},
+    ),
+    Rule(
+        name="tensor parallelism only",
+        scope=ENGINE,
+        engines=(LLAMA_CPP,),
+        says="tp only: cp, dp, ep and pp are 1",
+        holds=lambda _, x: (axis(x.chips) == x.tp) & (axis(x.ep) == 1),
+        reason=lambda f, x: (
+            f"{_who(f)} divides a model over chips by tensor parallelism only, not with {_other_ways(x)}; use tp, or replicas"
         ),
         sources={
+            LLAMA_CPP: f"{LLAMA_SOURCE} docs/multi-gpu.md (5815cb8): --split-mode tensor; --split-mode layer passes one batch "
+            "from chip to chip, without the micro-batches of pp"
+        },
+    ),
+    Rule(
+        name="tensor parallelism in a host",
+        scope=ENGINE,
+        engines=(LLAMA_CPP,),
+        says="tp is at most the chips of a host, and 16",
+        holds=lambda f, x: axis(x.tp) <= min(f.host_chips, LLAMA_CPP_CHIPS),
+        reason=lambda f, x: (
+            f"tp={x.tp}: {_who(f)} divides a model over at most {min(f.host_chips, LLAMA_CPP_CHIPS):.0f} chips of a host"
+        ),
+        sources={LLAMA_CPP: f"{LLAMA_SOURCE} docs/multi-gpu.md (5815cb8): GGML_CUDA_MAX_DEVICES is 16; other hosts need --rpc"},
+    ),
+    Rule(
+        name="a decode pool without stages",
+        scope=ENGINE,
+        engines=("vllm", "sglang"),
+        says="no pipeline stages in the decode pool of a disaggregated deployment (SGLang: as many as prefill has, which the "
+        "search does not pair)",
+        holds=lambda f, x: (axis(x.pp) == 1) | (f.role != "decode"),
+        reason=lambda f, x: (
+            f"pp={x.pp}: {_who(f)} refuses pipeline stages in a decode pool, because it cannot transfer a KV cache to "
+            + ("one" if f.engine != "sglang" else "one with other stages than the prefill pool")
+        ),
+        sources={
+            "sglang": f"{SGLANG}/pull/14265: the stages of a decode pool are those of the prefill pool, or 1",
             "vllm": f"{VLLM}/pull/45880: pipeline parallelism of the decode side is not planned; "
-            "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py of release 0.33"
+            "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py of release 0.33",
         },
     ),
     Rule(

@@ -273,6 +273,8 @@ class Facts:
     host: Chips per host for the kernels of an overlapped exchange; 0 where these do not run, infinite where any
     number works.
     role: "prefill" or "decode" for a pool of a disaggregated deployment; "" otherwise.
+    family, cache_format: Architecture of the model (`model_type` of its config), and the format of its KV cache.
+    host_chips: Chips of a host.
     """
 
     model: str = ""
@@ -298,6 +300,9 @@ class Facts:
     two_batch: float = 2.0
     host: float = math.inf
     role: str = ""
+    family: str = ""
+    cache_format: str = ""
+    host_chips: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,9 +332,9 @@ class Rule:
         Returns:
             True or false.
         """
-        if not self.engines:
+        if not self.engines or engine in self.engines:
             return True
-        return set(READ_ENGINES) <= set(self.engines) if engine not in (*READ_ENGINES, *FREE) else engine in self.engines
+        return engine not in (*READ_ENGINES, *FREE) and set(READ_ENGINES) <= set(self.engines)
 
 
 def collect_facts(
@@ -367,6 +372,7 @@ def collect_facts(
         role=role,
         two_batch=2.0 if engine is None else float(engine.scheduler.two_batch),
         host=host,
+        host_chips=float(host_chips(system)),
     )
 
 
@@ -390,6 +396,8 @@ def _shape(model: Model) -> dict[str, Any]:
     dense = [(op, _columns(op)) for layer, _ in model.layers for op in layer.ops if op.term == "feed-forward" and _columns(op)]
     return {
         "model": model.name,
+        "family": model.family,
+        "cache_format": model.kv_format,
         "heads": model.heads,
         "draft_heads": model.drafter.model.heads if model.drafter is not None else 0,
         "kv_heads": max((a.kv_shards for a in mixers), default=1),

@@ -21,6 +21,7 @@ from steptime.hardware.number_formats import number_format
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.models.model import weight_bytes, with_formats
 from steptime.number_checks import MOST_CHIPS
+from steptime.physics.engine_rules import LLAMA_CPP, has_pools
 from steptime.physics.kv_dtype import as_served, with_small_cache
 from steptime.physics.layout import Layout
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_state
@@ -38,6 +39,8 @@ MAX_NEARBY_LAYOUTS: Final = 160
 # Candidates of a search that are refined.
 ROWS: Final = 100
 DRAFTS: Final = "--drafts"
+# Alternative weight formats of llama.cpp.
+GGUF_WEIGHTS: Final = ("q8_0", "q4_k_m")
 # Largest ratio of weight bytes for which a format is an alternative.
 SMALLER: Final = 0.95
 
@@ -71,7 +74,7 @@ def list_choices(case: PlanProblem, modes: tuple[str, ...]) -> list[Choice]:
     choices += [
         Choice(option=f"--mode {mode}", words=words, case=case, modes=(mode,))
         for mode, words in mode_words.items()
-        if mode not in modes
+        if mode not in modes and (mode == AGGREGATED or has_pools(case.engine.name))
     ]
     if not case.speculation.drafts and any(speculation.drafts for speculation in known_draftings(case.model)):
         # The number of tokens is chosen later, with the chosen candidate.
@@ -157,6 +160,8 @@ def _weights(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
     eight = "fp8" if "fp8" in peak else "int8" if "int8" in peak else ""
     tries = [("--weights", eight, "weights")] if eight else []
     tries += [("--experts", "nvfp4", "experts") if routed else ("--weights", "nvfp4", "weights")] if "fp4" in peak else []
+    if case.engine.name == LLAMA_CPP:
+        tries = [("--weights", name, "weights") for name in GGUF_WEIGHTS]
     for option, name, words in tries:
         stored = number_format(name)
         smaller = with_formats(model, weights=stored if option == "--weights" else None, experts=stored)
@@ -171,6 +176,9 @@ def _weights(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
 
 
 def _cache(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
+    if case.engine.name == LLAMA_CPP:
+        # llama.cpp has no KV cache in fp8.
+        return
     if case.model.kv_format in ("bf16", "fp16"):
         yield "--kv fp8", "KV cache in fp8", replace(case, model=with_small_cache(case.model))
 

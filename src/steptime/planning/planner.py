@@ -28,7 +28,7 @@ from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, model_for, serving_engine
-from steptime.physics.engine_rules import most_sequences
+from steptime.physics.engine_rules import has_pools, most_sequences
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
@@ -208,6 +208,7 @@ def plan(
         raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate), or a power (--power-cap)")
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
     problem = _make_problem(model_for(model, engine), resolve_system(system), workload, slo, chips, engine, anchor)
+    modes = _modes_of_engine(problem.engine, modes)
     if prefill_system is not None:
         problem = with_prefill_system(problem, model_for(model, engine), resolve_system(prefill_system), prefill_chips)
     case = replace(
@@ -365,6 +366,18 @@ def _pinned(sizes: Mapping[str, int] | None, chunk: int | None, max_num_seqs: in
         chunk=None if chunk is None else whole_number("chunk", chunk, minimum=OWN_CHUNKS[0], maximum=OWN_CHUNKS[1]),
         max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs, maximum=MOST_SLOTS),
     )
+
+
+def _modes_of_engine(engine: Engine, modes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the modes that an engine can start; raise RangeError for none."""
+    if has_pools(engine.name):
+        return modes
+    if AGGREGATED not in modes:
+        raise RangeError(
+            f"{engine.name} has no separate pools, because its servers cannot pass a KV cache on; use --mode aggregated "
+            "without --prefill-system, or another engine"
+        )
+    return (AGGREGATED,)
 
 
 def _check_lengths(case: PlanProblem, chunk: int | None) -> None:

@@ -23,7 +23,7 @@ from steptime.pricing.market import Market, survey_prices
 from steptime.pricing.serving_costs import SOLD_EVIDENCE
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, rent, text, texts
 from steptime.questions.plan_question import EVIDENCE_HELP, read_modes
-from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, ParallelSizes, read_machine
+from steptime.questions.subject import SUBJECT_GROUP, USUAL_INPUT, USUAL_OUTPUT, ModelOnSystem, ParallelSizes, read_machine
 from steptime.scaling.compute_optimal import Losses, predict_losses
 from steptime.scaling.lifetime_compute import Demand, read_served, read_target
 from steptime.scaling.model_sizing import Budget, budget
@@ -60,11 +60,14 @@ class BudgetInputs:
     )
     tokens_served: str = text(
         "0",
-        "input and output tokens served: a rate such as 50M/s, or a total such as 200T",
+        "input and output tokens served: a rate such as 50M/s or 2G/day, which needs a lifetime, or the total of the whole "
+        "lifetime, such as 200T",
         group=TRAFFIC_GROUP,
-        metavar="N[/s]",
+        metavar="N[/s|/day]",
     )
-    lifetime: str | None = text(None, "time during which the model is served, such as 60d", group=TRAFFIC_GROUP, metavar="TIME")
+    lifetime: str | None = text(
+        None, "time during which the model is served, such as 60d or 2y", group=TRAFFIC_GROUP, metavar="TIME"
+    )  # fmt: skip
     eta: Any = number(
         3.0,
         "cost of one serving FLOP / cost of one training FLOP: serving uses the FLOP/s of a chip less well",
@@ -109,8 +112,8 @@ class BudgetInputs:
         group=MACHINE_GROUP,
         metavar="SYSTEM",
     )
-    input: Any = count(2048, "prompt tokens per request", unit="tokens", group=MACHINE_GROUP)
-    output: Any = count(512, "output tokens per request", unit="tokens", group=MACHINE_GROUP)
+    input: Any = count(USUAL_INPUT, "prompt tokens per request", unit="tokens", group=MACHINE_GROUP)
+    output: Any = count(USUAL_OUTPUT, "output tokens per request", unit="tokens", group=MACHINE_GROUP)
     cached: Any = number(0.0, "share of the prompt that is in the prefix cache (0 to 1)", group=MACHINE_GROUP)
     speed: Any = number(None, "minimum output speed in tok/s, for 90 % of the requests", unit="tok/s", group=MACHINE_GROUP)
     ttft: Any = number(None, "maximum time to first token in seconds, for 90 % of the requests", unit="s", group=MACHINE_GROUP)

@@ -24,6 +24,8 @@ from steptime.questions.subject import (
     DESIGN,
     DESIGN_ANSWERS,
     REQUESTS_GROUP,
+    USUAL_INPUT,
+    USUAL_OUTPUT,
     DraftModel,
     LoraInputs,
     PricedSubject,
@@ -53,8 +55,10 @@ PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 class RequestSizes:
     """Sizes of requests."""
 
-    input: Any = count(1024, "mean prompt tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
-    output: Any = count(1024, "mean output tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    input: Any = count(USUAL_INPUT, "mean prompt tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    output: Any = count(
+        USUAL_OUTPUT, "mean output tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP
+    )
     spread: Any = number(
         1.0, "standard deviation of prompt and output lengths over their mean; 0: all equal, as in most benchmarks",
         minimum=0.0, maximum=LARGEST_SPREAD, group=REQUESTS_GROUP,
@@ -546,6 +550,6 @@ PLAN = Question(
     # With a rate, the cost at full load does not say what the fleet costs.
     shows_with=dict.fromkeys((*FLEET_LOADS, "power_cap"), (AT_RATE, MONTH_COST, "replicas", *DEFAULT_ANSWERS)),
     bands=BANDS,
-    seconds=0.4,
+    seconds=2.0,
     limits=tuple(inputs_from(LatencyLimits)),
 )

@@ -21,6 +21,8 @@ from steptime.questions.plan_question import LatencyLimits
 from steptime.questions.subject import (
     DESIGN,
     LAYOUT_GROUP,
+    USUAL_INPUT,
+    USUAL_OUTPUT,
     DraftModel,
     LoraInputs,
     ParallelSizes,
@@ -58,8 +60,8 @@ class TrafficInputs(SessionInputs):
         group=TRAFFIC,
         default_words="10,000 with a rate; 10 per client with concurrency; the whole trace",
     )
-    input: Any = count(1024, "mean prompt tokens per request", unit="tokens", group=TRAFFIC)
-    output: Any = count(256, "mean output tokens per request", unit="tokens", group=TRAFFIC)
+    input: Any = count(USUAL_INPUT, "mean prompt tokens per request", unit="tokens", group=TRAFFIC)
+    output: Any = count(USUAL_OUTPUT, "mean output tokens per request", unit="tokens", group=TRAFFIC)
     lengths: str = text(
         "lognormal", "distribution of prompt and output lengths: fixed, uniform or lognormal",
         choices=("fixed", "uniform", "lognormal"), group=TRAFFIC,

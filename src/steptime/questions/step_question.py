@@ -34,6 +34,8 @@ from steptime.questions.subject import (
     DESIGN_ANSWERS,
     FORMATS,
     SIZES,
+    USUAL_INPUT,
+    USUAL_OUTPUT,
     DraftModel,
     LoraInputs,
     ParallelSizes,
@@ -553,7 +555,7 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
         lengths = ("input", "output")
 
     # Defaults of the questions that have these inputs.
-    usual = {"context": 4096, "tokens": 8192, "prefix": 0, "input": 1024, "output": 256, "batch": 1}
+    usual = {"context": 4096, "tokens": 8192, "prefix": 0, "input": USUAL_INPUT, "output": USUAL_OUTPUT, "batch": 1}
 
     def size(name: str) -> Any:
         # A size may be a text such as 8k.

@@ -580,6 +580,8 @@ def settable_figures(values: Mapping[str, Any]) -> dict[str, Input]:
 
 
 # Sessions with a number of turns in place of a preset have the think time of conversations.
+# Default means of prompts and outputs of all questions with requests, in tokens.
+USUAL_INPUT, USUAL_OUTPUT = 1024, 1024
 USUAL_THINK_TIME: Final = PRESETS["chat"].think_time
 
 

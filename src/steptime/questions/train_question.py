@@ -60,8 +60,9 @@ class TrainInputs(ModelOnSystem):
     )
     mtp: bool = switch("also train the multi-token-prediction layers", group=JOB_GROUP)
     engine: Any = text(
-        None, "training stack: megatron-lm, megatron (recipes tuned by NVIDIA), torchtitan, maxtext, llm-foundry, typical, "
-        "a file, or ideal", group=JOB_GROUP, default_words="megatron-lm; typical for experts; those of other vendors",
+        None, "training stack: megatron-lm, megatron or megatron-bridge (recipes tuned by NVIDIA), torchtitan, maxtext, "
+        "llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
+        default_words="megatron-lm; typical for experts; those of other vendors",
     )  # fmt: skip
     expert_imbalance: Any = number(
         1.0, "token rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced", minimum=1.0,

@@ -12,6 +12,7 @@ All functions broadcast over the constants of laws, so that a law with a hundred
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,7 +28,7 @@ from steptime.result_base import unit
 from steptime.scaling.compute_optimal import LARGEST_SIZE, SMALLEST, cheapest, least, size_for
 from steptime.scaling.law_forms import TRAINING_FLOP, LawInputs
 from steptime.scaling.scaling_laws import Law, loss, tokens_for
-from steptime.units import count, parse, show
+from steptime.units import DAY, count, parse, show
 
 # FLOP per parameter and token.
 SERVING_FLOP: Final = 2.0
@@ -215,11 +216,21 @@ class Demand:
         return self.eta * (self.served * (1 - self.discard) + rolled)
 
 
+# Words for times that a lifetime may have besides SI units [s].
+TIME_WORDS: Final = {"day": DAY, "week": 7 * DAY, "month": 365 / 12 * DAY, "year": 365 * DAY, "w": 7 * DAY, "y": 365 * DAY}
+
+
+def _read_seconds(text: str) -> float:
+    """Return a time such as 60d, 2 years or 1 day; raise UnitError for another text."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*(day|week|month|year|w|y)s?\s*", text)
+    return float(match[1]) * TIME_WORDS[match[2]] if match else float(parse(text, "s"))
+
+
 def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
     """Return the served tokens and the lifetime from texts.
 
     Args:
-        text: Tokens per time, such as "50M/s", or in total, such as "200T".
+        text: Tokens per time, such as "50M/s" or "2G/day", or in total over the lifetime, such as "200T".
         lifetime: Time with a unit, such as "60d"; a rate needs it.
 
     Returns:
@@ -235,9 +246,9 @@ def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
     seconds = math.nan
     if lifetime is not None:
         try:
-            seconds = float(parse(lifetime, "s"))
+            seconds = _read_seconds(lifetime)
         except UnitError:
-            raise UnitError(f"--lifetime needs a time with a unit, such as 60d or 24h, got {short_repr(lifetime)}") from None
+            raise UnitError(f"--lifetime needs a time with a unit, such as 60d or 2y, got {short_repr(lifetime)}") from None
         positive("lifetime", seconds, "s")
     number, slash, per = text.strip().partition("/")
     number = number.strip()
@@ -251,10 +262,10 @@ def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
     if math.isnan(seconds) and served:
         raise InputError(f"{short_repr(text)} is a rate, which needs a --lifetime, such as 60d")
     try:
-        interval = parse(f"1 {per.strip()}", "s")
+        interval = _read_seconds(f"1 {per.strip()}")
     except UnitError:
         raise UnitError(
-            f"--tokens-served: must be tokens per time, such as {number}/s or {number}/d, got {short_repr(text)}"
+            f"--tokens-served: must be tokens per time, such as {number}/s or {number}/day, got {short_repr(text)}"
         ) from None
     return served * (0.0 if math.isnan(seconds) else seconds) / interval, seconds
 

@@ -194,6 +194,8 @@ IDEAL: Final = TrainingEngine(name="ideal", title="the bound that physics sets: 
 DEFAULT: Final = {"NVIDIA": "megatron-lm", "AMD": "rocm-mlperf", "Google": "maxtext"}
 TYPICAL: Final = "typical"
 TUNED: Final = "megatron"
+# Other names of stacks: `megatron` has the recipes of Megatron-Bridge.
+ALIASES: Final = {"megatron-bridge": TUNED}
 # Largest share of the data sheet that timed products in bf16 reach: the 99th percentile of products of at least 1,024 rows,
 # in the tables of AIConfigurator 0.12 (https://github.com/ai-dynamo/aiconfigurator). Other chips have the largest of these.
 LARGEST_GEMM_SHARE: Final = {
@@ -242,6 +244,7 @@ def load_stack(name: str, catalog: str | os.PathLike[str] | None = None) -> Trai
     """
     if name.casefold() == "ideal":
         return IDEAL
+    name = ALIASES.get(name.casefold(), name)
     path = find("stacks", name, catalog)
     return _load(path, path.stat().st_mtime)
 

@@ -76,34 +76,37 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
         body=[
             *([_ranking_table(placed, ranking, full=full), footnote(_ranking_meaning(placed, full=full))] if placed else []),
             _far_words(ranking, far, full=full),
+            section(f"A plan, but no rent{_kind_words(ranking)} is known", speeds) if is_brief else None,
             section("No plan", reasons) if is_brief else None,
             section("What would change the order of the first two", [f"{words}." for words in ranking.flips]),
         ],
         details=[
             section("Prefix cache of a replica, by tier", [_cache_words(ranking, row) for row in placed if row.hits_text]),
             _cost_chart(ranking.priced, ranking, width) if placed else None,
-            section(f"A plan, but no rent{_kind_words(ranking)} is known", speeds),
+            None if is_brief else section(f"A plan, but no rent{_kind_words(ranking)} is known", speeds),
             None if is_brief else section(f"No plan on {counted(len(unable), 'pair')}", reasons),
         ],
         warnings=[*ranking.notes, *([SELF_HOST_NOTE] if ranking.is_fleet and ranking.sessions is None else [])],
         full_adds=[
             *(["rent and layout of each", "chart of costs"] if placed else []),
             "prefix cache by tier" if ranking.sessions is not None and placed else "",
-            f"{counted(len(unpriced), 'pair')} without a known rent" if unpriced else "",
+            f"{counted(len(unpriced), 'pair')} without a known rent" if unpriced and not is_brief else "",
             f"{counted(len(unable), 'pair')} without a plan" if unable and not is_brief else "",
         ],
     )  # fmt: skip
 
 
 def _far_words(ranking: Ranking, far: Sequence[Standing], *, full: bool) -> Text | None:
-    """Name the pairs whose cost is many times that of the first, with the dearest one's size."""
+    """Name the pairs whose cost is many times that of the first, with the size of the most expensive one."""
     if not far:
         return None
     last = far[-1]
     size = f", with {counted(last.replicas, 'replica')}" if last.replicas else ""
     dearest = f"{_name(ranking, last)} costs {last.cost / ranking.priced[0].cost:,.0f} times as much{size}"
     place = "are in the table, and far from sensible" if full else "are only in --full, --csv and --json"
-    return footnote(f"{counted(len(far), 'pair')} above {FAR_COST} times the first cost {place}: {dearest}.")
+    names = ", ".join(_name(ranking, row) for row in far[:-1])
+    other_names = f"{names}; " if len(far) > 1 else ""
+    return footnote(f"{counted(len(far), 'pair')} above {FAR_COST} times the first cost {place}: {other_names}{dearest}.")
 
 
 def _daily_words(ranking: Ranking) -> str:

@@ -71,7 +71,8 @@ def budget_view(budget: Budget, *, width: int) -> Answer:
         body = [_machine_table(machine, budget), laws, meaning, chart]
         details = [*bill, section(_served(machine), [_sizes_table(machine)]), extrapolation]
     return Answer(
-        sentence=_budget_sentence(budget), conditions=f"Target: {budget.target.words}. Scaling law: {best.law}.",
+        sentence=_budget_sentence(budget),
+        conditions=f"Target: {budget.target.words}. Scaling law: {best.law}.{_demand_in_words(budget)}",
         body=body, details=details, warnings=[*budget.warnings, *(machine.notes if machine is not None else ())],
         full_adds=[
             "bill by law, sizes that were planned" if machine is not None else "",
@@ -105,6 +106,17 @@ def _budget_sentence(budget: Budget) -> str:
         closed = "" if machine is None else "In closed form, "
         text += f" {closed}{len(budget.choices)} scaling laws disagree: {' parameters, '.join(spans)} tokens{cost}."
     return text
+
+
+def _demand_in_words(budget: Budget) -> str:
+    """Say how many tokens are served, in all and a day; "" for none."""
+    served, lifetime = budget.demand.served, budget.demand.lifetime
+    if not served:
+        return ""
+    if math.isnan(lifetime):
+        return f" Served: {show(served, 'tokens')} in all; a rate such as --tokens-served 50M/day needs --lifetime."
+    daily = show(served / lifetime * DAY, "tokens")
+    return f" Served: {show(served, 'tokens')} in all, {daily} a day for {show(lifetime, 's')}."
 
 
 def _bill_in_words(bill: Choice | MachineBudget) -> str:
@@ -249,7 +261,7 @@ def money(usd: float) -> str:
     """
     if not math.isfinite(usd) or usd == 0:
         return "-"
-    return f"${show(usd)}" if usd >= 1e6 else f"${usd:,.0f}" if usd >= 100 else write_usd(usd)
+    return f"${show(usd)}" if usd >= 1e6 else f"${in_digits(usd)}" if usd >= 100 else write_usd(usd)
 
 
 # --- laws ---------------------------------------------------------------------------------------------------------------

@@ -98,6 +98,8 @@ def _notes(simulation: Simulation) -> list[str]:
         words.append("the turns of a session go to different replicas: --route prefix-aware keeps them where their history is")
     if caution := few_requests_caution(a.sent):
         words.append(caution)
+    if simulation.scaling is not None:
+        words += _autoscaler_cautions(simulation)
     # Requests wait for sequence slots while the KV cache has room.
     is_full = a.verdict in (SATURATED, OVERLOADED) and a.batch >= FULL * slots and a.kv <= HALF
     if is_full and not simulation.fast_replicas:
@@ -242,7 +244,9 @@ def _scaling(simulation: Simulation, width: int) -> RenderableType:
     assert scaling is not None
     rule, a = scaling.autoscaler, simulation.answers
     cells = max(8, min(96, width - 34))
-    grid = table("Replicas over time", f"0 to {show(float(scaling.times[-1]), 's')}", "Most", numbers=(2,))
+    # The last reading holds until the next one.
+    until = float(scaling.times[-1]) + rule.interval
+    grid = table("Replicas over time", f"0 to {show(until, 's')}", "Most", numbers=(2,))
     for name, values in (("Rented", scaling.rented), ("Taking requests", scaling.ready)):
         # Bars show the most replicas in equal times, so that short peaks are seen.
         peaks = np.array([part.max() for part in np.array_split(np.asarray(values, dtype=float), min(cells, len(values)))])
@@ -250,10 +254,10 @@ def _scaling(simulation: Simulation, width: int) -> RenderableType:
         grid.add_row(name, Text(bars, style="cyan", no_wrap=True), f"{int(np.max(values)):,}")
 
     def dollars(value: float) -> str:
-        return f"${value:,.2f}" if math.isfinite(value) else "no rent known"
+        return usd(value) if math.isfinite(value) else "no rent known"
 
     rows = [
-        ("Replica-hours", f"{scaling.replica_hours:,.2f}", f"{scaling.fixed_replica_hours:,.2f}"),
+        ("Replica-hours", in_digits(scaling.replica_hours), in_digits(scaling.fixed_replica_hours)),
         ("Rent", dollars(scaling.usd), dollars(scaling.fixed_usd)),
         ("First token, p90", show(a.ttft.p90, "s"), show(scaling.fixed_ttft, "s")),
         ("Time per token, p90", show(a.tpot.p90, "s"), show(scaling.fixed_tpot, "s")),
@@ -267,6 +271,20 @@ def _scaling(simulation: Simulation, width: int) -> RenderableType:
         f"takes {show(rule.cold_start, 's')}; {counted(scaling.starts, 'start')}."
     )
     return Group(grid, table("", "Autoscaled", fixed, rows=rows, numbers=(1, 2)), Text(words))
+
+
+def _autoscaler_cautions(simulation: Simulation) -> list[str]:
+    """Say where a run is too short for its autoscaler: it reads the load once, or no replica starts before the end."""
+    assert simulation.scaling is not None
+    rule, arriving = simulation.scaling.autoscaler, float(np.max(simulation.traffic.arrival, initial=0.0))
+    acts_after = rule.interval + rule.cold_start
+    if arriving >= acts_after:
+        return []
+    wait = "a cold start" if rule.cold_start else "one interval of the autoscaler"
+    return [
+        f"all requests arrive within {show(arriving, 's')}, and {wait} ends after {show(acts_after, 's')} at the earliest: the "
+        "autoscaler changes nothing in this run; raise --requests"
+    ]
 
 
 def _cache(use: CacheUse) -> RenderableType:
@@ -353,8 +371,24 @@ def simulation_title(model: str, chip: str, simulation: Simulation, layout: Layo
         if simulation.policy.kind == "train"
         else f"{simulation.policy.kind} batching"
     )
+    traffic = simulation.traffic
     sent = counted(simulation.answers.sent, "request")
-    return f"{model} on {simulation.chips} x {chip} ({pools}), engine {engine}: {sent}, {simulation.traffic.name}, {kind}"
+    if len(traffic):
+        sent += f" of {lengths_in_words(float(np.mean(traffic.inputs)), float(np.mean(traffic.outputs)))}"
+    return f"{model} on {simulation.chips} x {chip} ({pools}), engine {engine}: {sent}, {traffic.name}, {kind}"
+
+
+def lengths_in_words(inputs: float, outputs: float) -> str:
+    """Return the mean lengths of requests.
+
+    Args:
+        inputs: Mean prompt tokens.
+        outputs: Mean output tokens.
+
+    Returns:
+        Text such as "1,024 tokens in, 128 out on average".
+    """
+    return f"{inputs:,.0f} tokens in, {outputs:,.0f} out on average"
 
 
 def rate_view(search: HighestRate, width: int) -> RenderableType:
