@@ -55,6 +55,9 @@ def test_9_batch_ratio_of_a_fast_mode():
 
 def test_10_ceiling_of_a_fast_mode():
     assert bb.speed_ceiling(6, 2.5) == pytest.approx(2.8, rel=1e-12)
+    assert bb.speed_for_price(6, 6, 2.5) == pytest.approx(2.5, rel=1e-12)
+    assert bb.speed_for_price(1, 6, 2.5) == pytest.approx(1, rel=1e-12)
+    assert bb.speed_for_price(1e15, 6, 2.5) == pytest.approx(bb.speed_ceiling(6, 2.5), rel=1e-12)
 
 
 def test_fast_mode_inverts_a_step_time_law():

@@ -274,7 +274,7 @@ def test_a_batch_beyond_the_corner_saves_at_most_the_factor_of_the_text():
     corner = float(evaluate(dict(defaults()))["best_batch"])
     share = engine_seconds(model, system, corner, 400) / corner
     assert share / (engine_seconds(model, system, 65_536, 400) / 65_536) == pytest.approx(2.6, abs=0.05)
-    assert "by that engine 2.6 at most" in lecture_html(is_live=False)
+    assert "in a real engine at most 2.6" in lecture_html(is_live=False)
 
 
 def test_parts_of_a_sentence_stand_only_where_their_number_exists():

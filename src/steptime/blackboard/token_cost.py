@@ -145,6 +145,28 @@ def speed_ceiling(price_ratio: Number, speed_ratio: Number) -> Number:
     return 1 + kv_over_weights(price_ratio, speed_ratio)
 
 
+def speed_for_price(price: Number, price_ratio: Number, speed_ratio: Number) -> Number:
+    """Return the speed that a price buys on the same hardware, $1 + u (1 - 1/p)$.
+
+    A known fast mode gives $u = (s-1)/(1-1/q)$. Valid if all modes are memory-bound.
+
+    Args:
+        price: Price over the price of the base mode, $p$.
+        price_ratio: Price of the known fast mode over the price of the base mode, $q$.
+        speed_ratio: Speed of the known fast mode over the speed of the base mode, $s$.
+
+    Returns:
+        Speed over the speed of the base mode.
+
+    References:
+        Lecture, section 5, *derived*.
+
+    >>> round(speed_for_price(6, 6, 2.5), 9), round(speed_for_price(100, 6, 2.5), 9)
+    (2.5, 2.782)
+    """
+    return 1 + kv_over_weights(price_ratio, speed_ratio) * (1 - 1 / price)
+
+
 def kv_bytes_from_tier(active: Number, context: Number, machine_balance: Number, weight_bytes: Number) -> Number:
     r"""Return the KV bytes per token of a model whose price steps up at a context.
 

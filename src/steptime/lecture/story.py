@@ -55,6 +55,8 @@ BALANCES: Final = (
 DRAINS: Final = (
     "hgx-a100", "hgx-h100", "hgx-h200", "hgx-b200", "gb200-nvl72", "hgx-b300", "mi355x-8", "tpu7x", "vr200-nvl72"
 )  # fmt: skip
+# Systems in the picture of scale-up domains.
+DOMAINS: Final = ("hgx-a100", "hgx-h100", "gb200-nvl72", "vr200-nvl72", "rubin-ultra-nvl576")
 # Tiers below HBM: capacity [B] and bandwidth [B/s], as in section 15 of the lecture.
 TIERS: Final = {
     "DRAM of a host": (2e12, 614e9), "flash, 3.84 TB": (3.84e12, 7e9), "dense flash, 61 TB": (61e12, 14e9),
@@ -338,6 +340,8 @@ def write_number(value: float, unit: str, digits: int = 0) -> str:
         # A rounded 1,000 of one unit is 1 of the next.
         size, name = next((size, name) for low, size, name in SCALES[unit] if abs(value) >= low * 0.9995)
         return f"{in_digits(value / size, digits)} {name}"
+    if unit == "x":
+        return f"{in_digits(value, digits)}x"
     size, word = next(((size, word) for size, word in LARGE if abs(value) >= size * 0.9995), (1.0, ""))
     text = in_digits(value / size, digits)
     return f"{text} {word}{unit[:-1] if text == '1' and not word and unit.endswith('s') else unit}".rstrip()
@@ -370,7 +374,7 @@ def fixed_tables() -> Mapping[str, Any]:
     """Return the tables that no variable of the page changes.
 
     Returns:
-        Balances and drain times of chips, overtraining by scaling law, and mixing by round.
+        Balances and drain times of chips, chips of scale-up domains, overtraining by scaling law, and mixing by round.
     """
     balances = []
     for name, number_format in BALANCES:
@@ -382,6 +386,10 @@ def fixed_tables() -> Mapping[str, Any]:
         chip = load_system(name).chip
         seconds = blackboard.drain_seconds(float(chip.hbm.capacity), float(chip.hbm.bandwidth))
         drains.append({"name": chip.name.upper(), "year": _year(name), "value": float(seconds)})
+    domains = [
+        {"name": f"{system.chip.name.upper()}: {domain_chips(system)}", "year": _year(name), "value": domain_chips(system)}
+        for name, system in ((name, load_system(name)) for name in DOMAINS)
+    ]
     served = np.geomspace(1e12, 1e16, 33)
     laws = {
         law: [float(cheapest_overtraining(law, 1e11, 2e14, float(3 * tokens))) for tokens in served]
@@ -389,7 +397,14 @@ def fixed_tables() -> Mapping[str, Any]:
     }
     flips = tomllib.loads((CHAPTERS / "mixing.toml").read_text(encoding="utf-8"))
     tiers = [{"name": name, "drain": blackboard.drain_seconds(*numbers)} for name, numbers in TIERS.items()]
-    return {"balances": balances, "drains": drains, "laws": {"served": served.tolist(), **laws}, "flips": flips, "tiers": tiers}
+    return {
+        "balances": balances,
+        "drains": drains,
+        "domains": domains,
+        "laws": {"served": served.tolist(), **laws},
+        "flips": flips,
+        "tiers": tiers,
+    }
 
 
 def _year(system: str) -> int:

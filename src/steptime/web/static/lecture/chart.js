@@ -396,7 +396,7 @@ class Years {
   draw(step, all, base = state.values) {
     const { plane, spec } = this, whose = base === state.values ? "this page" : "lecture's numbers", rows = DATA.tables[spec.table];
     const first = Math.min(...rows.map((one) => one.year)), last = Math.max(...rows.map((one) => one.year));
-    const high = Math.max(spec.near * 1.5, ...rows.map((one) => one.value)) * 1.12;
+    const high = spec.top || Math.max(spec.near * 1.5, ...rows.map((one) => one.value)) * 1.12;
     plane.place({ low: first - 0.4, high: last + (plane.width > 460 ? 1.3 : 1.9) }, { low: 0, high });
     plane.axes({ label: "year of the chip", ticks: Array.from({ length: last - first + 1 }, (_, n) => first + n).filter((y, n) => plane.width > 460 || n % 2 === 0), plain: true }, { label: spec.label, unit: spec.unit });
     const { left, right, top } = plane.margin;

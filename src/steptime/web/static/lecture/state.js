@@ -66,6 +66,7 @@ function written(given, unit = "", more = 0) {
     const [, size, name] = DATA.scales[unit].find(([low]) => Math.abs(value) >= low * 0.9995);
     return `${inDigits(value / size, digits)} ${name}`;
   }
+  if (unit === "x") return `${inDigits(value, digits)}x`;
   const [size, word] = DATA.large.find(([least]) => Math.abs(value) >= least * 0.9995) || [1, ""];
   const text = inDigits(value / size, digits);
   return `${text} ${word}${text === "1" && !word && unit.endsWith("s") ? unit.slice(0, -1) : unit}`.trimEnd();
