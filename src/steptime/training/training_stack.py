@@ -160,7 +160,7 @@ class TrainingEngine(Result):
             return slower
         return self.speed * self.elsewhere
 
-    def recipe_flags(self, model: str, chip: str) -> dict[str, bool]:
+    def recipe_flags(self, model: str, chip: str) -> dict[str, Any]:
         """Return the fields of a job that the recipe of a model decides.
 
         Args:
