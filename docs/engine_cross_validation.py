@@ -54,6 +54,13 @@ SAMPLING_BYTES = {"vllm": 22.0, "typical": 22.0}
 TOP_P_SECONDS = {"vllm": 3.1e-11, "typical": 3.1e-11}
 # Prefill tokens per step: SGLang's chunk size; 0 for TensorRT-LLM, which runs a whole prompt with the batch.
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
+# TensorRT-LLM launches a step with prompts kernel by kernel, unless enable_piecewise_cuda_graph is set (InferenceX's scripts of
+# some loads). A step with a prompt of 1,024 takes at least 18 to 20 ms in 32 layers (Llama-3.1-8B on 2 to 8 H100) and 35 to 40 ms
+# in 64 (Qwen3-32B on 4 and 8), and 31 ms in 94 (Qwen3-235B, 128 to 256 tokens). Steps of vLLM and SGLang show no such floor.
+LAUNCHED_LAYER = {"trtllm": 4e-4}
+# Whole runs of TensorRT-LLM show more than its timed products in 8 and 4 bits: prefill of Llama-3.1-70B takes 0.65 of the peak of an
+# H200 (products alone 0.59), and MLPerf's runs in 4 bits 0.7 of it at maximum throughput.
+EIGHT_BIT, FOUR_BIT = {"trtllm": 0.85}, {"trtllm": 0.75}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +90,10 @@ FACTOR_DEVIATION, UNTIMED_DEVIATION = 0.15, 0.4
 FIXED_CONSTANTS: dict[str, Any] = {
     # int4 experts: the rate at which the errors of B200 and H200 are equal.
     "unpack_rate": 4.5e12,
-    # Same error as FP8 of one model: 0.68 to 0.70 at maximum throughput, 0.73 to 0.83 offline.
-    "fp4_efficiency": 0.75,
-    # B200: 0.58 to 0.97 times the 16-bit speed, which is 0.4 to 0.7 of other 8-bit GEMMs.
-    "block_efficiency": 0.6,
+    # Share of the data sheet over that of 16-bit GEMMs, medians of AIConfigurator's tables with 1,024 to 8,192 rows and 16 million
+    # weights or more: 8 bits 0.72 (H100), 0.76 (H200), 0.72 (B200), on Hopper also with block scales (0.72); B200 with block
+    # scales 0.83, in 4 bits 0.58 (`eight_bit_efficiency` and `fp4_efficiency` below).
+    "block_efficiency": 0.8,
     "roofline_norm": 2.5,
     # Isolated FP8 GEMMs on H800, without the time to write their outputs.
     "fill_bytes": 300.0,
@@ -125,6 +132,7 @@ NOT_DETERMINED = {
     "network_efficiency": 0.3,
     "exchange_time": 0.3,
     "block_efficiency": 0.2,
+    "eight_bit_efficiency": 0.15,
     "fp4_efficiency": 0.15,
     "narrow_efficiency": 0.15,
     "unpack_rate": 0.3,
@@ -137,6 +145,7 @@ NOT_DETERMINED = {
     "seconds_per_state_layer": 0.7,
     "seconds_per_selected_layer": 0.7,
     "seconds_per_step": 0.7,
+    "seconds_per_launched_layer": 0.3,
     "top_p_seconds_per_entry": 0.7,
 }
 USUAL = np.log([PRIORS[n].usual for n in FITTED])
@@ -169,6 +178,9 @@ def base_engine(name: str) -> Engine:
         "step_tokens": STEP_TOKENS.get(name, 2048.0),
         "two_batch": TWO_BATCH.get(name, 1.0),
         "small_kv": SMALL_KV.get(name, 1.0),
+        "eight_bit_efficiency": EIGHT_BIT.get(name, 0.75),
+        "fp4_efficiency": FOUR_BIT.get(name, 0.6),
+        "seconds_per_launched_layer": LAUNCHED_LAYER.get(name, 0.0),
         # vLLM samples inside its share of the memory; the share of others leaves room for it.
         "sampling_bytes": SAMPLING_BYTES.get(name, 0.0),
         "top_p_seconds_per_entry": TOP_P_SECONDS.get(name, 8.3e-12),

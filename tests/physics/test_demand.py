@@ -243,6 +243,19 @@ def test_calls_of_expert_kernels_are_not_counted_as_kernels(stored):
     assert (found["kernel"], found["quantised_kernel"], found["expert_layer"]) == (0, 0, 10)
 
 
+def test_products_of_eight_bits_reach_less_of_their_peak_with_or_without_block_scales():
+    """0.7 of 0.5; 0.8 with block scales where the chip has 4-bit arithmetic; none of it where products run in 16 bits."""
+    system, slow = machine(), engine(compute_efficiency=0.5, eight_bit_efficiency=0.7, block_efficiency=0.8)
+    chips = {
+        four: replace(system, chip=replace(system.chip, peak={"fp8": 2e15, "bf16": 1e15} | ({"fp4": 4e15} if four else {})))
+        for four in (False, True)
+    }
+    for stored, four, share in (("fp8", True, 0.35), ("fp8", False, 0.35), ("bf16", True, 0.5)):
+        assert demand(matrix(stored=stored), system=chips[four], on=slow, batch=1).efficiency == pytest.approx(share)
+    old = replace(system, chip=replace(system.chip, peak={"bf16": 1e15}))
+    assert demand(matrix(stored="fp8"), system=old, on=slow, batch=1).efficiency == pytest.approx(0.5)
+
+
 def test_formats_of_six_bits_run_in_four_where_amd_has_no_six():
     system = machine()
     four = replace(system, chip=replace(system.chip, vendor="AMD", peak={"fp4": 4e15, "fp8": 2e15, "bf16": 1e15}))

@@ -166,6 +166,15 @@ def test_overheads_of_a_group_and_of_each_micro_batch():
         assert decode(sparse_matrix(), on=engine(**constants), **given).terms["overhead"] == pytest.approx(seconds)
 
 
+def test_a_step_with_prompts_takes_at_least_as_long_as_its_launches():
+    """Ten layers of 1 s; chips that work longer hide it, and decode steps run as one graph."""
+    slow, given = engine(seconds_per_launched_layer=1.0), {"prompts": 1, "tokens": 100}
+    assert float(mixed_step(one_matrix(), machine(), engine=slow, **given).total) == pytest.approx(10, rel=1e-3)
+    for on, sizes in ((engine(seconds_per_launched_layer=1e-9), given), (slow, {"batch": 4, "context": 100})):
+        plain = mixed_step(one_matrix(), machine(), engine=engine(), **sizes)
+        assert float(mixed_step(one_matrix(), machine(), engine=on, **sizes).total) == float(plain.total)
+
+
 @pytest.mark.parametrize(
     ("compute", "memory", "norm", "seconds", "to_compute", "to_memory"),
     [

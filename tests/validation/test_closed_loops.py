@@ -114,6 +114,18 @@ def test_first_tokens_come_an_interval_later(simulated):
         assert ttft[1] - ttft[0] == pytest.approx(10 * step, rel=0.02)
 
 
+@pytest.mark.parametrize("simulated", [False, True])
+def test_clients_beyond_the_slots_wait_and_do_not_slow_the_others(simulated):
+    """Eight slots for 16 clients: tokens as fast as of eight clients, first tokens after a request of another client."""
+    if simulated and not validate.can_simulate():
+        pytest.skip("the simulator needs the extra 'simulate'")
+    rows = [plain(concurrency="8"), plain(max_num_seqs="8"), plain(), plain(max_num_seqs="64")]
+    found = predict(rows, engine=IDEAL, by_simulation=simulated)
+    assert found.tpot[1] == pytest.approx(found.tpot[0], rel=0.01)
+    assert found.ttft[1] - found.ttft[0] == pytest.approx(255 * found.tpot[0], rel=0.15)
+    assert (found.tpot[3], found.ttft[3]) == (found.tpot[2], found.ttft[2])
+
+
 @pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
 def test_the_burst_at_the_start_is_in_the_mean_and_not_in_the_median():
     found = predict([plain(concurrency="128", length_spread="0.3")])

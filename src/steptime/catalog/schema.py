@@ -272,6 +272,7 @@ class DomainEntry(Table):
     kind: Literal["scale-up", "pod", "scale-out"]
     size: Chips | None = None
     topology: Literal["switch", "mesh", "torus", "ring"] = "switch"
+    sums: bool = False
     bandwidth: Entry
     latency: Entry = "0 s"
 

@@ -26,7 +26,8 @@ NOTES: Final = {
     "sources": "\n# Sources of the figures.",
     "domains": """
 # The network, from the inner to the outer domain: size in chips, bandwidth in GB/s or Gb/s, latency in us.
-# kind: scale-up, pod or scale-out. topology: switch, mesh, torus or ring.
+# kind: scale-up, pod or scale-out. topology: switch, mesh, torus or ring. sums: whether the switch adds up an all-reduce
+# (NVLink SHARP).
 # The outermost domain has no size. A single domain with a size is a box.""",
     "tiers": "\n# Host memory per chip, fastest first: capacity in GB, bandwidth in GB/s, latency in us.",
     "rack": "\n# One rack: power in kW, weight in kg, cables, the limit of each, chips. links: scale-up links of\n"

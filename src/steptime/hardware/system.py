@@ -155,11 +155,15 @@ def _figure_in_words(values: Number, figure_unit: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The link of a chip in a domain: bandwidth per direction, latency of one message."""
+    """The link of a chip in a domain: bandwidth per direction, latency of one message.
+
+    sums: Whether the switch adds up the data of an all-reduce (NVLink SHARP) faster than the chips do.
+    """
 
     bandwidth: Number = field(metadata=unit("B/s", "bandwidth of a chip, one way"))
     latency: Number = field(default=0.0, metadata=unit("s", "latency of one message"))
     topology: str = "switch"
+    sums: bool = False
 
     def __post_init__(self) -> None:
         checked("bandwidth of a link", self.bandwidth, "B/s", largest=SCALED)

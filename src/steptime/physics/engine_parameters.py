@@ -59,6 +59,7 @@ class Kernels:
     )
     compute_efficiency: Number = _share(1.0, "share of peak FLOP/s in dense GEMMs")
     fp4_efficiency: Number = _share(1.0, "factor on compute_efficiency for 4-bit GEMMs")
+    eight_bit_efficiency: Number = _share(1.0, "factor on compute_efficiency for other 8-bit floating-point GEMMs")
     block_efficiency: Number = _share(
         1.0,
         "factor on compute_efficiency for 8-bit GEMMs with block scales, on chips with 4-bit arithmetic",
@@ -135,6 +136,10 @@ class Overheads:
     top_p_seconds_per_sequence: Number = _seconds("time of host work for top-p, per token", unit="s per token")
     top_p_seconds_per_step: Number = _seconds("time of host work for top-p, per step", unit="s per step")
     seconds_per_step: Number = _seconds("time of host work per step", unit="s per step")
+    seconds_per_launched_layer: Number = _seconds(
+        "least time of a layer in a step with prompts, whose kernels the host launches one by one, without a CUDA graph",
+        unit="s per layer",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

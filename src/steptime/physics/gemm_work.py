@@ -51,7 +51,7 @@ class Products:
     second: Whether chips divide the sums (the inner dimension).
     narrow: Whether the weights cost bandwidth to unpack.
     unpacked: Bytes per weight that the chip itself unpacks; infinite where it does not.
-    four, blocked, integer: Whether the product runs in 4 bits, in 8 bits with block scales, and in int8.
+    four, eight, blocked, integer: Whether the product runs in 4 bits, in 8 bits, in 8 bits with block scales, and in int8.
     logits: Whether the product runs only on rows with logits.
     """
 
@@ -69,6 +69,7 @@ class Products:
     narrow: Array
     unpacked: Array
     four: Array
+    eight: Array
     blocked: Array
     integer: Array
     logits: Array
@@ -167,6 +168,9 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
             ]
         ),
         four=np.array([kind in four_bits(vendor) and kind in peak for kind in kinds]),
+        eight=np.array(
+            [kind == "fp8" and kind in peak and not ("fp4" in peak and in_blocks(op)) for (op, _), kind in zip(ops, kinds, strict=True)]
+        ),
         blocked=np.array([kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)]),
         integer=np.array([kind == INTEGER and kind in peak for kind in kinds]),
         logits=np.array([op.rows == "outputs" for op, _ in ops]),
@@ -191,7 +195,7 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     shards = [*map(partial(shard_count, chips=context.layout.group), products.splits)]
     constants = (
         kernels.fp4_efficiency, kernels.block_efficiency, kernels.fill_bytes, kernels.narrow_efficiency, kernels.unpack_rate,
-        kernels.activation_traffic, kernels.roofline_norm, kernels.integer_efficiency,
+        kernels.activation_traffic, kernels.roofline_norm, kernels.integer_efficiency, kernels.eight_bit_efficiency,
     )  # fmt: skip
     inputs = (context.rows, context.logits, context.compute, context.memory, bandwidth, *constants, *peaks, *shards)
     axes = max(0 if type(value) is float else np.ndim(value) for value in inputs)
@@ -217,6 +221,8 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     efficiency, reading = context.compute, context.memory
     if has_nonzero(products.four):
         efficiency = np.where(column(products.four), efficiency * kernels.fp4_efficiency, efficiency)
+    if has_nonzero(products.eight) and np.any(np.asarray(kernels.eight_bit_efficiency) != 1):
+        efficiency = np.where(column(products.eight), efficiency * kernels.eight_bit_efficiency, efficiency)
     if has_nonzero(products.blocked):
         efficiency = np.where(column(products.blocked), efficiency * kernels.block_efficiency, efficiency)
     if has_nonzero(products.integer) and np.any(np.asarray(kernels.integer_efficiency) != 1):

@@ -254,6 +254,26 @@ def adapter_operators(model: Model, context: Pass) -> list[Operator]:
     ]  # fmt: skip
 
 
+def wait_for_launches(layers: Clock, links: Clock, model: Model, context: Pass) -> None:
+    r"""Add the time for which the chips wait for a host that launches kernels one by one to a clock.
+
+    Decode steps run as CUDA graphs. A step with prompts has another size each time, so that engines without piecewise graphs
+    launch each of its kernels. The chips work while the host launches: $t = \max(t_{chips}, L \tau)$, with $L$ layers.
+
+    Args:
+        layers: Sums of seconds of the layers, which this function increases.
+        links: Sums of seconds of collectives.
+        model: The model.
+        context: Work of a micro-batch on a chip.
+    """
+    each = context.engine.overheads.seconds_per_launched_layer
+    if has_nonzero(each) and has_nonzero(context.work.prefill):
+        count = sum(layer_count for _, layer_count in model.layers)
+        missing = np.maximum(count * each - layers.total - links.total, 0.0) * (np.asarray(context.work.prefill) > 0)
+        if has_nonzero(missing):
+            layers.wait("launches of kernels by the host", count, missing / count)
+
+
 def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:
     """Add the time that top-p takes beyond greedy sampling to a clock.
 

@@ -67,7 +67,7 @@ from steptime.physics.engine import Engine, anchored, engine_for, model_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.op_work import Pass, build_work, slowness
-from steptime.physics.operator_time import run_operators
+from steptime.physics.operator_time import run_operators, wait_for_launches
 from steptime.physics.time_ledger import Clock, Entry, accumulate
 from steptime.physics.vision_encoder import tower_passes
 from steptime.result_base import Tabular, broadcast, in_words, unit
@@ -472,6 +472,7 @@ def _one_layout(
         context = Pass(work, system, part_layout, engine)
         run_operators(layers, stem, part, context, merged=merged)
         run_network(links, hops, part, context)
+        wait_for_launches(layers, links, part, context)
         share = stage_share(part, part_layout)
         results.append(_clocked_step(clocks, slower=slower, microbatches=part_layout.microbatches, share=share))
     step, entries = results[0]

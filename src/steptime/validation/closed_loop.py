@@ -59,7 +59,8 @@ class Runs:
 
     Lengths are means. concurrency and requests (of the whole run) are those of one of `replicas`. spread: spread of lengths as
     a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
-    decode steps between two checks for new output. prompts: whether the same chips run prefill; False for the decode pool of
+    decode steps between two checks for new output. slots: most sequences that a replica runs at once; infinite without a
+    limit. prompts: whether the same chips run prefill; False for the decode pool of
     separate pools. contexts: value of `latent_contexts`. version: a release of the engine; sampling: how tokens were drawn;
     is_median: whether the measured time per token is the median of intervals between tokens. is_static: whether all requests
     of a run are one static batch: the prefill of all of them, then decode steps. schedule: "first" or "mixed"
@@ -79,6 +80,7 @@ class Runs:
     replicas: Array
     acceptance: Array
     interval: Array
+    slots: Array
     drafts: int = 0
     prompts: bool = True
     contexts: float = math.inf
@@ -106,7 +108,7 @@ class Runs:
         Returns:
             Values by argument.
         """
-        names = ("model", "system", "layout", "concurrency", "input_tokens", "output_tokens", "spread", "drafts", "interval")
+        names = ("model", "system", "layout", "concurrency", "input_tokens", "output_tokens", "spread", "drafts", "interval", "slots")
         return {name: getattr(self, name) for name in names}
 
     def select(self, positions: Array) -> Runs:
@@ -180,6 +182,7 @@ def closed_loop(
     drafts: int = 0,
     acceptance: Number = 1.0,
     interval: Number = 1.0,
+    slots: Number = np.inf,
     prompts: bool = True,
     engine: Engine,
 ) -> ClosedLoop:
@@ -200,6 +203,7 @@ def closed_loop(
         drafts: Speculative tokens per step.
         acceptance: Tokens that a step yields per sequence.
         interval: Decode steps between two checks for new output; a first token appears `interval - 1` steps later.
+        slots: Most sequences that the replica runs at once; further clients wait.
         prompts: Whether the same chips run prefill. A decode-only pool has no TTFT.
         engine: Engine.
 
@@ -210,6 +214,7 @@ def closed_loop(
     running = running_sequences(
         model, system, context=context, layout=layout, engine=engine, concurrency=concurrency, drafts=drafts
     )
+    running = np.minimum(running, slots)
     decode = drafted_step(model, system, drafts=drafts, batch=running, context=context, layout=layout, engine=engine)
     decode_tpot = decode.total / acceptance
     if not prompts:

@@ -144,10 +144,11 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
         decoding = np.maximum(1.0, numbers(rows, "output_tok_s") * numbers(rows, "tpot_s") / workers)
         replicas, concurrency = np.where(is_pool, workers, replicas), np.where(is_pool, decoding, concurrency)
     usual = np.array([usual_interval(row, clients) for row, clients in zip(rows, concurrency.tolist(), strict=True)])
-    interval = numbers(rows, "stream_interval")
+    interval, slots = numbers(rows, "stream_interval"), numbers(rows, "max_num_seqs")
     return columns | {
         "concurrency": concurrency, "spread": spread, "requests": requests, "replicas": replicas,
         "acceptance": numbers(rows, "acceptance"), "interval": np.where(np.isnan(interval), usual, interval),
+        "slots": np.where(np.isnan(slots), np.inf, slots),
     }  # fmt: skip
 
 

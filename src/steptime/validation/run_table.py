@@ -43,14 +43,14 @@ MAXIMUM: Final = "trt_max"
 PARTS: Final = ("ix_aggregated", "ix_mtp", "ix_disaggregated", MLPERF, MAXIMUM)
 NO_DRAFTS: Final = ("", "none")
 PREFILL_WAYS: Final = {"prefill_tp": "tp", "prefill_dp": "dp", "prefill_ep": "ep"}
-WHOLE_NUMBER_COLUMNS: Final = ("drafted", "decode_workers", "prefill_workers", *PREFILL_WAYS, "chips", "stream_interval")
+WHOLE_NUMBER_COLUMNS: Final = ("drafted", "decode_workers", "prefill_workers", *PREFILL_WAYS, "chips", "stream_interval", "max_num_seqs")
 """Columns with whole numbers of at least 1 (drafted: at least 0), or empty."""
 KIND_COLUMNS: Final = ("scenario", "part", "spec", "acceptance", *WHOLE_NUMBER_COLUMNS)
 """Columns that determine the kind of a run; all are optional."""
 # Spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and similar benchmarks do.
 DRAWN_SPREAD = 1 / 9
-# Names of public runs with such lengths; other runs have fixed lengths.
-DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")
+# Names of public runs with such lengths; other runs have fixed lengths. Runs of a "gap analysis" are copies of InferenceX's.
+DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg|.*gap_analysis")
 AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 # The engine whose runs have weights of GGUF files.

@@ -115,6 +115,7 @@ def closed_loops(
     drafts: int = 0,
     acceptance: Number = 1.0,
     interval: Number = 1.0,
+    slots: Number = math.inf,
     engine: Engine,
     seed: int = 0,
 ) -> Loops:
@@ -137,6 +138,7 @@ def closed_loops(
         drafts: Speculative tokens per step.
         acceptance: Tokens that a step yields.
         interval: Decode steps between two checks for new output.
+        slots: Most requests that run at once; infinite without a limit.
         engine: Engine.
         seed: Random seed.
 
@@ -148,6 +150,7 @@ def closed_loops(
     n = len(table)
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
     spreads, gained = (np.broadcast_to(x, n) for x in (np.maximum(spread, DRIFT), acceptance))
+    at_once = np.minimum(np.broadcast_to(slots, n), table[:, 4]).astype(np.int64)
     total = np.broadcast_to(np.maximum(np.ceil(requests), table[:, 4]), n)
     longest = (1 + spreads) * np.stack([inputs, outputs])
     kind = engine_policy_kind(engine)
@@ -168,7 +171,7 @@ def closed_loops(
             room = kv_room(model, system, layout=run_layout, engine=engine, context=context, step_tokens=tokens, drafts=drafts)
             policy = Policy(
                 kind=kind,
-                max_num_seqs=int(table[k, 4]),
+                max_num_seqs=int(at_once[k]),
                 max_num_batched_tokens=tokens,
                 kv_tokens=room if room >= long[k] else math.inf,
                 when_full="queue",
