@@ -362,7 +362,8 @@ def _sessions(plan: Plan) -> list[Text]:
     )
     served = " when turns are served one by one" if cache.is_replayed else ""
     text = f"Prefix cache: {100 * cache.hit_share:.1f} % of prompt tokens are found{served}, "
-    text += f"of {100 * cache.held_share:.1f} % that repeat."
+    # Drawn sessions may repeat more than sessions do on average.
+    text += f"of {100 * max(cache.held_share, cache.hit_share):.1f} % that repeat."
     if cache.held_share:
         needed = f"needs the {cache.needed_tier} tier" if cache.needed_tier else "is more than its tiers have"
         text += f" To find 95 % of these, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
