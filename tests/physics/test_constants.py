@@ -17,7 +17,7 @@ RANGES = {
             (
                 "memory_efficiency", "narrow_efficiency", "compute_efficiency",
                 "network_efficiency",
-                "fp4_efficiency", "block_efficiency", "integer_efficiency",
+                "fp4_efficiency", "eight_bit_efficiency", "block_efficiency", "integer_efficiency",
             ),
             PEAK,
         ),
@@ -36,7 +36,7 @@ RANGES = {
             "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
             "seconds_per_latent_layer", "seconds_per_state_layer", "seconds_per_selected_layer", "seconds_per_collective",
             "seconds_per_sequence", "seconds_per_step", "top_p_seconds_per_entry", "top_p_seconds_per_sequence",
-            "top_p_seconds_per_step",
+            "top_p_seconds_per_step", "seconds_per_launched_layer",
         ),
         SECOND,
     )

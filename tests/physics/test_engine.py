@@ -53,7 +53,7 @@ NEUTRAL = {
     1.0: (
         "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_call", "unmeasured_expert_time",
         "network_efficiency", "first_token_factor", "memory_share", "fp4_efficiency", "block_efficiency", "integer_efficiency",
-        "timed_kernels", "expert_tile_share",
+        "eight_bit_efficiency", "timed_kernels", "expert_tile_share",
     ),
     0.0: (
         "chip_departure", "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
@@ -63,7 +63,7 @@ NEUTRAL = {
         "activation_traffic", "fill_bytes", "expert_time", "attention_time", "exchange_time", "prefill_first", "small_kv",
         "reserved_bytes", "collective_bytes", "sampling_bytes", "expert_imbalance", "expert_skew", "top_p_share",
         "top_p_seconds_per_entry", "top_p_seconds_per_sequence", "top_p_seconds_per_step", "expert_tile_rows",
-        "seconds_per_sort",
+        "seconds_per_sort", "seconds_per_launched_layer",
     ),
     math.inf: ("roofline_norm", "expert_evenness", "unpack_rate", "latent_contexts"),
     2.0: ("two_batch",),

@@ -149,8 +149,10 @@ def test_more_adapters_or_rank_are_never_faster(name):
         plain = mixed_step(LLAMA, "hgx-h100", **sizes, **on).total
         by_slots = [mixed_step(with_adapters(LLAMA, n, rank=16), "hgx-h100", **sizes, **on).total for n in (1, 2, 8, 64)]
         by_rank = [mixed_step(with_adapters(LLAMA, 8, rank=r), "hgx-h100", **sizes, **on).total for r in (8, 16, 64, 256)]
-        for slower, faster in ((by_slots[0], plain), (by_rank[0], plain)):
-            assert np.all(slower > faster)
+        # Launches by the host hide the products of adapters in a step with prompts.
+        for slower in (by_slots[0], by_rank[0]):
+            assert np.all(slower >= plain)
+            assert np.all(slower[:2] > plain[:2])
         assert all(np.all(np.diff(times, axis=0) >= 0) for times in (by_slots, by_rank))
 
 

@@ -13,6 +13,7 @@ from benchmarks.plan_vs_simulation import compare
 import steptime as st
 from steptime.errors import InputError, RangeError
 from steptime.simulation.loop_state import DONE, REQUEST
+from steptime.simulation.run_metrics import standard_error_of_mean
 from tests.conftest import CHOICE_ALONE
 from tests.planning.cases import closed_plan, equal_requests
 
@@ -205,6 +206,6 @@ def test_tokens_and_sequences_between_two_times_by_hand():
 def test_the_error_of_a_mean_that_drifts_is_larger():
     even = np.random.default_rng(0).normal(10, 1, 4000)
     drifting = even + np.linspace(-3, 3, 4000)
-    assert plan_vs_simulation._error(even) == pytest.approx(1 / 10 / np.sqrt(4000), rel=0.5)
-    assert plan_vs_simulation._error(drifting) > 10 * plan_vs_simulation._error(even)
-    assert np.isnan(plan_vs_simulation._error(even[:5]))
+    assert standard_error_of_mean(even) == pytest.approx(1 / 10 / np.sqrt(4000), rel=0.5)
+    assert standard_error_of_mean(drifting) > 10 * standard_error_of_mean(even)
+    assert np.isnan(standard_error_of_mean(even[:5]))

@@ -181,7 +181,7 @@ def slower_link(first: Link, second: Link) -> Link:
         The link between them.
 
     >>> slower_link(Link(bandwidth=50e9, latency=5e-6), Link(bandwidth=100e9, latency=6e-6))
-    Link(bandwidth=50000000000.0, latency=6e-06, topology='switch')
+    Link(bandwidth=50000000000.0, latency=6e-06, topology='switch', sums=False)
     """
     return Link(bandwidth=min(first.bandwidth, second.bandwidth), latency=max(first.latency, second.latency))
 
