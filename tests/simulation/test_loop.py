@@ -37,6 +37,7 @@ def rates(seats, *, decode=40, each=3, context=1, row=4, pair=0, key=0, tick=TIC
         groups,
         np.ones((1, 1)),
         np.zeros((1, 1)),
+        np.zeros(1),
     )
 
 

@@ -16,10 +16,14 @@ pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 from engine_cross_validation import WAITS_DEVIATIONS, WAITS_USUAL, weights
 
 import steptime as st
+from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, Impossible, InputError, RangeError
+from steptime.models.model_loading import load_model
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import label_values, load_engine, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
+from steptime.physics.layout import Layout
+from steptime.physics.step import mixed_step
 from steptime.planning.plan_as_traffic import workload_traffic
 from steptime.planning.plan_replay import replay_pools
 from steptime.planning.steady_state import aggregated
@@ -891,3 +895,14 @@ def test_a_closed_loop_on_separate_pools_is_what_open_arrivals_at_its_times_are(
     np.testing.assert_array_equal(np.sort(found["arrival"])[clients:], ends[: len(ends) - clients])
     again, _ = serve_disaggregated(replace(traffic, arrival=found["arrival"], clients=0), pool, pool, sent)
     np.testing.assert_array_equal(again["finish"], found["finish"])
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=8), Layout(tp=4, pp=2, microbatches=2)])
+def test_step_times_have_the_launches_of_tensorrt_llm(layout):
+    """Mixed steps of few tokens on several chips are bound by the host, which sums of coefficients cannot tell."""
+    model, system = load_model("llama-3.1-8b"), load_system("hgx-h100")
+    pace = sample_pace(model, system, layout=layout, engine="trtllm", max_num_seqs=64, contexts=(50, 5000))
+    assert pace.mixed_error < 0.03
+    for batch in (0, 7, 64):
+        exact = mixed_step(model, system, engine="trtllm", layout=layout, batch=batch, context=100, prompts=1, tokens=10)
+        assert float(pace.seconds(batch, 100 * batch, 10, 55, 10)) == pytest.approx(float(exact.total), rel=0.03)

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import LayoutError, RangeError
+from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 from steptime.simulation import predictor_server, step_predictor
 from steptime.simulation.predictor_server import answer_line, read_address, serve_predictor
@@ -340,3 +341,17 @@ def test_the_command_answers_lines_of_standard_input():
     assert "error" in answers[1]
     summary = CliRunner().invoke(app_for(words), [*words, "--json"])
     assert json.loads(summary.stdout)["max_batch"] == 16
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_launches_of_tensorrt_llm_are_a_least_time_of_a_pass(tp):
+    """Of 32 layers: 12.8 ms and what is outside of layers, whatever a pass holds; longer passes hide it."""
+    layout = Layout(tp=tp)
+    predictor = compile_predictor("llama-3.1-8b", "hgx-h100", engine="trtllm", layout=layout, max_batch=64, max_tokens=2048)
+    assert predictor.error < 0.02
+    for batch, tokens in ((0, 8), (64, 8), (32, 2048)):
+        exact = mixed_step(
+            "llama-3.1-8b", "hgx-h100", engine="trtllm", layout=layout, batch=batch, context=4000, prompts=1, tokens=tokens
+        )
+        assert predictor.uniform_seconds(batch, 4000, 1, tokens) == pytest.approx(float(exact.total), rel=0.02)
+        assert float(exact.lower) >= 32 * 0.4e-3

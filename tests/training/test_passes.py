@@ -219,7 +219,7 @@ def test_recomputed_experts_run_the_whole_block_and_its_exchange_again():
 def test_an_overlapped_exchange_costs_the_multiprocessors_that_send():
     """A fused step of experts in mxfp8: 20 of 132 multiprocessors send for as long as the exchange takes."""
     of = model_of(experts(weights=1e7, inputs=1000, outputs=1000, columns=500), layers=1)
-    asked = job(seq=SEQ, batch=1, dtype="mxfp8")
+    asked = job(seq=SEQ, batch=2, dtype="mxfp8")
     plain, hidden = (
         passes(of, LINKED, lossy(), asked=replace(asked, fused_experts=fused), micro_batch=1, ep=2) for fused in (False, True)
     )

@@ -101,7 +101,7 @@ def test_computing_a_module_again_costs_its_own_products():
 
 
 def test_computing_experts_again_is_a_forward_pass_of_the_block():
-    """Rows of 8 experts: in and out of the block and of its exchange, and an activation; their products are in the forward pass."""
+    """Rows of 8 experts in and out of the block and of its exchange, and an activation; products are in the forward pass."""
     sheet = layer_profiles(model(SPARSE))[0][0]
     routed = next(p for p in sheet.products if p.routed)
     assert sheet.recompute_work["moe"] == (0, 8 * (4 * 2048 + 3 * 768))

@@ -67,6 +67,14 @@ def test_more_replicas_that_decode_are_no_slower():
     assert np.all(np.diff(found(*rows)["tpot"]) < 0)
 
 
+def test_slots_of_a_decode_replica_limit_it():
+    """Two decode replicas with 64 slots each decode as fast as with 128 clients, and further clients wait."""
+    few, slots, many = (found(apart(concurrency=c, max_num_seqs=s)) for c, s in (("128", ""), ("512", "64"), ("512", "")))
+    assert slots["tpot"][0] == pytest.approx(few["tpot"][0], rel=0.02)
+    assert slots["tpot"][0] < 0.9 * many["tpot"][0]
+    assert slots["ttft"][0] > 2 * many["ttft"][0]
+
+
 def test_a_full_pool_keeps_the_rest_waiting():
     """Twice the clients that a pool has seats for are served as fast as once, and wait."""
     long = {"input_tokens": "100000", "output_tokens": "20000", "decode_workers": "1", "prefill_workers": "64"}

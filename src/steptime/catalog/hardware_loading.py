@@ -224,7 +224,10 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
             raise DataFileError(reader.path, problem, reader.line(f"{place}.name"))
         bandwidth = reader.number(f"{place}.bandwidth", domain.bandwidth, "B/s")
         link = Link(
-            bandwidth=bandwidth, latency=reader.number(f"{place}.latency", domain.latency, "s"), topology=domain.topology, sums=domain.sums
+            bandwidth=bandwidth,
+            latency=reader.number(f"{place}.latency", domain.latency, "s"),
+            topology=domain.topology,
+            sums=domain.sums,
         )
         size = math.inf if domain.size is None else domain.size
         domains += (Domain(name=domain.name, kind=domain.kind, size=size, link=link),)

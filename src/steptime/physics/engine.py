@@ -227,6 +227,19 @@ def at_workload(engine: Engine, load: float | None, context: float) -> Engine:
     return replace(engine, anchor=replace(engine.anchor, usual_load=load, usual_context=context))
 
 
+def with_launches(engine: Engine, seconds: Number) -> Engine:
+    """Return the engine with another time to launch a layer of a step with prompts.
+
+    Args:
+        engine: The engine.
+        seconds: Time [s per layer]; 0 for no limit by launches.
+
+    Returns:
+        The engine.
+    """
+    return replace(engine, overheads=replace(engine.overheads, seconds_per_launched_layer=seconds))
+
+
 def bare(engine: Engine) -> Engine:
     """Return the engine without the correction from your own runs.
 

@@ -59,10 +59,11 @@ LLAMA_CPP_CACHES: Final = ("", "bf16", "fp16", "fp32")
 LLAMA_CPP_WHOLE: Final = frozenset({
     "grok", "mpt", "olmoe", "olmo2", "olmo3", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k2",
     "glm4_moe_lite", "glm_moe_dsa", "nemotron_h", "granitemoehybrid", "lfm2_moe", "minimax_m2", "mistral4", "kimi_linear",
-    "jamba", "falcon_h1", "mamba", "mamba2", "plamo2", "minicpm3", "gemma3n", "gemma3n_text", "bitnet", "t5",
+    "jamba", "falcon_h1", "falcon_mamba", "mamba", "mamba2", "plamo2", "minicpm3", "gemma3n", "gemma3n_text", "bitnet", "t5",
+    "git", "grok-1", "mistral_large_3", "deepseek_ref",
 })  # fmt: skip
 """Source: llama.cpp, docs/multi-gpu.md (5815cb8), of its own names: DeepSeek2 is that of DeepSeek-V2 and V3, Kimi-K2 and
-GLM-4.7-Flash, OLMo2 that of OLMo 3."""
+GLM-4.7-Flash and of Mistral Large 3, OLMo2 that of OLMo 3, Grok that of Grok-1 and Grok-2, Mamba that of Falcon Mamba."""
 
 
 def has_pools(engine: str) -> bool:

@@ -169,7 +169,10 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
         ),
         four=np.array([kind in four_bits(vendor) and kind in peak for kind in kinds]),
         eight=np.array(
-            [kind == "fp8" and kind in peak and not ("fp4" in peak and in_blocks(op)) for (op, _), kind in zip(ops, kinds, strict=True)]
+            [
+                kind == "fp8" and kind in peak and not ("fp4" in peak and in_blocks(op))
+                for (op, _), kind in zip(ops, kinds, strict=True)
+            ]
         ),
         blocked=np.array([kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)]),
         integer=np.array([kind == INTEGER and kind in peak for kind in kinds]),

@@ -101,7 +101,7 @@ def messages(link: Link, members: Number) -> Number:
     return (members > 1) * 1.0
 
 
-# Fixed time of an all-reduce that the switch adds up: NCCL takes 61 to 90 us beyond the transfer of 17 to 134 MB among 8 H100 and
+# Fixed time of an all-reduce that the switch adds up: NCCL takes 61 to 90 us beyond the transfer of 17 to 134 MB among 8 H100 or
 # H200, and the transfer has the share of bandwidth of other collectives (0.69 of 450 GB/s). Timings of AIConfigurator
 # (github.com/ai-dynamo/aiconfigurator, Apache-2.0). On B200 the chips' own sums are as fast up to 134 MB.
 SUM_SECONDS = 65e-6

@@ -269,9 +269,12 @@ def wait_for_launches(layers: Clock, links: Clock, model: Model, context: Pass) 
     each = context.engine.overheads.seconds_per_launched_layer
     if has_nonzero(each) and has_nonzero(context.work.prefill):
         count = sum(layer_count for _, layer_count in model.layers)
-        missing = np.maximum(count * each - layers.total - links.total, 0.0) * (np.asarray(context.work.prefill) > 0)
+        layers.host = count * each * (np.asarray(context.work.prefill) > 0)
+        missing = np.maximum(layers.host - layers.total - links.total, 0.0)
         if has_nonzero(missing):
-            layers.wait("launches of kernels by the host", count, missing / count)
+            seconds = {"overhead": missing}
+            name = "launches of kernels by the host"
+            layers.add(seconds, seconds, {}, name=name, count=count, seconds_each=missing / count)
 
 
 def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:

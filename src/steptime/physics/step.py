@@ -164,6 +164,7 @@ def bounds(
     *,
     microbatches: Number,
     share: Number,
+    host: Number = 0.0,
 ) -> tuple[Number, Number]:
     """Return lower and upper bound of a step [s]: full overlap and no overlap.
 
@@ -174,20 +175,21 @@ def bounds(
         hops: Seconds on transfers between stages; only in the upper bound.
         microbatches: Number of micro-batches.
         share: Share of the layers in the stage with the most layers.
+        host: Seconds in which a host launches the kernels of all layers for one micro-batch; no chip is faster.
 
     Returns:
         Two times in seconds.
     """
-    lower: Number = 0.0
+    fullest = microbatches * share
+    lower: Number = np.maximum(host, fullest * host) if has_nonzero(host) else 0.0
     serial: Number = 0.0
     serial_stage: Number = 0.0
-    fullest = microbatches * share
     for name in dict.fromkeys((*operators, *stem, *links)):
         inside, outside = operators.get(name, 0.0) + links.get(name, 0.0), stem.get(name, 0.0)
         latency, stage = inside + outside, fullest * inside + microbatches * outside
         lower = np.maximum(lower, np.maximum(latency, stage))
         serial, serial_stage = serial + latency, serial_stage + stage
-    return lower, np.maximum(serial + hops, serial_stage)
+    return lower, np.maximum(np.maximum(serial + hops, serial_stage), lower)
 
 
 TIMES = ("lower", "total", "upper", "latency")
@@ -286,7 +288,9 @@ def _clocked_step(clocks: Sequence[Clock], *, slower: Number, microbatches: Numb
     layers, stem, links, hops = clocks
     cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=microbatches, share=share)
     cycled = cycled.slowed(slower)
-    lower, upper = bounds(layers.busy, stem.busy, links.busy, hops.total, microbatches=microbatches, share=share)
+    lower, upper = bounds(
+        layers.busy, stem.busy, links.busy, hops.total, microbatches=microbatches, share=share, host=layers.host
+    )
     lower, upper = slower * lower, slower * upper
 
     # Weighted by the cycle, the parts add up to its period.

@@ -51,7 +51,8 @@ class Clock:
     """Sums of one part of a pass for one micro-batch.
 
     There are seconds by term and by resource, and busy seconds of each resource. `entries` are the lines behind the sums,
-    if `explained`. Terms and resources are missing without `parts`, which takes half the time.
+    if `explained`. Terms and resources are missing without `parts`, which takes half the time. `host`: seconds in which a
+    host launches the kernels one by one.
     """
 
     explained: bool = False
@@ -60,6 +61,7 @@ class Clock:
     resources: dict[str, Number] = field(init=False, default_factory=dict)
     busy: dict[str, Number] = field(init=False, default_factory=dict)
     total: Number = field(init=False, default=0.0)
+    host: Number = field(init=False, default=0.0)
     entries: list[Entry] = field(init=False, default_factory=list)
 
     def add(self, terms: Mapping[str, Number], blame: Mapping[str, Number], busy: Mapping[str, Number], **line: Any) -> None:

@@ -1069,7 +1069,8 @@ def single_rank_time(rates: Rates, b: int, context: float, rows: int, attention:
     seconds = run_time(rates, b, context, 0.0, 1) + rows_time(rates.rows, b, rows)
     if len(rates.slack) > 1:
         attention = max(attention - joint_factor(rates.slack, b, rows), 0.0)
-    return joint_factor(rates.joint, b, rows) * seconds + attention + rates.chunk * chunks
+    seconds = joint_factor(rates.joint, b, rows) * seconds + attention + rates.chunk * chunks
+    return max(seconds, rates.least[min(b, len(rates.least) - 1)])
 
 
 @entry
@@ -1111,10 +1112,11 @@ def mixed_time(
     # A micro-batch may have more than its share of the sequences. Step times rise only where all micro-batches get one more.
     last = len(rates.decode) - 1
     k, groups, stair = min(b, last), rates.groups, min(waves, last)
+    least = rates.least[min(b, len(rates.least) - 1)] if rows > 0 else 0.0
     base = rates.decode[k] + (b - k) * (rates.decode[last] - rates.decode[last - stair]) / stair
     if groups == 1:
         seconds = base + rates.context[k] * context + rows_time(rates.rows, b, rows)
-        return factor * seconds + max(waves * attention - slack, 0.0) + rates.chunk * chunks
+        return max(factor * seconds + max(waves * attention - slack, 0.0) + rates.chunk * chunks, least)
     before, busiest = (b + groups - 1) // groups, 0.0
     for g in range(groups):
         rank = max(waves * groups * p.ranks[r, g, ATTENTION_BY_RANK] - slack, 0.0)
@@ -1123,7 +1125,7 @@ def mixed_time(
         if context > 0.0:
             rank += factor * rates.context[k] * groups * waves * p.ranks[r, g, column]
         busiest = max(busiest, rank)
-    return factor * (base + rows_time(rates.rows, b, rows)) + busiest + rates.chunk * chunks
+    return max(factor * (base + rows_time(rates.rows, b, rows)) + busiest + rates.chunk * chunks, least)
 
 
 @inlined

@@ -235,6 +235,7 @@ class Rates(NamedTuple):
     groups: int
     joint: Any
     slack: Any
+    least: Any
 
 
 def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any, load: Any) -> Any:

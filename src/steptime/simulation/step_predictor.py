@@ -39,8 +39,8 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, load_model
-from steptime.number_checks import Array, between
-from steptime.physics.engine import Engine, default_formats, engine_for, model_for
+from steptime.number_checks import Array, between, has_nonzero
+from steptime.physics.engine import Engine, default_formats, engine_for, model_for, with_launches
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.op_work import has_joint_calls
@@ -137,6 +137,7 @@ class StepPredictor(Result):
     `attention` is by prompts, tokens of a prompt and cached tokens. `shared` is by batch and prompt tokens of the pass.
     `experts` is by rows and requests of the pass, and empty where experts depend on rows only. `joint` is by batch and context,
     and `joint_tokens` by batch and tokens of a prompt; both are empty where prompts and sequences have their own kernels.
+    `least` is the least time of a pass with prompts by batch, where the host launches its kernels one by one; empty elsewhere.
     """
 
     SCHEMA: ClassVar[str] = "steptime.predictor/1"
@@ -166,6 +167,7 @@ class StepPredictor(Result):
     shared_tokens: list[float] = field(metadata=LEFT_OUT)
     joint: list[list[float]] = field(metadata=LEFT_OUT)
     joint_tokens: list[list[float]] = field(metadata=LEFT_OUT)
+    least: list[float] = field(default_factory=list, metadata=LEFT_OUT)
     experts: list[list[float]] = field(metadata=LEFT_OUT)
     expert_rows: list[float] = field(metadata=LEFT_OUT)
     expert_requests: list[float] = field(metadata=LEFT_OUT)
@@ -233,6 +235,10 @@ class StepPredictor(Result):
                     seconds += longer + interpolated(self.joint_tokens, self.batches, self.tokens, batch, tokens)
         if self.experts and batch + squares > 0:
             seconds += self._experts(batch + total, batch + squares)
+        if self.least and total > 0:
+            k, w = place(self.batches, batch) if batch > 1 else (0, 0.0)
+            floor = (1 - w) * self.least[k] + w * self.least[k + 1]
+            return floor if floor > seconds else seconds
         return seconds
 
     def _experts(self, rows: float, squares: float) -> float:
@@ -384,6 +390,8 @@ def _tables(
     model: Model, system: Any, engine: Engine, layout: Layout, max_batch: int, max_tokens: int, max_context: int
 ) -> dict[str, Any]:
     """Return the axes and tables of a predictor."""
+    # The least time of a pass with prompts is a maximum, which sums of tables cannot have.
+    launched, engine = engine.overheads.seconds_per_launched_layer, with_launches(engine, 0.0)
     # Attention bends at the length of a window.
     windows = {a.window * a.stride for layer, _ in model.layers for a in layer.attention if math.isfinite(a.window)}
     bends = {near for window in windows for near in (window / 2, window * 3 / 4, window - 1, window, window + 1)}
@@ -399,6 +407,15 @@ def _tables(
     def step(**sizes: Any) -> Any:
         arrays: dict[str, Any] = {name: np.asarray(value, dtype=float) for name, value in sizes.items()}
         return mixed_step(model, system, **arrays, layout=layout, engine=engine)
+
+    def least(batch: Array) -> list[float]:
+        # Slow launches decide each pass, which then is linear in their time.
+        one, two = (
+            mixed_step(model, system, batch=batch, context=1.0, prompts=1, tokens=1, layout=layout, engine=slow).total
+            for slow in (with_launches(engine, 1.0), with_launches(engine, 2.0))
+        )
+        seconds: list[float] = (one - (two - one) * (1.0 - float(launched))).tolist()
+        return seconds
 
     def seconds(term: str, **sizes: Any) -> Array:
         result = step(**sizes)
@@ -441,6 +458,7 @@ def _tables(
         "decode": decode.tolist(), "rows": rows.tolist(), "heads": heads.tolist(), "attention": attended.tolist(),
         "shared": shared.tolist(), "shared_batches": shared_batches, "shared_tokens": shared_tokens,
         "joint": longer.tolist(), "joint_tokens": longer_tokens.tolist(),
+        "least": least(np.array(batches)) if has_nonzero(launched) else [],
         "experts": experts, "expert_rows": expert_rows, "expert_requests": expert_requests,
     }  # fmt: skip
 

@@ -27,8 +27,9 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.hardware.system import SCALED, System
 from steptime.models.model import Model
+from steptime.number_checks import has_nonzero
 from steptime.physics.bias_correction import OperatingPoint
-from steptime.physics.engine import Engine, engine_for, ttft_factor
+from steptime.physics.engine import Engine, engine_for, ttft_factor, with_launches
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import has_joint_calls
 from steptime.physics.speculative_step import drafted_step
@@ -40,7 +41,7 @@ LEFT_OUT = unit("", "", left_out=True)
 MAX_ROWS = 1 << 17
 SAMPLES = 200
 # Coefficients of prefill work.
-PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows", "slack")
+PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows", "slack", "least")
 # Terms on which the data-parallel ranks work together.
 SHARED_TERMS = ("experts", "dispatch", "combine")
 
@@ -60,7 +61,8 @@ class Pace(Result):
     `late` is the time of a prompt beyond its last pass in a pipeline, over that pass. `joint` is the factor
     on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
     powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last longer
-    than these, and then hide as much attention of prompts. `before` [s] and `before_token` [s per prompt token] are
+    than these, and then hide as much attention of prompts. `least` [s], by batch, is the least time of a step with prompts,
+    where the host launches its kernels one by one. `before` [s] and `before_token` [s per prompt token] are
     the time from arrival to the queue. `answer` counts decode steps from the end of the prompt until the user sees the
     first token.
     `extra_delay` is the share of the time from a slot to the first token by which all tokens reach the user
@@ -77,6 +79,7 @@ class Pace(Result):
     shared_rows: Any = field(default=None, metadata=LEFT_OUT)
     joint: Any = field(default=None, metadata=LEFT_OUT)
     slack: Any = field(default=None, metadata=LEFT_OUT)
+    least: Any = field(default=None, metadata=LEFT_OUT)
     late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     stages: int = field(default=1, metadata=LEFT_OUT)
@@ -112,6 +115,7 @@ class Pace(Result):
             int(self.groups),
             np.ones((1, 1)) if self.joint is None else np.ascontiguousarray(self.joint, dtype=np.float64),
             np.zeros((1, 1)) if self.slack is None else np.ascontiguousarray(self.slack, dtype=np.float64),
+            np.zeros(1) if self.least is None else np.ascontiguousarray(self.least, dtype=np.float64),
         )
 
     def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
@@ -137,7 +141,10 @@ class Pace(Result):
         factor = 1.0 if self.joint is None else np.where(np.asarray(tokens) > 0, _interpolated(self.joint, batch, tokens), 1.0)
         hidden = 0.0 if self.slack is None else _interpolated(self.slack, batch, tokens)
         attention = np.maximum(self.pair * pairs + self.key * keys - hidden, 0.0)
-        return factor * (decode + added) + attention + self.chunk * chunks
+        seconds = factor * (decode + added) + attention + self.chunk * chunks
+        if self.least is None:
+            return seconds
+        return np.where(np.asarray(tokens) > 0, np.maximum(seconds, np.asarray(self.least)[batch]), seconds)
 
 
 def _interpolated(values: Any, batch: Any, tokens: Any) -> Any:
@@ -288,7 +295,9 @@ def sample_pace(
             f"max_num_seqs, max_num_batched_tokens: must be at least 1, got {max_num_seqs} and {max_num_batched_tokens}"
         )
     runs_on = engine_for(system, engine)
-    settings = {"layout": layout, "engine": runs_on, "drafts": query - 1, "has_draft_term": False}
+    # The least time of steps with prompts is a maximum, which sums of coefficients cannot have.
+    launched = runs_on.overheads.seconds_per_launched_layer
+    settings = {"layout": layout, "engine": with_launches(runs_on, 0.0), "drafts": query - 1, "has_draft_term": False}
 
     # Each coefficient comes from its own sample of steps; they are evaluated together.
     groups, tokens = int(layout.dp), _knots(int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
@@ -343,6 +352,8 @@ def sample_pace(
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
 
+    if has_nonzero(launched):
+        pace = replace(pace, least=_least_steps(model, system, settings, float(launched), max_num_seqs))
     # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
     if has_mixed_steps:
         joint, slack = _joint_factors(pace, mixed, times, overlaps=overlaps)
@@ -350,8 +361,23 @@ def sample_pace(
     factor = float(ttft_factor(runs_on, OperatingPoint(layout=layout)))
     if not check:
         return with_first_tokens(pace, factor)
+    settings["engine"] = runs_on
     errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, budget)
     return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), factor)
+
+
+def _least_steps(model: Model, system: System, settings: Mapping[str, Any], launched: float, max_num_seqs: int) -> Any:
+    """Return the least time of a step with prompts [s] by batch: launches of all layers, and what is outside of layers.
+
+    Slow launches decide each step. A step is then linear in their time, with the rest outside of layers.
+    """
+    batch, engine = np.unique(np.append(_knots(max_num_seqs), 0)), settings["engine"]
+    sizes = {"batch": batch, "context": 1.0, "prompts": settings["layout"].dp, "tokens": 1}
+    one, two = (
+        drafted_step(model, system, **{**settings, "engine": with_launches(engine, slow)}, **sizes, parts=False).total
+        for slow in (1.0, 2.0)
+    )
+    return np.interp(np.arange(max_num_seqs + 1), batch, one - (two - one) * (1.0 - launched))
 
 
 @lru_cache(maxsize=256)

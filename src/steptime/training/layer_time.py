@@ -510,11 +510,13 @@ def _add_exchanges(
         whole_seconds = 2 * collective_seconds(traffic, engine)
         for terms in (forward, backward):
             exchange_seconds = whole_seconds * (1 - c.expert_overlap)
-            if x.schedule in OVERLAPPING or job.has_fused_experts:
+            # The other micro-batch of recipes with fused experts is the next one; those schedules have two under way.
+            overlaps = (x.schedule in OVERLAPPING) | (job.has_fused_experts & (job.batch > x.dp * x.micro_batch))
+            if np.any(overlaps):
                 computing = sum((terms.get(name, 0.0) for name in COMPUTED), 0.0)
                 sending_seconds = np.minimum(whole_seconds, computing)
                 overlapped = whole_seconds - sending_seconds + sending_seconds * SENDING_SHARE / (1 - SENDING_SHARE)
-                exchange_seconds = np.minimum(exchange_seconds, overlapped)
+                exchange_seconds = np.where(overlaps, np.minimum(exchange_seconds, overlapped), exchange_seconds)
             terms["expert exchange"] = exchange_seconds
     # Ranks that share an expert gather its rows and scatter its outputs.
     if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):

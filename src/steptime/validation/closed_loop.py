@@ -108,7 +108,8 @@ class Runs:
         Returns:
             Values by argument.
         """
-        names = ("model", "system", "layout", "concurrency", "input_tokens", "output_tokens", "spread", "drafts", "interval", "slots")
+        lengths = ("input_tokens", "output_tokens", "spread")
+        names = ("model", "system", "layout", "concurrency", *lengths, "drafts", "interval", "slots")
         return {name: getattr(self, name) for name in names}
 
     def select(self, positions: Array) -> Runs:

@@ -59,7 +59,8 @@ class Pools:
     """Runs on separate pools that share model, system, engine, lengths and speculation; arrays of shape (runs,).
 
     decode and prefill: layouts with their `replicas`; concurrency: requests in flight in the whole deployment; spread: spread
-    of lengths as a share of the mean; interval: decode steps between two checks for new output.
+    of lengths as a share of the mean; interval: decode steps between two checks for new output; slots: most sequences of
+    a decode replica.
     """
 
     model: Model
@@ -71,6 +72,7 @@ class Pools:
     concurrency: Array
     spread: float
     interval: Array
+    slots: Array
 
 
 def predict_pools(rows: list[dict[str, str]], model: Model, system: System, engine: Engine) -> dict[str, Array]:
@@ -121,6 +123,7 @@ def build_pools(rows: list[dict[str, str]], model: Model, system: System) -> Poo
         concurrency=numbers(rows, "concurrency", 1.0),
         spread=length_spread(rows[0]),
         interval=numbers(rows, "stream_interval", 1.0),
+        slots=numbers(rows, "max_num_seqs", math.inf),
     )
 
 
@@ -196,7 +199,7 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     """
     arguments: dict[str, Any] = {"engine": engine, "speculation": pools.speculation}
     work, replicas = pools.workload, pools.decode.replicas
-    max_sequences = np.maximum(np.minimum(_seats(pools, engine), pools.concurrency / replicas), 1.0)
+    max_sequences = np.maximum(np.minimum(np.minimum(_seats(pools, engine), pools.slots), pools.concurrency / replicas), 1.0)
     levels = LEVELS if math.isinf(engine.kernels.latent_contexts) else CLOSER * LEVELS
     batches = max_sequences[:, None] ** np.linspace(0, 1, levels)
     state = decode_pool(pools.model, pools.system, work, layout=shaped(pools.decode, 1), batch=batches, **arguments)

@@ -43,7 +43,15 @@ MAXIMUM: Final = "trt_max"
 PARTS: Final = ("ix_aggregated", "ix_mtp", "ix_disaggregated", MLPERF, MAXIMUM)
 NO_DRAFTS: Final = ("", "none")
 PREFILL_WAYS: Final = {"prefill_tp": "tp", "prefill_dp": "dp", "prefill_ep": "ep"}
-WHOLE_NUMBER_COLUMNS: Final = ("drafted", "decode_workers", "prefill_workers", *PREFILL_WAYS, "chips", "stream_interval", "max_num_seqs")
+WHOLE_NUMBER_COLUMNS: Final = (
+    "drafted",
+    "decode_workers",
+    "prefill_workers",
+    *PREFILL_WAYS,
+    "chips",
+    "stream_interval",
+    "max_num_seqs",
+)
 """Columns with whole numbers of at least 1 (drafted: at least 0), or empty."""
 KIND_COLUMNS: Final = ("scenario", "part", "spec", "acceptance", *WHOLE_NUMBER_COLUMNS)
 """Columns that determine the kind of a run; all are optional."""

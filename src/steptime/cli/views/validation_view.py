@@ -91,7 +91,8 @@ MEANINGS = {
     "prefill_dp": "of those, data-parallel ranks; by default 1",
     "prefill_ep": "of those, expert parallel ways; by default 1",
     "chips": "of the whole deployment; where not given, those of one replica",
-    "max_num_seqs": "most sequences that a replica runs at once, as launched; further clients wait; by default no limit",
+    "max_num_seqs": "most sequences that a replica (a decode replica of separate pools) runs at once, on all data-parallel ranks; "
+    "further clients wait; by default no limit",
     "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
     f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of some public SGLang runs; "
     f"of TensorRT-LLM's data-parallel ranks as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
