@@ -55,11 +55,11 @@ TOP_P_SECONDS = {"vllm": 3.1e-11, "typical": 3.1e-11}
 # Prefill tokens per step: SGLang's chunk size; 0 for TensorRT-LLM, which runs a whole prompt with the batch.
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
 # TensorRT-LLM launches a step with prompts kernel by kernel, unless enable_piecewise_cuda_graph is set (InferenceX's scripts of
-# some loads). A step with a prompt of 1,024 takes at least 18 to 20 ms in 32 layers (Llama-3.1-8B on 2 to 8 H100), 35 to 40 ms in
-# 64 (Qwen3-32B on 4 and 8), and 31 ms in 94 (Qwen3-235B, 128 to 256 tokens). Steps of vLLM and SGLang show no such floor.
+# some loads). A step with a prompt of 1,024 takes at least 18 to 20 ms in 32 layers (Llama-3.1-8B on 2 to 8 H100), 35 to 40 ms
+# in 64 (Qwen3-32B on 4 and 8), and 31 ms in 94 (Qwen3-235B, 128 to 256 tokens). Steps of vLLM and SGLang show no such floor.
 LAUNCHED_LAYER = {"trtllm": 4e-4}
-# Whole runs of TensorRT-LLM show more than its timed products in 8 and 4 bits: prefill of Llama-3.1-70B takes 0.65 of the peak of
-# an H200 (products alone 0.59), and MLPerf's runs in 4 bits 0.7 of it at maximum throughput.
+# Whole runs of TensorRT-LLM show more than its timed products in 8 and 4 bits: prefill of Llama-3.1-70B has 0.65 of the peak
+# of an H200 (products alone 0.59), and MLPerf's runs in 4 bits 0.7 of it at maximum throughput.
 EIGHT_BIT, FOUR_BIT = {"trtllm": 0.85}, {"trtllm": 0.75}
 
 
@@ -91,8 +91,8 @@ FIXED_CONSTANTS: dict[str, Any] = {
     # int4 experts: the rate at which the errors of B200 and H200 are equal.
     "unpack_rate": 4.5e12,
     # Share of the data sheet over that of 16-bit GEMMs, medians of AIConfigurator's tables with 1,024 to 8,192 rows and 16
-    # million weights or more: 8 bits 0.72 (H100), 0.76 (H200), 0.72 (B200), on Hopper also with block scales (0.72); B200 with block
-    # scales 0.83, in 4 bits 0.58 (`eight_bit_efficiency` and `fp4_efficiency` below).
+    # million weights or more: 8 bits 0.72 (H100), 0.76 (H200), 0.72 (B200), on Hopper also with block scales (0.72); B200 with
+    # block scales 0.83, in 4 bits 0.58 (`eight_bit_efficiency` and `fp4_efficiency` below).
     "block_efficiency": 0.8,
     "roofline_norm": 2.5,
     # Isolated FP8 GEMMs on H800, without the time to write their outputs.

@@ -101,8 +101,8 @@ def messages(link: Link, members: Number) -> Number:
     return (members > 1) * 1.0
 
 
-# Fixed time of an all-reduce that the switch adds up: NCCL takes 61 to 90 us beyond the transfer of 17 to 134 MB among 8 H100 or
-# H200, and the transfer has the share of bandwidth of other collectives (0.69 of 450 GB/s). Timings of AIConfigurator
+# Fixed time of an all-reduce that the switch adds up: NCCL takes 61 to 90 us beyond the transfer of 17 to 134 MB among 8 H100
+# or H200, and the transfer has the share of bandwidth of other collectives (0.69 of 450 GB/s). Timings of AIConfigurator
 # (github.com/ai-dynamo/aiconfigurator, Apache-2.0). On B200 the chips' own sums are as fast up to 134 MB.
 SUM_SECONDS = 65e-6
 
@@ -150,12 +150,12 @@ def all_reduce(
     return _faster(summed, fastest, within & (members > 2) & (saved > 0))
 
 
-def _faster(first: Traffic, second: Traffic, where: Number) -> Traffic:
+def _faster(first: Traffic, second: Traffic, is_first: Number) -> Traffic:
     """Return the first traffic where a condition holds, and the second elsewhere."""
-    if not np.any(where):
+    if not np.any(is_first):
         return second
-    busy = tuple(np.where(where, a, b) for a, b in zip(first.busy, second.busy, strict=True))
-    return Traffic(busy, np.where(where, first.latency, second.latency), np.where(where, first.calls, second.calls))
+    busy = tuple(np.where(is_first, a, b) for a, b in zip(first.busy, second.busy, strict=True))
+    return Traffic(busy, np.where(is_first, first.latency, second.latency), np.where(is_first, first.calls, second.calls))
 
 
 def _reduce_and_gather(system: System, by_level: tuple[Number, ...], bytes_: Number) -> Traffic:

@@ -266,10 +266,10 @@ def wait_for_launches(layers: Clock, links: Clock, model: Model, context: Pass) 
         model: The model.
         context: Work of a micro-batch on a chip.
     """
-    each = context.engine.overheads.seconds_per_launched_layer
-    if has_nonzero(each) and has_nonzero(context.work.prefill):
+    launched = context.engine.overheads.seconds_per_launched_layer
+    if has_nonzero(launched) and has_nonzero(context.work.prefill):
         count = sum(layer_count for _, layer_count in model.layers)
-        layers.host = count * each * (np.asarray(context.work.prefill) > 0)
+        layers.host = count * launched * (np.asarray(context.work.prefill) > 0)
         missing = np.maximum(layers.host - layers.total - links.total, 0.0)
         if has_nonzero(missing):
             seconds = {"overhead": missing}

@@ -410,11 +410,11 @@ def _tables(
 
     def least(batch: Array) -> list[float]:
         # Slow launches decide each pass, which then is linear in their time.
-        one, two = (
-            mixed_step(model, system, batch=batch, context=1.0, prompts=1, tokens=1, layout=layout, engine=slow).total
-            for slow in (with_launches(engine, 1.0), with_launches(engine, 2.0))
+        slow, slower = (
+            mixed_step(model, system, batch=batch, context=1.0, prompts=1, tokens=1, layout=layout, engine=waiting).total
+            for waiting in (with_launches(engine, 1.0), with_launches(engine, 2.0))
         )
-        seconds: list[float] = (one - (two - one) * (1.0 - float(launched))).tolist()
+        seconds: list[float] = (slow - (slower - slow) * (1.0 - float(launched))).tolist()
         return seconds
 
     def seconds(term: str, **sizes: Any) -> Array:

@@ -373,11 +373,11 @@ def _least_steps(model: Model, system: System, settings: Mapping[str, Any], laun
     """
     batch, engine = np.unique(np.append(_knots(max_num_seqs), 0)), settings["engine"]
     sizes = {"batch": batch, "context": 1.0, "prompts": settings["layout"].dp, "tokens": 1}
-    one, two = (
-        drafted_step(model, system, **{**settings, "engine": with_launches(engine, slow)}, **sizes, parts=False).total
-        for slow in (1.0, 2.0)
+    slow, slower = (
+        drafted_step(model, system, **{**settings, "engine": with_launches(engine, launch)}, **sizes, parts=False).total
+        for launch in (1.0, 2.0)
     )
-    return np.interp(np.arange(max_num_seqs + 1), batch, one - (two - one) * (1.0 - launched))
+    return np.interp(np.arange(max_num_seqs + 1), batch, slow - (slower - slow) * (1.0 - launched))
 
 
 @lru_cache(maxsize=256)

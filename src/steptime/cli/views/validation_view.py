@@ -91,7 +91,7 @@ MEANINGS = {
     "prefill_dp": "of those, data-parallel ranks; by default 1",
     "prefill_ep": "of those, expert parallel ways; by default 1",
     "chips": "of the whole deployment; where not given, those of one replica",
-    "max_num_seqs": "most sequences that a replica (a decode replica of separate pools) runs at once, on all data-parallel ranks; "
+    "max_num_seqs": "most sequences that a replica (a decode replica of separate pools) runs at once, on all of its ranks; "
     "further clients wait; by default no limit",
     "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
     f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of some public SGLang runs; "
