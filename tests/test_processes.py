@@ -40,6 +40,13 @@ def test_map_in_processes_with_a_second_thread_stays_here():
     assert run(body + "print(set(map_in_processes(eval, ['os.getpid()'] * 4)) == {os.getpid()})").stdout == "True\n"
 
 
+@pytest.mark.parametrize("work", ["abs", "lambda x: sum(map_in_processes(abs, [x, x]))"])
+def test_map_in_processes_listener_counts_the_items_of_the_outer_map(work):
+    body = f"seen = []\nwith listening(lambda *n: seen.append(n)): map_in_processes({work}, [1, 2, 3])\n"
+    after = "map_in_processes(abs, [1, 2])\nprint(seen)"
+    assert run(body + after).stdout == "[(1, 3), (2, 3), (3, 3)]\n"
+
+
 def test_map_in_processes_unpicklable_work_stays_here():
     assert map_in_processes(lambda x: x + 1, [1, 2]) == [2, 3]
 

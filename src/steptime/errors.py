@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -152,9 +152,12 @@ class Impossible(InputError):
 class UnknownName(InputError):
     """A name that is not in the catalogue, the schema or the list of families."""
 
-    def __init__(self, kind: str, name: object, options: Iterable[str], hint: str = "") -> None:
-        self.kind, self.name = kind, name
-        self.nearest = did_you_mean(name, options) if isinstance(name, str) else ()
+    def __init__(
+        self, kind: str, name: object, options: Iterable[str], hint: str = "", *, aliases: Mapping[str, str] | None = None
+    ) -> None:
+        self.kind, self.name, canonical = kind, name, aliases or {}
+        near = did_you_mean(name, [*options, *canonical]) if isinstance(name, str) else ()
+        self.nearest = tuple(dict.fromkeys(canonical.get(option, option) for option in near))
         message = f"unknown {kind} {short_repr(name)}"
         if self.nearest:
             message += "; did you mean " + " or ".join(self.nearest) + "?"

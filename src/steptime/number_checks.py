@@ -40,6 +40,8 @@ MOST_CHIPS: Final = 200_000
 MOST_TOKENS: Final = 1_000_000_000
 # Sequences of a batch.
 MOST_SEQUENCES: Final = 1_000_000_000
+# Requests/s of a fleet or a model; all models of the world serve fewer.
+MOST_RATE: Final = 1e6
 # Upper bound of a rate or a capacity: the product of two is finite.
 LARGEST: Final = 1e30
 # Seconds, some 30 years.

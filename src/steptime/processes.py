@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any, Final, TypeVar
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 TASKS: Final = Path("/proc/self/task")
+# Functions that maps of this process call with the finished items and all items; empty in workers.
+LISTENERS: Final[list[Callable[[int, int], None]]] = []
 # Seconds between two checks of the parent.
 WATCH: Final = 0.5
 
@@ -94,20 +96,55 @@ def map_in_processes(work: Callable[[Item], Answer], items: Sequence[Item]) -> l
     >>> map_in_processes(abs, [-1, 2])
     [1, 2]
     """
+    listeners = [] if len(items) < 2 else LISTENERS[:]
     if len(items) < 2 or not can_fork() or not can_pickle((work, items)):
-        return [work(item) for item in items]
+        return _map_serially(work, items, listeners)
     pool = process_pool(min(len(items), core_count()))
     try:
         with suppress(BrokenProcessPool):
             with hold_interrupts():
                 futures = [pool.submit(work, item) for item in items]
-            answers = [future.result() for future in futures]
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                for listener in listeners:
+                    listener(done, len(items))
             pool.shutdown()
-            return answers
+            return [future.result() for future in futures]
     except BaseException:
         end_pool(pool)
         raise
-    return [work(item) for item in items]
+    return _map_serially(work, items, listeners)
+
+
+def _map_serially(
+    work: Callable[[Item], Answer], items: Sequence[Item], listeners: Sequence[Callable[[int, int], None]]
+) -> list[Answer]:
+    """Evaluate `work` for each item in this process, and report each; maps inside the work report nothing."""
+    answers = []
+    for done, item in enumerate(items, 1):
+        with listening(None):
+            answers.append(work(item))
+        for listener in listeners:
+            listener(done, len(items))
+    return answers
+
+
+@contextmanager
+def listening(listener: Callable[[int, int], None] | None) -> Iterator[None]:
+    """Report the progress of maps inside the block to a function, which must start no thread.
+
+    Args:
+        listener: Function of the finished items and of all items; None: maps report nothing.
+
+    Yields:
+        None.
+    """
+    before = LISTENERS[:]
+    LISTENERS[:] = [] if listener is None else [listener]
+    try:
+        yield
+    finally:
+        LISTENERS[:] = before
 
 
 @contextmanager
@@ -149,6 +186,7 @@ def can_pickle(value: Any) -> bool:
 def _prepare_worker(parent: int, prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     # The parent receives Ctrl-C too, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    LISTENERS.clear()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if prepare is not None:
         prepare(*arguments)

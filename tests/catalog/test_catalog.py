@@ -228,3 +228,15 @@ def test_an_empty_name_of_a_model_is_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RangeError, match="must be a name or a path, got an empty text"):
         st.load_model("")
+
+
+def test_an_unknown_system_suggests_names_and_no_aliases():
+    with pytest.raises(UnknownName) as raised:
+        load_system("h200-8")
+    assert raised.value.nearest[0] == "hgx-h200"
+    assert set(raised.value.nearest) <= set(files("systems"))
+
+
+def test_a_system_in_place_of_a_model_is_named():
+    with pytest.raises(UnknownName, match="the system hgx-h200"):
+        st.load_model("h200")

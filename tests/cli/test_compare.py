@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from steptime.cli.views.comparison_view import ranking_view
+from steptime.hardware.system import Rent
 from steptime.sweeps.ranking import Ranking, Standing
 from steptime.workload.workload import Slo, Workload
 from tests.cli.test_commands import run
@@ -223,10 +225,32 @@ def test_a_row_above_ten_times_the_first_cost_is_named_and_cut(cost, is_far):
         standings=(standing("near", 1e4, 1, 2), standing("remote", cost, 2, 5105)),
     )  # fmt: skip
     short, full = (printed(ranking, full=is_full) for is_full in (False, True))
-    assert ("1 pair above 10 times the first cost" in short) == is_far
-    # The name stands in the sentence of the second place; its replicas are in the table or in the footnote.
-    assert "5,105" in short
+    assert ("remote costs more than 10 times the first: see --full." in short) == is_far
+    # Its replicas are in the table.
+    assert ("5,105" in short) != is_far
     assert any(line.lstrip().startswith("2") and "remote" in line for line in full.splitlines())
     assert any(line.lstrip().startswith("2") and "remote" in line for line in short.splitlines()) != is_far
     # 4 requests/s of 5,120 tokens for 86,400 s are 1.77 Gtokens; 1,024 of 5,120 are output.
     assert "1.77 Gtokens a day, 20 % of them output" in " ".join(short.split())
+
+
+@pytest.mark.parametrize(("kind", "is_unlike"), [("contract", False), ("ondemand", True)])
+def test_rents_of_one_kind_with_other_terms_are_alike(kind, is_unlike):
+    rows = (
+        replace(standing("near", 1e4, 1, 2), rent=Rent(kind="contract", term="three-year")),
+        replace(standing("next", 1.1e4, 2, 2), tied=True, rent=Rent(kind=kind, term="capacity-block")),
+    )
+    ranking = Ranking(workload=Workload(input_tokens=4096, output_tokens=1024), slo=Slo(), rate=4.0, standings=rows)
+    assert any("several kinds" in note for note in ranking.notes) == is_unlike
+
+
+def test_pairs_without_a_rent_say_how_many_have_another_kind():
+    rents = ("ondemand", "ondemand", *[""] * 7)
+    unpriced = tuple(
+        replace(standing(f"s{n}", math.nan, 0, 2), other_rents=(kind,) if kind else ()) for n, kind in enumerate(rents)
+    )
+    first = replace(standing("near", 1e4, 1, 2), rent=Rent(kind="contract"))
+    ranking = Ranking(
+        workload=Workload(input_tokens=4096, output_tokens=1024), slo=Slo(), rate=4.0, standings=(first, *unpriced)
+    )
+    assert "9 pairs without a contract rent, 2 of them with --rent ondemand" in " ".join(printed(ranking, full=False).split())

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.launch.launch_commands import ENGINES, launch_commands
+from steptime.launch.launch_commands import ENGINES, launch_commands, launch_files
 from steptime.launch.serve_args import longest_request
+from steptime.planning.fleet import Fleet
 from steptime.workload.workload import Speculation
 from tests.launch.conftest import pool
 from tests.launch.reading import commands, options_file
@@ -536,3 +537,29 @@ def test_vllm_says_which_pools_its_connector_refuses(build, role, layout, refuse
     said = [note for note in notes(launch_commands(build(pool(role, chunk=0, **layout)), "vllm")) if "will not start" in note]
     assert len(said) == bool(refused)
     assert refused in "".join(said)
+
+
+def test_an_engine_that_cannot_start_the_plan_of_another_has_a_reason_and_no_command(build):
+    plan = replace(build(pool(tp=2, dp=2)), engine="vllm")
+    lines = launch_commands(plan, "trtllm")
+    assert len(notes(lines)) == len(lines)
+    assert "makes each chip a data-parallel rank" in lines[0]
+    assert "--engine trtllm --launch trtllm" in " ".join(lines)
+    assert list(launch_files(plan, "trtllm")) == ["README.md"]
+    assert any("vllm serve" in line for line in launch_commands(plan, "vllm"))
+
+
+@pytest.mark.parametrize(
+    ("chips", "host", "count", "place"),
+    [(8, 8, 2, "each of 2 hosts"), (16, 8, 3, "each of 3 groups of 2 hosts"), (2, 8, 9, "9 times on 3 hosts"), (8, 8, 1, "")],
+)
+def test_a_fleet_says_where_the_command_starts(build, chips, host, count, place):
+    hosts = max(1, -(-count * chips // host))
+    fleet = Fleet(
+        rate=5.0, replicas=count, spare=0, replica_chips=chips, hosts=hosts, chips=hosts * host, utilisation=0.5,
+        usd_per_month=1.0, usd_per_million_output_tokens=1.0,
+    )  # fmt: skip
+    plan = replace(build(pool(dp=chips, ep=chips), host_chips=host), fleet=fleet)
+    fleet_notes = [note for note in notes(launch_commands(plan, "vllm")) if note.startswith("the fleet has ")]
+    assert len(fleet_notes) == bool(place)
+    assert place in "".join(fleet_notes)

@@ -28,7 +28,7 @@ def test_why_a_plan_cannot_be_cheaper():
     found = told_plan(one_matrix(heads=1), machine(flops=1e30, size=1), WORK, st.Slo(tpot=3e-3), chips=1, engine="ideal")
     assert found.binding == ("speed",)
     assert "slower than 3.00 ms" in found.why
-    assert "10 % more HBM bandwidth would help most" in found.why
+    assert "10 % more HBM bandwidth would make it" in found.why
     weights, cache = (mean_resources(found.pools[0])[name] / found.tpot for name in ("weights", "kv"))
     assert (
         f"spends {100 * weights:.0f} % of its time on reading weights and {100 * cache:.0f} % on reading the KV cache"
@@ -48,7 +48,7 @@ def test_small_shares_are_not_told():
         one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine_, WORK, chips=1, engine="ideal", alternatives=False
     )
     assert cached.why.endswith(
-        "A step spends 100 % of its time on reading the KV cache. 10 % more HBM bandwidth would help most: 9.1 % cheaper."
+        "A step spends 100 % of its time on reading the KV cache. 10 % more HBM bandwidth would make it 9.1 % cheaper."
     )
 
 
@@ -175,7 +175,7 @@ def test_without_a_rent_more_is_served_instead_of_cheaper():
     )
     found = told_plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal", alternatives=False)
     assert found.why.startswith("What keeps it from serving more: ")
-    assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0 % more requests per second.")
+    assert found.why.endswith("10 % more HBM bandwidth would serve 10.0 % more requests per second.")
     waits = engine(seconds_per_step=1.0, seconds_per_sequence=1.0)
     still = told_plan(one_matrix(heads=1), replace(free, chip=machine(size=1).chip), WORK, chips=1, engine=waits)
     assert "No single hardware figure, 10 % better, would raise the output." in still.why

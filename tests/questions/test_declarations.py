@@ -25,8 +25,10 @@ from steptime.questions.declaration import (
     read_value,
     text,
 )
+from steptime.questions.plan_question import read_rate
 from steptime.questions.step_question import STEP, StepInputs
 from steptime.web.app import declaration
+from steptime.workload.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,3 +196,12 @@ def test_ask_text_that_may_be_a_number_takes_both():
     asked = {**ON, "chips": 1, "tpot": 0.02, "mode": "aggregated", "rate": 1.0}
     numbers, words = (dict(st.ask("plan", **asked, carbon=value)) for value in (300, "300"))
     assert numbers == pytest.approx(words, nan_ok=True)
+
+
+@pytest.mark.parametrize(("rate", "tokens_per_day"), [(1.001e6, None), (None, 1.001e6 * 86_400 * 2)])
+def test_rates_end_at_a_million_requests_per_second(rate, tokens_per_day):
+    work = Workload(input_tokens=1, output_tokens=1)
+    with pytest.raises(RangeError, match="at most 1,000,000 requests/s"):
+        read_rate(rate, tokens_per_day, work)
+    below = tokens_per_day and tokens_per_day / 1.002
+    assert read_rate(rate and rate / 1.002, below, work) == pytest.approx(0.999e6, rel=1e-3)

@@ -8,6 +8,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeGuard
@@ -281,7 +282,7 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     owned = [path for key, path in paths.items() if folded(key).rpartition("/")[2] == folded_name]
     if len(owned) == 1:
         return owned[0]
-    aliases = [alias for path in paths.values() for alias in _aliases(path)]
+    aliases = {alias: key if kind == "systems" else alias for key, path in paths.items() for alias in _aliases(path)}
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
     hint = f"{_other_kind(kind, name, catalog)}`steptime {command}` lists them; a path to a file works too."
     if os.path.isdir(name):
@@ -290,11 +291,14 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         # No command lists chips; only the file of a system names one.
         hint = "A chip is a name of the catalogue, a file in the folder of the system's file, or a table [chip]."
 
-    raise UnknownName(singular, name, [*paths, *aliases], hint)
+    raise UnknownName(singular, name, paths, hint, aliases=aliases)
 
 
 def _other_kind(kind: str, name: str, catalog: str | os.PathLike[str] | None) -> str:
     """Name the models with a name that is no system, and the systems with a name that is no model."""
+    if kind == "models":
+        with suppress(UnknownName, DataFileError):
+            return f"It is the system {find('systems', name, catalog).stem}: a model comes before it. "
     folder = {"models": "systems", "systems": "models"}.get(kind, "")
     names = did_you_mean(name, files(folder, catalog), cutoff=0.65) if folder else ()
     return f"A {folder.removesuffix('s')} has a similar name: {', '.join(names)}. " if names else ""

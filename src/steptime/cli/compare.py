@@ -23,7 +23,7 @@ from steptime.cli.options import (
     typed_values,
     with_rent,
 )
-from steptime.cli.output import patience, reported
+from steptime.cli.output import counting_plans, patience, reported
 from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.questions.plan_question import PlanInputs, read_modes
 from steptime.questions.subject import Subject
@@ -156,7 +156,7 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
     words = f"planning {counted(len(models) * len(machines), 'pair')} of model and system"
     if requests.pairs:
         words += f", and {counted(len(system_pairs(models, machines, chip_count, modes)), 'pair')} of systems"
-    with patience(f"steptime: {words} ..."):
+    with counting_plans(f"steptime: {words} ..."):
         ranking = rank(
             models, machines, engine=rivals.engine, catalog=rivals.catalog, modes=modes, rent=rivals.rent, sure=requests.sure,
             evidence=requests.evidence, pairs=requests.pairs, **load,

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from steptime.cli.output import drop, prepare, print_json, say, unwritten
-from steptime.errors import Impossible, InputError, short_repr
+from steptime.errors import Impossible, InputError, did_you_mean, short_repr
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 # Commands that share the module of another.
@@ -395,8 +395,10 @@ def _misread(problem: Any) -> int:
 
 def _with_nearest(match: re.Match[str]) -> str:
     """Return the nearest choices of a misspelt command or option, without a second sentence."""
-    names = " or ".join(name.strip(" '") for name in match[2].split(","))
-    return f"{match[1]}; did you mean {names}?"
+    names = [name.strip(" '") for name in match[2].split(",")]
+    typed = match[1].rpartition(" ")[2].strip("'")
+    near = dict.fromkeys([*did_you_mean(typed, names), *names])
+    return f"{match[1]}; did you mean {' or '.join(near)}?"
 
 
 # A misspelt command or option, and the choices of click.

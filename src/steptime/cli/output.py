@@ -477,6 +477,62 @@ def patience(
     finish()
 
 
+@contextmanager
+def counting_plans(words: str) -> Iterator[None]:
+    """Print a message on standard error if the block takes long, and on a terminal the number of finished plans.
+
+    Args:
+        words: The message.
+
+    Yields:
+        Nothing.
+    """
+    from steptime.processes import listening
+
+    begin, bars = time.monotonic(), list[Any]()
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    def count(done: int, total: int) -> None:
+        if bars and bars[-1].tasks[0].total != total:
+            bars.pop().stop()
+        if not bars and is_terminal and done < total and time.monotonic() - begin > SOON:
+            # Without refresh no thread runs: later plans fork.
+            bars.append(progress_bar(total, "plans", auto_refresh=False))
+        for bar in bars:
+            bar.update(bar.task_ids[0], completed=done, refresh=True)
+
+    try:
+        with patience(words), listening(count):
+            yield
+    finally:
+        for bar in bars:
+            bar.stop()
+
+
+def progress_bar(total: int, noun: str, *, auto_refresh: bool = True) -> Any:
+    """Start a bar on standard error with counter, remaining and elapsed time.
+
+    Args:
+        total: Number of all items.
+        noun: Items in words.
+        auto_refresh: Whether a thread moves the clock between two updates.
+
+    Returns:
+        The bar of rich, with one task.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(), MofNCompleteColumn(separator=" of "), TextColumn(f"{noun}, left"), TimeRemainingColumn(),
+        TextColumn("after"), TimeElapsedColumn(),
+    )  # fmt: skip
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=auto_refresh)
+    bar.start()
+    bar.add_task(noun, total=total)
+    return bar
+
+
 # --- folders -----------------------------------------------------------------------------------------------------------
 
 

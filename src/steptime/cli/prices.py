@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.options import CATALOG, Output, declared, grouped, not_empty, option, read_system
-from steptime.cli.output import patience
+from steptime.cli.output import counting_plans
 from steptime.errors import InputError, RangeError, short_repr
 from steptime.questions.declaration import text as declare_text
 from steptime.questions.economics_questions import PRICES, PricesInputs, solve_prices
@@ -103,7 +103,7 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         from steptime.pricing.kv_storage_cost import read_holds
         from steptime.pricing.price_proposal import propose_prices
 
-        with patience("steptime: planning at several speeds and contexts ..."):
+        with counting_plans("steptime: planning at several speeds and contexts ..."):
             proposal = propose_prices(
                 str(query.model), str(query.system), margin=query.target_margin, speed=query.speed, mix=query.mix,
                 mode=read_modes(query.mode), hold=read_holds(query.hold), chips=query.chips,
@@ -115,7 +115,7 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         from steptime.pricing.serving_costs import plan_chips
 
         machine = read_system(query.self_host, None, query.catalog)
-        with patience(f"steptime: planning on {query.self_host} ..."):
+        with counting_plans(f"steptime: planning on {query.self_host} ..."):
             comparison = compare_self_hosting(
                 str(query.model), machine,
                 tokens_per_day=float(read_count(str(query.tokens_per_day), "--tokens-per-day")), speed=query.speed,
@@ -136,7 +136,7 @@ def prices(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
         output.print(history, "prices_view.history_view")
     else:
         names = ("model", "provider", "date", "speed", "ttft", "mix", "mode", "chips", "evidence", "hold", "catalog")
-        with patience("steptime: planning on eight systems ..."):
+        with counting_plans("steptime: planning on eight systems ..."):
             market = solve_prices({name: getattr(query, name) for name in names}, update=query.update)
         output.print(market, "prices_view.market_view", summary=PRICES.read_result)
 

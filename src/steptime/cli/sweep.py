@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.options import OUTPUT, Output, TextOutput, count, grouped, not_empty, option
-from steptime.cli.output import check_outputs, reported, say, wrote
+from steptime.cli.output import check_outputs, progress_bar, reported, say, wrote
 from steptime.cli.simulate import compile_first
 from steptime.errors import InputError, RangeError, UnknownName, did_you_mean, short_repr
 
@@ -474,7 +474,7 @@ def report_progress(seconds: float = 0.0) -> Iterator[Callable[[int, int], None]
         if bar is None and passed > 1.5 and state["first"] + MIN_POINTS_FOR_ETA <= done < total:
             remaining_seconds = passed / (done - state["first"]) * (total - done)
             is_terminal, is_long = sys.stderr is not None and sys.stderr.isatty(), remaining_seconds > LONG_WORK
-            bar = _bar(total) if is_terminal else False
+            bar = progress_bar(total, "points") if is_terminal else False
             if is_long or not is_terminal:
                 advice = "; Ctrl+C stops it (sweep --out FILE keeps the finished points)" if is_long else ""
                 say(f"steptime: {done:,} of {total:,} points, some {duration(remaining_seconds)} left{advice} ...")
@@ -486,17 +486,3 @@ def report_progress(seconds: float = 0.0) -> Iterator[Callable[[int, int], None]
     finally:
         if bar:
             bar.stop()
-
-
-def _bar(total: int) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        BarColumn(), MofNCompleteColumn(), TextColumn("points, left"), TimeRemainingColumn(), TextColumn("of"),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.start()
-    bar.add_task("points", total=total)
-    return bar

@@ -29,12 +29,14 @@ from steptime.launch.serve_args import (
     DRAFTER_NAME,
     DRAFTER_VARIABLE,
     NAMES,
+    NO_START,
     NVIDIA,
     VARIABLE,
     ServeArgs,
     serve_args_for_pool,
 )
 from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, select_texts, spoken, wrapped
+from steptime.planning.fleet import replicas_per_host
 from steptime.planning.plan_result import Plan
 from steptime.units import counted, in_digits
 
@@ -79,7 +81,7 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
         For each pool a comment and the commands of one replica, then the router; or the reason as a comment.
     """
     if engine == llama_cpp.NAME:
-        return llama_cpp.llama_server_commands(plan)
+        return comments(_fleet_notes(plan)) + llama_cpp.llama_server_commands(plan)
     if refusal := _refusal(plan, engine):
         return comments((refusal,))
     replicas = place_replicas(plan)
@@ -126,7 +128,41 @@ def _refusal(plan: Plan, engine: str) -> str:
     """Return the reason why an engine cannot serve a plan; "" if it can."""
     vendor, writer = plan.served.vendor, WRITERS[engine]
     runs = vendor in ("", *writer.VENDORS)
-    return "" if runs else f"{NAMES[engine]} runs on {writer.RUNS_ON}, not on chips of {vendor}"
+    if not runs:
+        return f"{NAMES[engine]} runs on {writer.RUNS_ON}, not on chips of {vendor}"
+    if plan.engine not in NAMES or plan.engine == engine:
+        return ""
+    first = {replica.role: replica for replica in reversed(place_replicas(plan))}
+    commands = [_server(engine, serve_args_for_pool(plan, pool), first[pool.role], 0, PORT) for pool in plan.pools]
+    reasons = [
+        note for note in dict.fromkeys(note for command in commands for note in command.notes) if note.endswith(NO_START)
+    ]
+    return "; ".join([*reasons, only_own_plans(engine)] if reasons else [])
+
+
+def only_own_plans(engine: str) -> str:
+    """Say how to get a plan that an engine can start, where it cannot start that of another engine.
+
+    Args:
+        engine: Name of the engine.
+
+    Returns:
+        A sentence without a period.
+    """
+    return f"{NAMES.get(engine, engine)} starts a plan of its own: steptime plan ... --engine {engine} --launch {engine}"
+
+
+def _fleet_notes(plan: Plan) -> list[str]:
+    """Return where the commands of one replica run in a fleet of several; nothing for one replica."""
+    fleet = plan.fleet
+    if fleet is None or fleet.replicas + fleet.spare < 2:
+        return []
+    count, (per_host, hosts_each) = fleet.replicas + fleet.spare, replicas_per_host(fleet.replica_chips, plan.served.host_chips)
+    if per_host > 1:
+        copies = f"{count:,} times on {counted(fleet.hosts, 'host')}, at most {per_host} on each with other chips and ports"
+        return [f"the fleet has {count:,} replicas: start this {copies}, behind a router"]
+    place = f"each of {count:,} hosts" if hosts_each == 1 else f"each of {count:,} groups of {hosts_each} hosts"
+    return [f"the fleet has {count:,} replicas: start this on {place}, behind a router"]
 
 
 def _plan_notes(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> list[str]:
@@ -147,6 +183,7 @@ def _plan_notes(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> list[
         )
         idle = f"{counted(plan.idle_chips, 'chip')} of the {plan.total_chips} that the cost counts stay idle"
         return select_texts(
+            (True, *_fleet_notes(plan)),
             (requests > served.max_context, lengths),
             (plan.engine in NAMES and plan.engine != engine, planned),
             (True, f"{systems}; KV caches move over a network between both"),
@@ -159,6 +196,7 @@ def _plan_notes(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> list[
     idle_text = f"{counted(plan.idle_chips, 'chip')} of the {plan.chips} that the cost counts stay idle"
     together = "; ".join(in_words(rack) for rack in racks(plan, replicas) if rack)
     return select_texts(
+        (True, *_fleet_notes(plan)),
         (
             requests > served.max_context,
             f"requests of {requests:,.0f} tokens {limit_text}: serve a checkpoint with extended positions",

@@ -25,6 +25,8 @@ from steptime.units import show
 # Vendors, and names of the engines in notes.
 NVIDIA, AMD = "NVIDIA", "AMD"
 NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+# End of a note on a layout that an engine refuses.
+NO_START: Final = "the engine will not start with this layout"
 # Note for DeepEP inside a rack.
 RACK: Final = "DeepEP must be built for NVLink between hosts"
 # Largest number of tokens per rank in DeepEP's low-latency kernels, as SGLang's deepep.py asserts.
@@ -377,8 +379,7 @@ def unsaid(args: ServeArgs, engine: str) -> list[str]:
     role = args.role if args.role != "serve" else ""
     facts = replace(facts_of_engine(load_engine(engine)), experts=args.served.routed_experts, role=role)
     return [
-        f"{rule.reason(facts, args.layout)}: "
-        + ("expect slower steps" if rule.name.startswith("two batches") else "the engine will not start with this layout")
+        f"{rule.reason(facts, args.layout)}: " + ("expect slower steps" if rule.name.startswith("two batches") else NO_START)
         for rule in broken(args.layout, facts, scopes=(ENGINE,))
     ]
 

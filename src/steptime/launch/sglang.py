@@ -15,6 +15,7 @@ from steptime.launch.serve_args import (
     AMD,
     DRAFTER_VARIABLE,
     LOW_LATENCY_TOKENS,
+    NO_START,
     NVIDIA,
     OTHER_MODULES,
     RACK,
@@ -116,7 +117,7 @@ def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Co
     )
     scopes = f"counts for all {args.parts} micro-batches, --chunked-prefill-size for one"
     unmixed = "SGLang runs no prefill together with decode where it drafts: expect slower tokens while prompts prefill"
-    refused = "SGLang runs a draft model only without data-parallel attention: the engine will not start with this layout"
+    refused = f"SGLang runs a draft model only without data-parallel attention: {NO_START}"
     adapts_experts = served.routed_experts > 0 and not EXPERT_MODULES.isdisjoint(served.lora_modules)
     limits = select_texts(
         (True, *head_notes),

@@ -35,7 +35,7 @@ from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
-from steptime.number_checks import Array, positive, whole_number
+from steptime.number_checks import MOST_RATE, Array, positive, whole_number
 from steptime.physics.engine import default_formats, load_engine
 from steptime.physics.run_covariance import read_covariances
 from steptime.planning.fleet_program import (
@@ -55,7 +55,7 @@ from steptime.units import HOUR, counted, parse
 from steptime.workload.day_profile import HOURS, read_day
 from steptime.workload.workload import Slo, Workload
 
-MOST_MODELS, MOST_SYSTEMS, MOST_CHIPS, MOST_RATE = 100, 50, 1_000_000, 1e6
+MOST_MODELS, MOST_SYSTEMS, MOST_CHIPS = 100, 50, 1_000_000
 # Sizes of a deployment beyond the smallest that meets the limits, each twice the one before.
 LARGER: Final = 1
 # A larger deployment is an option if each of its chips serves this factor more.

@@ -109,9 +109,11 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     gain = f"{100 * saving:.1f} % cheaper" if rented else f"{100 * saving / (1 - saving):.1f} % more requests per second"
 
     # More than 10 % of output for 10 % of a figure: faster steps alone cannot explain it.
-    explained = "9.1 %" if rented else "10 %"
-    reason = f": {explained} from faster steps, the rest because larger batches or other layouts then meet the limits"
-    return text + f" {better} would help most: {gain}{reason * (saving > 1 - 1 / NUDGE + 5e-4)}."
+    explained = 100 * (1 - 1 / NUDGE) if rented else 100 * (NUDGE - 1)
+    larger = float(gain.partition(" ")[0]) - round(explained, 1)
+    reason = f": {explained:.1f} % by faster steps, {larger:.1f} % because larger batches then meet the limits"
+    effect = f"make it {gain}" if rented else f"serve {gain}"
+    return text + f" {better} would {effect}{reason * (saving > 1 - 1 / NUDGE + 5e-4)}."
 
 
 def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, limit, positive, share
+from steptime.number_checks import MOST_CHIPS, MOST_RATE, MOST_TOKENS, limit, positive, share
 from steptime.physics.engine import Engine
 from steptime.physics.engine_releases import TOP_P
 from steptime.planning.evidence import EVIDENCE
@@ -195,13 +195,14 @@ def read_rate(
     2.0
     """
     if tokens_per_day is None:
-        return None if rate is None else float(positive("rate", rate, "requests/s"))
+        return None if rate is None else float(positive("rate", rate, "requests/s", maximum=MOST_RATE))
     if rate is not None:
         raise RangeError("tokens_per_day: gives the rate (--rate), got both; leave one out")
     if has_sessions:
         raise RangeError("tokens_per_day: histories of sessions repeat tokens; give the turns per second (--rate) instead")
     daily = float(positive("tokens_per_day", tokens_per_day, "tokens/day"))
-    return daily / DAY / float(workload.input_tokens + workload.output_tokens)
+    served = daily / DAY / float(workload.input_tokens + workload.output_tokens)
+    return float(positive("tokens_per_day / tokens of a request", served, "requests/s", maximum=MOST_RATE))
 
 
 def pinned_size(words: str) -> Any:

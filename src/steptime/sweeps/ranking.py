@@ -153,6 +153,9 @@ class Standing:
         default=math.nan, metadata=unit("B", "bytes of a replica that hold 95 % of the tokens that repeat", key="needed_bytes")
     )
     rent: Rent = field(default=Rent(), metadata=unit("", "rent of a chip: kind, term, date, grade and source"))
+    other_rents: tuple[str, ...] = field(
+        default=(), metadata=unit("", "kinds of rent of a system without the kind asked for", left_out=True)
+    )
     runs: int = field(default=0, metadata=unit("", "measured runs on this system that the engine was fitted to"))
     rests_on: str = field(default="", metadata=unit("", "basis of the range"))
     evidence: str = field(
@@ -250,15 +253,14 @@ class Ranking(Tabular):
         near = [standing for standing in self.priced if standing.tied or standing.place == 1]
         if not near:
             return ()
-        first, kinds = near[0], dict.fromkeys(kind_in_words(standing.rent) for standing in near)
+        first, kinds = near[0], {standing.rent.kind: kind_in_words(standing.rent) for standing in near}
         notes = []
         if first.rests_on.startswith(("no run", "runs on other")):
             basis = first.rests_on.replace("runs on other", "the range comes from runs on other", 1)
             notes.append(f"{self.called(first)}: {basis}")
         if len(kinds) > 1:
-            notes.append(
-                f"the first rows have rents of several kinds ({', '.join(kinds)}); compare like with like by --rent contract"
-            )
+            words = ", ".join(kinds.values())
+            notes.append(f"the first rows have rents of several kinds ({words}); compare like with like by --rent contract")
         most_of_pair, most_of_one = (
             max((standing.chips for standing in self.priced if bool(standing.prefill_system) == is_pair), default=0)
             for is_pair in (True, False)
@@ -745,6 +747,7 @@ def _identity(pair: tuple[Model, System, str], prefill_system: System | None) ->
     return {
         "model": model.name, "system": system.name, "vendor": system.chip.vendor, "year": system.chip.year, "rent": system.rent,
         "label": label, "prefill_system": "" if prefill_system is None else prefill_system.name,
+        "other_rents": () if has_rent(system.rent) else tuple(rents_by_kind(system)),
     }  # fmt: skip
 
 

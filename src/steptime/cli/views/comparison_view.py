@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
@@ -14,7 +15,7 @@ from steptime.cli.views.terminal_plots import LogScale
 from steptime.cli.views.widgets import Answer, Grid, footnote, listing, ranged, section
 from steptime.hardware.rental_prices import has_rent, usd
 from steptime.sweeps.context_limit import ContextWall, ContextWalls, tokens
-from steptime.sweeps.ranking import Ranking, Standing
+from steptime.sweeps.ranking import RENT_KINDS, Ranking, Standing
 from steptime.units import DAY, HOUR, counted, in_digits, show
 
 # Columns next to the axis of the chart, at most, of compare and of context.
@@ -90,23 +91,27 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool) -> Answer:
         full_adds=[
             *(["rent and layout of each", "chart of costs"] if placed else []),
             "prefix cache by tier" if ranking.sessions is not None and placed else "",
-            f"{counted(len(unpriced), 'pair')} without a known rent" if unpriced and not is_brief else "",
+            _unpriced_words(ranking, unpriced) if unpriced and not is_brief else "",
             f"{counted(len(unable), 'pair')} without a plan" if unable and not is_brief else "",
         ],
     )  # fmt: skip
 
 
 def _far_words(ranking: Ranking, far: Sequence[Standing], *, full: bool) -> Text | None:
-    """Name the pairs whose cost is many times that of the first, with the size of the most expensive one."""
+    """Name the pairs whose cost is many times that of the first."""
     if not far:
         return None
-    last = far[-1]
-    size = f", with {counted(last.replicas, 'replica')}" if last.replicas else ""
-    dearest = f"{_name(ranking, last)} costs {last.cost / ranking.priced[0].cost:,.0f} times as much{size}"
-    place = "are in the table, and far from sensible" if full else "are only in --full, --csv and --json"
-    names = ", ".join(_name(ranking, row) for row in far[:-1])
-    other_names = f"{names}; " if len(far) > 1 else ""
-    return footnote(f"{counted(len(far), 'pair')} above {FAR_COST} times the first cost {place}: {other_names}{dearest}.")
+    *names, last = (_name(ranking, row) for row in far)
+    subject = f"{', '.join(names)} and {last} cost" if names else f"{last} costs"
+    return footnote(f"{subject} more than {FAR_COST} times the first{'' if full else ': see --full'}.")
+
+
+def _unpriced_words(ranking: Ranking, unpriced: Sequence[Standing]) -> str:
+    """Return how many pairs have no rent, and how many of them have one of another kind."""
+    kind = next(iter({standing.rent.kind for standing in ranking.priced}), "") if _kind_words(ranking) else "known"
+    numbers = Counter(name for row in unpriced for name in row.other_rents if name in RENT_KINDS)
+    kind_texts = [f"{number:,} of them with --rent {name}" for name, number in numbers.items()]
+    return f"{counted(len(unpriced), 'pair')} without a {kind} rent{''.join(f', {words}' for words in kind_texts)}"
 
 
 def _daily_words(ranking: Ranking) -> str:

@@ -84,6 +84,9 @@ FORMULAS = (
 )
 # Below this probability of meeting a limit, the answer points to --sure.
 LIKELY = 0.9
+# Time to a first token that needs a word where it has no limit: people turn away after 10 s (Nielsen, Usability
+# Engineering, 1993, chapter 5).
+PATIENT_SECONDS = 10.0
 # Saving of a narrower format from which the first lines name it, and the options of formats.
 LARGE_SAVING, FORMAT_OPTIONS = 0.4, ("--weights", "--experts")
 # Relative difference up to which two rents are the same.
@@ -292,6 +295,9 @@ def _warnings(plan: Plan, *, full: bool) -> list[str]:
             "Hits are means of closed forms, because numba is not installed. Where tiers hold little more than the sessions in "
             "progress, a few lost histories slow prefill, and more are lost: keep a margin."
         )
+    if math.isinf(plan.slo.ttft) and plan.ttft > PATIENT_SECONDS:
+        percentile = "" if plan.percentile == "mean" else f" ({plan.percentile})"
+        warnings.append(f"No limit on the first token, which takes {show(plan.ttft, 's')}{percentile}: --ttft 2 sets one.")
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
     if SEPARATE_POOLS.words in plan.distance:
@@ -301,7 +307,7 @@ def _warnings(plan: Plan, *, full: bool) -> list[str]:
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {100 * plan.sure:.3g} % probability (--sure {plan.sure:g}).")
     elif plan.slo_probability and plan.tpot_range is not None and min(plan.slo_probability.values()) < LIKELY:
-        warnings.append("The table has the chance to meet each limit; --sure 0.9 asks for 90 %.")
+        warnings.append("Each limit is met with the chance in the column Limit; --sure 0.9 plans for 90 %.")
     # Own runs change the plan: show it without them.
     if plan.unanchored is not None:
         before = plan.unanchored
@@ -315,9 +321,7 @@ def _evidence(plan: Plan, *, full: bool) -> list[str]:
     """Return what layouts of this kind rest on, and what the cheapest of all layouts would save."""
     lines = []
     if plan.evidence == PUBLISHED:
-        lines.append(
-            f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind; published results outside the fit do."
-        )
+        lines.append("The fit has no run with such a layout on this system; published runs with one exist.")
     elif plan.evidence == ANY and plan.tpot_range is not None and not plan.is_pair:
         # Its layout may have more evidence, with larger chunks.
         chunk = plan.pools[-1].chunk
@@ -678,13 +682,17 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
     Returns:
         Something that a console prints.
     """
-    from steptime.launch.launch_commands import launch_commands, slot_note
+    from steptime.launch.launch_commands import launch_commands, only_own_plans, slot_note
+    from steptime.launch.llama_cpp import NAME as LLAMA_CPP
     from steptime.launch.serve_args import NAMES
 
     parts: list[RenderableType] = [Text(), Text(f"# {slot_note(plan)}", no_wrap=True, overflow="ignore")]
-    for engine in engines:
-        lines = (Text(line, no_wrap=True, overflow="ignore") for line in launch_commands(plan, engine))
-        parts += [Text(), heading(NAMES.get(engine, engine)), *lines]
+    blocks = [(NAMES.get(engine, engine), launch_commands(plan, engine)) for engine in engines]
+    if len(blocks) > 1:
+        # llama.cpp has formats and layouts of its own.
+        blocks.append((LLAMA_CPP, [f"# {only_own_plans(LLAMA_CPP)}"]))
+    for title, lines in blocks:
+        parts += [Text(), heading(title), *(Text(line, no_wrap=True, overflow="ignore") for line in lines)]
     return Group(*parts)
 
 
