@@ -354,7 +354,7 @@ def _verdicts(chapter: Mapping[str, Any]) -> str:
     questions = [_card(card) for card in cards() if card.number in chapter["cards"]]
     table = f"<table><thead>{HEAD}</thead><tbody>{''.join(rows)}</tbody></table>"
     quiz = f"<h3>Questions</h3>{''.join(questions)}" if questions else ""
-    limits = "".join(f"<p>{html.escape(section.fails)}</p>" for section in chapter_sections)
+    limits = "".join(f"<p>{html.escape(name_chapters(section.fails))}</p>" for section in chapter_sections)
     questions_text = f", and {counted(len(questions), 'question')}" if questions else ""
     summary = f"{len(rows)} numbers of the lecture, computed{questions_text}"
     details = f"<summary>{summary}</summary><p>{VERDICT_RULE}</p>{table}<h3>Where it fails</h3>{limits}{quiz}"
@@ -365,8 +365,8 @@ def _verdicts(chapter: Mapping[str, Any]) -> str:
 VERDICT_RULE: Final = (
     "A number holds if the computed one is within its tolerance (5 %, or 0 to 20 % for a few). It holds within a "
     f"factor if they differ by at most {WITHIN_FACTOR:g} times. Otherwise it fails. Limits (at least, at most) hold or fail. "
-    "If some computed numbers fail and others hold, it is undecided. So is a claim that needs a judgement or a figure that is "
-    "not public; its reason says so."
+    "If some computed numbers fail and others hold, it is undecided. Also undecided: a claim that needs a judgement or a "
+    "figure that is not public; its reason says so."
 )
 HEAD: Final = "<tr><th>number</th><th>stated</th><th>computed</th><th>verdict</th><th>why</th></tr>"
 
@@ -375,19 +375,44 @@ def _row(statement: Statement) -> str:
     source = "" if statement.source == LECTURE else f' <a href="{html.escape(statement.source)}" rel="noreferrer">source</a>'
     low, high = min(statement.computed), max(statement.computed)
     cells = [
-        html.escape(statement.name), html.escape(format_claim(statement.stated, statement.relation, statement.unit)),
+        html.escape(name_chapters(statement.name)),
+        html.escape(format_claim(statement.stated, statement.relation, statement.unit)),
         html.escape(between(low, high, statement.unit)), f'<b class="{statement.verdict.split()[0]}">{statement.verdict}</b>',
-        html.escape(statement.reason) + source + (f" Verdict of {statement.date}." if statement.date else ""),
+        html.escape(name_chapters(statement.reason)) + source + (f" Verdict of {statement.date}." if statement.date else ""),
     ]  # fmt: skip
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def name_chapters(text: str) -> str:
+    """Return a text that names sections of the lecture with the chapters of the page that have them.
+
+    Args:
+        text: Text with "section 13 of the lecture", "sections 13 and 14 of the lecture" or "`steptime lecture 13`".
+
+    Returns:
+        Text with the numbers of chapters.
+
+    >>> name_chapters("By section 13 of the lecture (`steptime lecture 1` draws it).")
+    'By chapter 9 (chapter 1 draws it).'
+    >>> name_chapters("if sections 13 and 14 of the lecture agree")
+    'if two sections of chapter 9 agree'
+    """
+
+    def chapter(match: re.Match[str]) -> str:
+        numbers = [entry["number"] for entry in chapters() if {int(n) for n in match.groups() if n} & set(entry["sections"])]
+        return f"chapter {min(numbers)}"
+
+    text = re.sub(r"sections (\d+) and (\d+) of the lecture", lambda match: f"two sections of {chapter(match)}", text)
+    return re.sub(r"`steptime lecture (\d+)`|section (\d+) of the lecture", chapter, text)
 
 
 def _card(card: Card) -> str:
     statement = card.statement
     number = f"{html.escape(statement.name)}: {between(min(statement.computed), max(statement.computed), statement.unit)}"
+    reason = html.escape(name_chapters(statement.reason))
     return (
-        f'<details class="card"><summary>{html.escape(card.question)}</summary><p>{html.escape(card.answer)} '
-        f"{html.escape(card.watch)}</p><p>{number}. <b>{statement.verdict}</b>: {html.escape(statement.reason)}.</p></details>"
+        f'<details class="card"><summary>{html.escape(card.question)}</summary><p>{html.escape(name_chapters(card.answer))} '
+        f"{html.escape(card.watch)}</p><p>{number}. <b>{statement.verdict}</b>: {reason}.</p></details>"
     )
 
 
@@ -395,12 +420,12 @@ def _claims() -> str:
     rows = []
     for claim in claims():
         chapter = next(chapter for chapter in chapters() if claim.section in chapter["sections"])
-        link = f'<td><a href="#{chapter["id"]}">{html.escape(claim.summary)}</a></td>'
+        link = f'<td><a href="#{chapter["id"]}">{claim.number}. {html.escape(claim.summary)}</a></td>'
         call = ", ".join(f"{name}={value!r}" for name, value in claim.statement.arguments.items())
         module, _, function = claim.statement.call.rpartition(".")
         code = html.escape(f"from steptime.{module} import {function}; {function}({call})")
         formula = f'<details class="call"><summary>call in Python</summary><code>{code}</code></details>'
-        name = html.escape(claim.statement.name)
+        name = html.escape(name_chapters(claim.statement.name))
         rows.append(_row(claim.statement).replace("<tr>", f"<tr>{link}").replace(name, name + formula, 1))
     return f"<table><thead>{HEAD.replace('<tr>', '<tr><th>claim</th>')}</thead><tbody>{''.join(rows)}</tbody></table>"
 

@@ -140,8 +140,8 @@ class Plane {
     for (const [index, { name, colour: tint, left: atLeft }] of list.entries()) {
       const points = this.traces[index].filter(([x, y]) => x >= left && x <= this.width - right && y >= top - 1 && y <= this.height - bottom + 1);
       if (!points.length) continue;
-      // Characters of a bold name are some 7.4 pixels wide.
-      const wide = 7.4 * name.length;
+      // Characters of a bold name are some 7.9 pixels wide.
+      const wide = 7.9 * name.length;
       let best = null;
       for (let step = 0; step <= 16; step += 1) {
         const part = atLeft ? step / 16 : 1 - step / 16;
@@ -206,7 +206,9 @@ class Chart {
   sample(xs, all) {
     const names = [...new Set(this.spec.lines.filter((line) => !line.of).map((line) => line.value))];
     const extra = (this.spec.uprights || []).map((one) => all[one.value]).filter((v) => Number.isFinite(v) && v > xs.low && v < xs.high);
-    const xValues = Array.from({ length: POINTS }, (_, n) => xs.log ? xs.low * (xs.high / xs.low) ** (n / (POINTS - 1)) : xs.low + (xs.high - xs.low) * n / (POINTS - 1)).concat(extra).sort((a, b) => a - b);
+    // Few whole numbers, such as racks, have no values between them.
+    const isWhole = VARIABLES.get(this.spec.x.value)?.whole && !xs.log && xs.high - xs.low <= 16;
+    const xValues = isWhole ? range(Math.floor(xs.high) - Math.ceil(xs.low) + 1).map((n) => Math.ceil(xs.low) + n) : Array.from({ length: POINTS }, (_, n) => xs.log ? xs.low * (xs.high / xs.low) ** (n / (POINTS - 1)) : xs.low + (xs.high - xs.low) * n / (POINTS - 1)).concat(extra).sort((a, b) => a - b);
     const columns = Object.fromEntries(names.map((name) => [name, []]));
     for (const value of xValues) {
       const at = derive({ ...this.base, [this.spec.x.value]: value }, names);
@@ -282,7 +284,7 @@ class Chart {
       plane.mask(box());
       boxes.push([x - 1, top, x + 1, plane.height - bottom], box());
     };
-    for (const one of spec.uprights || []) if (step.show.includes(one.shows) && Number.isFinite(all[one.value])) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value))}`);
+    for (const one of spec.uprights || []) if (step.show.includes(one.shows) && Number.isFinite(all[one.value])) nameMark(all[one.value], `${one.name} = ${written(all[one.value], unitOf(one.value), ABOUT.get(one.value)?.digits)}`);
     for (const one of spec.ticks || []) nameMark(one.at, one.name);
     // Other points of a line, at fixed places: they stay where a drag moves the point of the page.
     for (const one of spec.points || []) {
@@ -361,7 +363,7 @@ class Chart {
   table() {
     const shown = this.lines.filter((line) => this.step.show.includes(line.value));
     const { xValues, columns } = this.columns;
-    const places = xValues.map((_, n) => n).filter((n) => n % 8 === 0);
+    const places = xValues.map((_, n) => n).filter((n) => n % 8 === 0 || xValues.length < 20);
     return {
       head: [this.spec.x.label, ...shown.map((line) => line.name)],
       rows: places.map((n) => [written(xValues[n], this.variable.unit), ...shown.map((line) => written(columns[line.value][n], this.spec.y.unit))]),
@@ -424,12 +426,15 @@ class Years {
     for (const one of rows) {
       const x = plane.x(one.year), y = plane.y(one.value);
       svg("circle", { cx: x, cy: y, r: 5.5, fill: colour("weights"), class: "dot" }, this.group);
-      const long = 7 * one.name.length;
+      const long = 7.4 * one.name.length;
       const spots = [[-8, 2, -18, 9, -25], [-34, 20, -44, 32, -56, 44, -68, 58]].flatMap((steps) => [x + 10, x - 10 - long, x - long / 2].flatMap((a) => steps.map((dy) => [a, y + dy])));
-      const spot = spots.find(([a, b]) => b > top - 14 && b + 15 < plane.height - plane.margin.bottom && isFree(a, b, long, 15));
+      const inside = spots.filter(([a, b]) => b > top - 14 && b + 15 < plane.height - plane.margin.bottom && isFree(a, b, long, 15));
+      // A name is nearer to its own dot than to any other.
+      const distance = (other, [a, b]) => Math.hypot(Math.max(a - plane.x(other.year), plane.x(other.year) - a - long, 0), Math.max(b - plane.y(other.value), plane.y(other.value) - b - 15, 0));
+      const spot = inside.find((at) => rows.every((other) => other === one || distance(other, at) > distance(one, at))) || inside[0];
       if (!spot) continue;
       // A name far from its dot has a line to it.
-      if (spot[1] < y - 30 || spot[1] > y + 14) svg("line", { x1: x, y1: y + (spot[1] < y ? -6 : 6), x2: Math.min(Math.max(x, spot[0] + 4), spot[0] + long - 4), y2: spot[1] < y ? spot[1] + 15 : spot[1], class: "grid" }, this.group);
+      if (spot[1] < y - 30 || spot[1] > y + 14) svg("line", { x1: x, y1: y + (spot[1] < y ? -6 : 6), x2: Math.min(Math.max(x, spot[0] + 4), spot[0] + long - 4), y2: spot[1] < y ? spot[1] + 15 : spot[1], class: "base" }, this.group);
       plane.mask([spot[0], spot[1], spot[0] + long, spot[1] + 15]);
       placed.push([spot[0], spot[1], spot[0] + long, spot[1] + 15]);
       label(this.group, spot[0], spot[1] + 12, one.name, { class: "halo small" });

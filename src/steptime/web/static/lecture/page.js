@@ -218,7 +218,7 @@ function slider(name) {
   const show = () => {
     const value = state.values[name];
     input.value = Math.round(toTrack(one, value) * 1000);
-    output.textContent = written(value, one.unit) + (one.suffix || "");
+    output.textContent = written(value, one.unit, one.digits) + (one.suffix || "");
     input.setAttribute("aria-valuetext", output.textContent);
   };
   show();
@@ -266,7 +266,7 @@ addEventListener("scroll", placeWord, { passive: true });
 
 for (const box of $$(".guess")) {
   const about = DATA.chapters.find((one) => one.id === box.dataset.chapter), { guess } = about;
-  const one = { low: guess.low, high: guess.high, log: true, whole: guess.low >= 1 && guess.high > 1000 }, unit = unitOf(guess.answer);
+  const one = { low: guess.low, high: guess.high, log: true, whole: guess.low >= 1 && guess.high > 1000 }, unit = guess.unit || unitOf(guess.answer);
   const input = $("input", box), output = $("output", box), words = $(".said", box), button = $("button", box);
   // The first value is exact, and not that of the nearest place on the track.
   let exact = null;
@@ -275,7 +275,7 @@ for (const box of $$(".guess")) {
   const reveal = () => {
     const ratio = value() / now[guess.answer], off = Math.max(ratio, 1 / ratio);
     const far = off < 1.25 ? "Right, within a quarter." : `${inDigits(off, 2)} times too ${ratio > 1 ? "much" : "little"}.`;
-    words.textContent = `You say ${written(value(), unit)}. Here it is ${written(now[guess.answer], unit)}. ${far}`;
+    words.textContent = `You say ${written(value(), unit)}. Here it is ${written(now[guess.answer], unit)}. ${far}${guess.after ? ` ${guess.after}` : ""}`;
     box.classList.add("revealed");
   };
   const set = (at) => { exact = at; input.value = Math.round(toTrack(one, at) * 1000); show(); };

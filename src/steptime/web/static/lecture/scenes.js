@@ -106,7 +106,7 @@ class Rack extends Scene {
       this.box(x - 7, y - 7, side + 14, side + 14, "none", { stroke: colour("ink"), "stroke-width": 1.6, rx: 7 });
       for (const index of range(64)) {
         const [cx, cy] = place(rack, index);
-        this.box(cx - chip / 2, cy - chip / 2, chip, chip, colour("band"), { rx: 2 });
+        this.box(cx - chip / 2, cy - chip / 2, chip, chip, colour("band"), { rx: 2, stroke: colour("quiet"), "stroke-width": 0.8 });
       }
     }
     // Copies of tokens: in the rack they arrive by 1 / r, over the edge by the slower link.
@@ -122,12 +122,12 @@ class Rack extends Scene {
         const [x1, y1] = place(fromRack, from), [x2, y2] = place(toRack, to);
         count += 1; if (t >= 1) done += 1; if (!crosses) home += 1;
         if (t <= 0 && copy > 0) continue;
-        svg("circle", { cx: x1 + (x2 - x1) * t, cy: y1 + (y2 - y1) * t, r: size, fill: colour(crosses ? "weights" : "accent"), opacity: t >= 1 ? 0.55 : 1 }, this.group);
-        if (t > 0 && t < 1) svg("line", { x1, y1, x2: x1 + (x2 - x1) * t, y2: y1 + (y2 - y1) * t, stroke: colour(crosses ? "weights" : "accent"), "stroke-width": 0.8, opacity: 0.35 }, this.group);
+        svg("circle", { cx: x1 + (x2 - x1) * t, cy: y1 + (y2 - y1) * t, r: size, fill: colour(crosses ? "weights" : "accent"), opacity: t >= 1 ? 0.8 : 1 }, this.group);
+        if (t > 0 && t < 1) svg("line", { x1, y1, x2: x1 + (x2 - x1) * t, y2: y1 + (y2 - y1) * t, stroke: colour(crosses ? "weights" : "accent"), "stroke-width": 1, opacity: 0.8 }, this.group);
       }
     }
-    this.text(14, height - 40, `${done} of ${count} copies after ${inDigits(at, 2)} times the time of one rack`, { class: "halo name" });
-    this.text(14, height - 20, racks === 1 ? `each token goes to ${all.active_experts} experts among 64 chips` : `blue: inside a rack; orange: over the edge, ${inDigits(all.bandwidth_ratio, 3)} times slower`, { class: "halo note" });
+    this.text(14, height - 40, `${done} of ${count} token copies after ${inDigits(at, 2)}x one rack's time`, { class: "halo name" });
+    this.text(14, height - 20, racks === 1 ? `each token goes to ${all.active_experts} experts; 64 of the rack's chips hold them` : `blue: inside a rack; orange: over the edge, ${inDigits(all.bandwidth_ratio, 3)} times slower`, { class: "halo note" });
   }
 
   table() {
@@ -157,7 +157,7 @@ class Loop extends Scene {
         for (const slot of range(slots)) {
           const work = slot - stage, batch = ((work % stages) + stages) % stages, busy = work >= 0 && batch < inFlight;
           const x = left + slot * wide;
-          this.box(x + 1, y + 1, wide - 2, row - 3, busy ? colour(TINTS[batch % TINTS.length]) : "none", { stroke: busy ? "none" : colour("line"), "stroke-dasharray": "3 3", opacity: x > cursor ? 0.22 : 1 });
+          this.box(x + 1, y + 1, wide - 2, row - 3, busy ? colour(TINTS[batch % TINTS.length]) : "none", { stroke: busy ? "none" : colour("quiet"), "stroke-dasharray": "3 3", opacity: x > cursor ? 0.5 : 1 });
         }
       }
     };
@@ -183,11 +183,11 @@ class Bubble extends Scene {
     for (const stage of range(stages)) {
       const y = 34 + stage * row;
       this.text(left - 8, y + row / 2 + 3, `stage ${stage + 1}`, { "text-anchor": "end", class: "tick" });
-      this.box(left, y + 1, width - left - 14, row - 3, "none", { stroke: colour("line"), "stroke-dasharray": "3 3" });
+      this.box(left, y + 1, width - left - 14, row - 3, "none", { stroke: colour("quiet"), "stroke-dasharray": "3 3" });
       for (const batch of range(count)) {
         const forward = left + (stage + batch) * wide, backward = left + (count + stages - 1 + 2 * (stages - 1 - stage + batch)) * wide;
-        this.box(forward + 0.5, y + 1, wide - 1, row - 3, colour("compute"), { opacity: forward > cursor ? 0.2 : 0.85 });
-        this.box(backward + 0.5, y + 1, 2 * wide - 1, row - 3, colour("weights"), { opacity: backward > cursor ? 0.2 : 0.85 });
+        this.box(forward + 0.5, y + 1, wide - 1, row - 3, colour("compute"), { opacity: forward > cursor ? 0.45 : 1 });
+        this.box(backward + 0.5, y + 1, 2 * wide - 1, row - 3, colour("weights"), { opacity: backward > cursor ? 0.45 : 1 });
       }
     }
     this.text(left, 20, "forward", { fill: colour("compute-text"), class: "halo name" });
@@ -265,7 +265,7 @@ class Equal extends Scene {
 class Curves extends Scene {
   get seconds() { return 0; }
 
-  curves(x, y, lines, uprights) {
+  curves(x, y, lines, uprights, dots = []) {
     const { width, height } = this;
     this.makePlane();
     const { plane } = this;
@@ -281,6 +281,12 @@ class Curves extends Scene {
       this.text(place + (end ? -6 : 6), base, name, { "text-anchor": end ? "end" : "start", class: "halo note" });
       boxes.push([place - 1, plane.margin.top, place + 1, base], end ? [place - 6 - wide, base - 12, place - 6, base + 3] : [place + 6, base - 12, place + 6 + wide, base + 3]);
     }
+    for (const [at, value, tint] of dots) {
+      const px = plane.x(at), py = plane.y(value), words = inDigits(value, 3);
+      svg("circle", { cx: px, cy: py, r: 6, fill: colour(tint), class: "dot" }, this.group);
+      this.text(px + 10, py + 18, words, { class: "halo tag" });
+      boxes.push([px + 10, py + 4, px + 10 + 8 * words.length, py + 22]);
+    }
     plane.names(lines, boxes);
   }
 }
@@ -288,15 +294,19 @@ class Curves extends Scene {
 class Laws extends Curves {
   frame() {
     const { served, hoffmann, epoch } = DATA.tables.laws;
+    // Where the laws are for the tokens served: the table on logarithmic axes.
+    const n = Math.min(Math.max(served.findIndex((each) => each >= this.all.served), 1), served.length - 1);
+    const part = Math.log(this.all.served / served[n - 1]) / Math.log(served[n] / served[n - 1]);
     this.curves(
       { low: served[0], high: served[served.length - 1], log: true, label: "tokens served" },
-      { low: 1, high: 1000, log: true, label: "times the Chinchilla tokens", unit: "" },
+      { low: 1, high: 1.5 * Math.max(...hoffmann, ...epoch), log: true, label: "times the Chinchilla tokens", unit: "" },
       [
         { name: "law of Hoffmann et al.", colour: "compute", xs: served, ys: hoffmann },
         { name: "refit of Epoch", colour: "weights", xs: served, ys: epoch },
         { name: "the lecture: 100", colour: "quiet", dash: "5 5", xs: served, ys: served.map(() => 100), left: true },
       ],
       [[this.all.served, written(this.all.served, "tokens")]],
+      part >= 0 && part <= 1 ? [[hoffmann, "compute"], [epoch, "weights"]].map(([ys, tint]) => [this.all.served, ys[n - 1] * (ys[n] / ys[n - 1]) ** part, tint]) : [],
     );
   }
 
@@ -307,7 +317,9 @@ class Flips extends Curves {
   frame() {
     const tints = ["compute", "weights", "network", "kv"], names = ["AES", "AES without ShiftRows", "random network", "with residual paths"];
     const lines = Object.values(DATA.tables.flips).map((ys, n) => ({ name: names[n], colour: tints[n], xs: range(ys.length), ys }));
-    this.curves({ low: 0, high: 12, label: "rounds or layers" }, { low: 0, high: 0.6, label: "share of outputs that flip", unit: "share" }, lines, []);
+    // The lowest line is named before the one above it, so that its name finds room below.
+    lines.push(lines.splice(2, 1)[0]);
+    this.curves({ low: 0, high: 12, label: "rounds or layers" }, { low: this.width > 460 ? 0 : -0.12, high: 0.6, label: "share of outputs that flip", unit: "share" }, lines, []);
     const y = this.plane.y(0.5);
     svg("line", { x1: this.plane.margin.left, x2: this.width - 14, y1: y, y2: y, class: "upright" }, this.group);
   }
@@ -323,14 +335,15 @@ class Tiers extends Scene {
   frame() {
     const { width, height, all } = this;
     const tiers = [{ name: "HBM of this page's chip", drain: all.drain }, ...DATA.tables.tiers];
-    const y = scale(0.004, 4e5, 20, height - 24, true), mid = width > 460 ? width * 0.44 : width * 0.4;
+    const y = scale(0.004, 4e5, 34, height - 24, true), mid = width > 460 ? width * 0.44 : width * 0.4;
     const best = tiers.reduce((a, b) => Math.abs(Math.log(b.drain / all.hold)) < Math.abs(Math.log(a.drain / all.hold)) ? b : a);
     for (const at of [0.01, 1, 60, 3600, 86400]) {
       svg("line", { x1: 60, x2: width - 14, y1: y(at), y2: y(at), class: "grid" }, this.group);
       this.text(54, y(at) + 4, at === 86400 ? "1 day" : at === 3600 ? "1 h" : at === 60 ? "1 min" : written(at, "s"), { "text-anchor": "end", class: "tick" });
     }
+    this.text(14, 13, "time to read the memory once", { class: "axis" });
     const depth = y(Math.min(Math.max(all.hold, 0.004), 4e5));
-    svg("path", { d: `M${mid - 70} 8L${mid - 70} ${depth - 13}`, class: "sink" }, this.group);
+    svg("path", { d: `M${mid - 70} 20L${mid - 70} ${depth - 13}`, class: "sink" }, this.group);
     this.box(mid - 92, depth - 12, 44, 24, colour("kv"), { rx: 5 });
     this.text(mid - 70, depth + 4.5, "cache", { "text-anchor": "middle", class: "inside" });
     for (const tier of tiers) {
