@@ -466,7 +466,7 @@ def test_validate_and_calibrate_read_rows_and_files(tmp_path):
         ([{"id": "a"}], {}, "row 0: lacks the columns model, system"),
         ([RUN], {"tp": 4}, "tp applies to JSON results only"),
         ([RUN], {"wheights": "fp8"}, "unknown argument 'wheights'; did you mean weights"),
-        ("no-such-file.csv", {}, "no-such-file.csv: No such file"),
+        ("no-such-file.csv", {}, "no-such-file.csv: no such file"),
     ],
 )
 def test_what_is_wrong_with_runs(given, told, says):

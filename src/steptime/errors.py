@@ -179,6 +179,21 @@ class DataFileError(InputError):
         super().__init__(f"{location}: {problem}")
 
 
+def os_problem(error: OSError) -> str:
+    """Return why a file cannot be read, for a `DataFileError`.
+
+    Args:
+        error: What the operating system reports.
+
+    Returns:
+        Text.
+
+    >>> os_problem(FileNotFoundError(2, "No such file or directory")), os_problem(PermissionError(13, "Permission denied"))
+    ('no such file', 'Permission denied')
+    """
+    return "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+
+
 class ConfigError(InputError):
     """A model configuration that does not describe a model."""
 

@@ -222,7 +222,8 @@ def count(text: str | int | float, name: str = "number", maximum: float = MOST_C
     # 4.1 k is 4100, although 4.1 * 1000 is a little less.
     rounded = round(number * COUNTS[written], 6)
     if abs(rounded) > maximum:
-        raise RangeError(f"{name} must be at most {maximum:g}, not {short_repr(text)}")
+        bound = f"{maximum:,.0f}" if maximum < MOST_COUNTED else f"{maximum:g}"
+        raise RangeError(f"{name} must be at most {bound}, not {short_repr(text)}")
     if rounded != int(rounded):
         raise RangeError(f"{name} must be a whole number, not {short_repr(text)}")
     return int(rounded)
@@ -355,6 +356,22 @@ def request_rate(rate: float, digits: int = 3) -> str:
     """
     number = in_digits(rate, digits)
     return f"{number} request{'s' * (number != '1')}/s"
+
+
+def share_in_words(share: float, digits: int = 1) -> str:
+    """Write a share as a percentage of a text.
+
+    Args:
+        share: The share.
+        digits: Digits after the point.
+
+    Returns:
+        Text.
+
+    >>> share_in_words(0.4812), share_in_words(0.9, 0)
+    ('48.1 %', '90 %')
+    """
+    return f"{100 * share:.{digits}f} %"
 
 
 def counted(n: float, singular: str, plural: str = "") -> str:

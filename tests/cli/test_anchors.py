@@ -95,7 +95,7 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
     [
         (f"{STEP} --engine sglang --anchor {{}}", "has no runs of meta-llama/Llama-3.1-8B on hgx-h100 with engine sglang"),
         (f"{STEP} --engine ideal --anchor {{}}", "has no runs of meta-llama/Llama-3.1-8B on hgx-h100 with engine ideal"),
-        (f"{STEP} --anchor nowhere.csv", "nowhere.csv: No such file or directory"),
+        (f"{STEP} --anchor nowhere.csv", "nowhere.csv: no such file"),
         (f"{STEP} --anchor {{}} --no-anchor", "keep one of the two"),
         (f"{STEP} --anchor {{}} --csv {{}}", "is an input of this command"),
     ],
@@ -149,4 +149,4 @@ def test_validate_corrects_by_own_runs(runs):
     assert "corrected by" not in words(run(f"validate {runs}").stdout)
     wrong = run(f"validate {runs} --anchor nowhere.csv")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "nowhere.csv: No such file or directory" in wrong.stderr
+    assert "nowhere.csv: no such file" in wrong.stderr

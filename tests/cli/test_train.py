@@ -55,7 +55,7 @@ def test_training_answer_has_days_cost_and_mfu_in_its_first_lines(columns):
     first = " ".join(" ".join(lines[:3]).split())
     assert f"{in_digits(found['run']['seconds_s'] / 86400)} days" in first
     assert f"${found['run']['usd'] / 1e6:.3g} M" in first
-    assert f"MFU {found['step']['mfu_causal']:.1%}" in first
+    assert f"MFU {100 * found['step']['mfu_causal']:.1f} %" in first
     assert len(lines) <= 40
 
 
@@ -93,7 +93,7 @@ def test_json_and_the_page_say_the_same():
     assert rate == pytest.approx(512 * 8192 / 512 / step["total_s"])
     page = run(f"{DENSE} --full").stdout
     assert f"{in_digits(rate)} tok/s" in page
-    assert f"{step['mfu_causal']:.1%}" in page
+    assert f"{100 * step['mfu_causal']:.1f} %" in page
     assert f"{found['evaluated_layouts']:,}" in page
 
 
@@ -309,14 +309,25 @@ def test_a_deadline_and_a_budget_show_their_probability():
     page = " ".join(run(words).stdout.split())
     for name, limit in (("deadline", "60.0 d"), ("budget", "$5.00 M")):
         chance = found["limit_probability"][name]
-        assert f"{limit}: met with {'over 99%' if chance > 0.99 else f'{chance:.0%}'} probability" in page
+        assert f"{limit}: met with {'over 99 %' if chance > 0.99 else f'{100 * chance:.0f} %'} probability" in page
     assert answer(SMALL)["limits"] == {}
+
+
+@pytest.mark.parametrize(("limit", "name"), [("--deadline 1h", "deadline"), ("--budget 10", "budget")])
+def test_a_run_that_misses_a_limit_says_so_first_and_exits_with_1(limit, name):
+    words = f"{SMALL} --tokens 15T"
+    missed = run(f"{words} {limit}")
+    assert missed.returncode == 1
+    assert f"misses the {name} of" in missed.stdout.splitlines()[0]
+    assert missed.stdout.count(name) == 1
+    assert run(f"{words} {limit} --json").returncode == 1
+    assert run(f"{words} --deadline 90000d --budget 1B").returncode == 0
 
 
 def test_a_searched_layout_says_its_allowance_and_a_run_its_tokens():
     found = answer(SMALL)
     page = " ".join(run(f"{SMALL} --tokens 300k").stdout.split())
-    assert f"{100 * (found['search_factor'] - 1):.0f} % are added" in page.partition("Search allowance")[2][:60]
+    assert f"times contain {100 * (found['search_factor'] - 1):.0f} %" in page.partition("Search allowance")[2][:60]
     assert found["step"]["terms_s"]["search allowance"] > 0
     assert "on 300,000 tokens" in page
     assert "one checkpoint, at the end" in page

@@ -224,7 +224,7 @@ def test_files_are_known_by_what_they_hold(tmp_path):
     assert all(predict(rows).tpot > 0)
     with pytest.raises(InputError, match=r"--system applies to JSON results only; .*a\.csv has a column for it"):
         read_files([tmp_path / "a.csv"], overrides={"system": "hgx-h100"})
-    with pytest.raises(DataFileError, match="No such file"):
+    with pytest.raises(DataFileError, match="no such file"):
         read_files([tmp_path / "none.json"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataFileError, match=r"is a folder without a \.json, \.jsonl or \.csv file"):

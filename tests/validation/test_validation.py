@@ -209,7 +209,7 @@ def test_missing_columns_and_files_are_named(tmp_path):
     path.write_text("id,model\n1,llama-3.1-8b\n")
     with pytest.raises(DataFileError, match="lacks the columns system, engine"):
         read_runs(path)
-    with pytest.raises(DataFileError, match="No such file"):
+    with pytest.raises(DataFileError, match="no such file"):
         read_runs(tmp_path / "none.csv")
     path.write_text(",".join(COLUMNS) + "\n")
     with pytest.raises(DataFileError, match="has no runs"):

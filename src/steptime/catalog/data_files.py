@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from steptime.errors import DataFileError, UnknownName, did_you_mean, short_repr
+from steptime.errors import DataFileError, UnknownName, did_you_mean, os_problem, short_repr
 
 Key = tuple[str, ...]
 # Characters.
@@ -421,7 +421,7 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         return _parse_file(path, path.stat().st_mtime)
     except OSError as error:
-        raise DataFileError(path, error.strerror or str(error)) from None
+        raise DataFileError(path, os_problem(error)) from None
 
 
 def line_number(path: Path, place: str) -> int | None:

@@ -18,6 +18,7 @@ import typer
 from steptime.cli.output import check_outputs, check_picture, print_result
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXTS, Input
+from steptime.units import MOST_COUNTED
 from steptime.units import count as read_count
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def _declared_option(name: str, declared: Input) -> Parameter:
         # A bandwidth may have its unit; `questions.declaration.read_value` reads it.
         kind, settings["metavar"] = str | None, "BANDWIDTH"
     if declared.kind == COUNT:
-        settings |= {"parser": partial(_read_optional_count, name=words), "metavar": declared.metavar or "N"}
+        parser = partial(_read_optional_count, name=words, maximum=declared.maximum or MOST_COUNTED)
+        settings |= {"parser": parser, "metavar": declared.metavar or "N"}
     help_words = declared.help() + r" [red]\[required][/red]" * declared.required
     if declared.kind != SWITCH:
         is_hidden = declared.kind == TEXTS or default in ("", None)
@@ -114,8 +116,8 @@ def _declared_option(name: str, declared: Input) -> Parameter:
     return keyword_parameter(name, annotation=Annotated[kind, described], default=False if declared.kind == SWITCH else None)
 
 
-def _read_optional_count(text: Any, name: str) -> Any:
-    return text if text is None else read_count(text, name)
+def _read_optional_count(text: Any, name: str, maximum: float = MOST_COUNTED) -> Any:
+    return text if text is None else read_count(text, name, maximum)
 
 
 def typed_values(ctx: typer.Context, form: type) -> dict[str, Any]:

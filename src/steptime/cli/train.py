@@ -94,6 +94,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     if output.json:
         extra_fields = {"summary": TRAIN.read_result(training), **({"scaling": scaled.to_dict()} if scaled else {})}
         print_json(training.to_dict(**extra_fields, **({"launch": lines} if lines else {})))
+        _exit_if_missed(training)
         return
     from steptime.cli.views.plan_view import sources_table
     from steptime.cli.views.training_view import explained_view, scaling_view, training_view
@@ -112,6 +113,13 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
         console.print(explained_view(model, system, training, stack), sources_table(system), sep="\n")
     for line in lines:
         typer.echo(line)
+    _exit_if_missed(training)
+
+
+def _exit_if_missed(training: Any) -> None:
+    """Exit with 1 if the run misses its deadline or its budget."""
+    if training.missed_limits:
+        raise typer.Exit(1)
 
 
 def _check_launch(inputs: TrainInputs, output: TrainOutput) -> None:

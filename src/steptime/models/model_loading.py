@@ -22,7 +22,7 @@ from steptime.catalog.data_files import (
     looks_like,
     read_file,
 )
-from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, install_hint, short_repr
+from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, install_hint, os_problem, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse
@@ -434,7 +434,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             with path.open("rb") as file:
                 start = file.read(1000)
         except OSError as error:
-            raise DataFileError(path, error.strerror or str(error)) from None
+            raise DataFileError(path, os_problem(error)) from None
         if not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
             raise DataFileError(path, "is not a config.json, which begins with a brace; give a config.json or its folder")
     return read_file(path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.catalog.data_files import is_dir, is_file
-from steptime.errors import DataFileError, short_repr
+from steptime.errors import DataFileError, os_problem, short_repr
 
 # Largest header [B]. The format allows 100 MB; the largest published headers have about 5 MB.
 LONGEST_HEADER: Final = 10_000_000
@@ -101,7 +101,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
                 raise DataFileError(path, f"is truncated: its header has {length:,} bytes, but only {size - 8:,} are present")
             text = file.read(length)
     except OSError as error:
-        raise DataFileError(path, error.strerror or str(error)) from None
+        raise DataFileError(path, os_problem(error)) from None
 
     fields = _json(path, text, "has a header that ", skipped=8, max_values=MOST_JSON_VALUES)
     fields.pop("__metadata__", None)
@@ -285,7 +285,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
             raise DataFileError(index, f"has {index.stat().st_size:,} bytes; the limit is {LONGEST_INDEX:,}")
         data = _json(index, index.read_bytes(), "", max_values=MOST_TENSORS + MOST_SHARDS)
     except OSError as error:
-        raise DataFileError(index, error.strerror or str(error)) from None
+        raise DataFileError(index, os_problem(error)) from None
 
     places, metadata = data.get("weight_map"), data.get("metadata")
     if not isinstance(places, dict) or not places:

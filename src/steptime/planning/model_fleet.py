@@ -30,7 +30,7 @@ import numpy as np
 
 from steptime.catalog.data_files import read_file
 from steptime.catalog.hardware_loading import load_system, with_rent
-from steptime.errors import DataFileError, Impossible, InputError, RangeError, UnitError, did_you_mean, short_repr
+from steptime.errors import DataFileError, Impossible, InputError, RangeError, UnitError, did_you_mean, os_problem, short_repr
 from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.system import System
 from steptime.models.model import Model
@@ -269,7 +269,7 @@ def _read_yaml(path: Path) -> Any:
             raise DataFileError(path, "is larger than 1 MB")
         return yaml.safe_load(text)
     except OSError as problem:
-        raise DataFileError(path, problem.strerror or str(problem)) from None
+        raise DataFileError(path, os_problem(problem)) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as problem:
         raise DataFileError(path, f"is not YAML: {' '.join(str(problem).split())[:200]}") from None
 

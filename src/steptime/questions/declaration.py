@@ -441,6 +441,8 @@ def _read_number(name: str, value: Any, declared: Input) -> Any:
                 raise UnitError(f"{name}: must be a number{unit}, got {short_repr(value)}") from None
             except UnitError as problem:
                 raise UnitError(f"{name}: {problem}") from None
+    if value == np.inf and declared.maximum is not None:
+        raise RangeError(f"{name} is too large; at most {declared.maximum:g} {declared.unit}".rstrip())
     low = -np.inf if declared.minimum is None else declared.minimum
     high = np.inf if declared.maximum is None else declared.maximum
     return between(name, value, low, high, declared.unit)

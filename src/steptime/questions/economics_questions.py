@@ -25,7 +25,7 @@ from steptime.questions.declaration import Answer, bind, count, inputs_from, num
 from steptime.questions.plan_question import EVIDENCE_HELP, read_modes
 from steptime.questions.subject import SUBJECT_GROUP, USUAL_INPUT, USUAL_OUTPUT, ModelOnSystem, ParallelSizes, read_machine
 from steptime.scaling.compute_optimal import Losses, predict_losses
-from steptime.scaling.lifetime_compute import Demand, read_served, read_target
+from steptime.scaling.lifetime_compute import MOST_FLOP, Demand, read_served, read_target
 from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.rl_step import RlStep, rl_step
 from steptime.scaling.scaling_laws import LawLike, load_law
@@ -53,7 +53,7 @@ class BudgetInputs:
     compute: Any = number(
         None,
         "target: the lowest loss for a lifetime budget of FLOP, such as 1e26; serving and RL count in training FLOP",
-        group=AIM_GROUP,
+        maximum=MOST_FLOP, group=AIM_GROUP,
     )
     usd: Any = text(
         None, "target: the lowest loss for a lifetime budget in USD, such as 100M", group=AIM_GROUP, metavar="USD", bare=True

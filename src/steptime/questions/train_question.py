@@ -30,7 +30,7 @@ from steptime.questions.declaration import (
 from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, catalog_folder, read_machine
 from steptime.training.training_evidence import MEASURED
 from steptime.training.training_job import NO_OFFLOAD, show_training_layout
-from steptime.training.training_planner import Training, train
+from steptime.training.training_planner import Training, missed_limits, train
 from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND, Phase, Reliability, TrainingRunCost
 from steptime.training.training_stack import TrainingEngine, training_engine
 from steptime.units import count as read_count
@@ -196,7 +196,8 @@ class TrainInputs(ModelOnSystem):
         try:
             deadline = math.inf if self.deadline is None else parse(self.deadline, "s")
         except UnitError:
-            raise RangeError(f"deadline: must be a duration, such as 60d or 36h, got {short_repr(self.deadline)}") from None
+            units = "60d or 36h, in s, min, h or d"
+            raise RangeError(f"deadline: must be a duration, such as {units}, got {short_repr(self.deadline)}") from None
         budget = math.inf if self.budget is None else float(read_count(self.budget, "budget"))
         for name, value in (("deadline", deadline), ("budget", budget)):
             if value <= 0:
@@ -441,16 +442,18 @@ def run_limits(run: TrainingRunCost, deadline: float, budget: float) -> tuple[di
     Returns:
         Limits by name, and probabilities by name, from the 90 % ranges of time and rent.
     """
-    limits = {name: limit for name, limit in (("deadline", deadline), ("budget", budget)) if math.isfinite(limit)}
+    limits = _finite_limits(deadline, budget)
     figures = {"deadline": (run.seconds, (run.low, run.high)), "budget": (run.usd, (run.usd_low, run.usd_high))}
     return limits, {name: likelihood(*figures[name], limit) for name, limit in limits.items()}
 
 
 def _within(run: TrainingRunCost, deadline: float, budget: float) -> bool:
-    """Return whether a run meets its limits, with its figures rounded as they are printed."""
-    seconds = min(run.seconds, parse(show(run.seconds, "s"), "s"))
-    in_time = not math.isfinite(deadline) or seconds <= deadline * (1 + 1e-9)
-    return in_time and (not math.isfinite(budget) or min(run.usd, float(f"{run.usd:.3g}")) <= budget)
+    """Return whether a run meets its limits."""
+    return not missed_limits(run, _finite_limits(deadline, budget))
+
+
+def _finite_limits(deadline: float, budget: float) -> dict[str, float]:
+    return {name: limit for name, limit in (("deadline", deadline), ("budget", budget)) if math.isfinite(limit)}
 
 
 def _reason(

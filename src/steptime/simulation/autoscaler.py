@@ -129,7 +129,8 @@ def read_autoscale(text: str) -> tuple[int, int]:
         raise RangeError(f"autoscale: must be MIN:MAX, such as 2:16, got {text[:40]!r}")
     fewest, maximum = (int(part) for part in parts)
     if fewest < 1 or maximum < fewest:
-        raise RangeError(f"autoscale: MIN must be at least 1, and MAX at least MIN, got {fewest}:{maximum}")
+        fix = f"; did you mean {maximum}:{fewest}?" if maximum >= 1 else ""
+        raise RangeError(f"autoscale: MIN must be at least 1, and MAX at least MIN, got {fewest}:{maximum}{fix}")
     return fewest, maximum
 
 

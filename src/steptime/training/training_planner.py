@@ -61,7 +61,7 @@ from steptime.training.training_runs import (
 from steptime.training.training_search import Recommendation, SearchResult, search
 from steptime.training.training_stack import IDEAL, TrainingEngine, on_chip, step_time_range, training_engine
 from steptime.training.training_step import StepTime, chunk_times, step_seconds
-from steptime.units import DAY, counted, show
+from steptime.units import DAY, counted, parse, share_in_words, show
 
 # Tokens of a run.
 MAX_RUN_TOKENS: Final = 1e18
@@ -168,6 +168,22 @@ class TrainingStep(Tabular):
         )
 
 
+def missed_limits(run: TrainingRunCost, limits: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the limits that a run misses, with its figures rounded as they are printed.
+
+    Args:
+        run: Cost of the run.
+        limits: Deadline [s] and budget [USD] by name.
+
+    Returns:
+        Names of limits.
+    """
+    figures = {
+        "deadline": min(run.seconds, parse(show(run.seconds, "s"), "s")), "budget": min(run.usd, float(f"{run.usd:.3g}")),
+    }  # fmt: skip
+    return tuple(name for name, limit in limits.items() if not figures[name] <= limit * (1 + 1e-9))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Training(Tabular):
     """A training run: layout, step, reasons for the choice, and cost of the run; as a table, one row."""
@@ -197,6 +213,11 @@ class Training(Tabular):
     )
     job: TrainingJob = field(metadata=unit("", "work of a step", kind="job", left_out=True))
     searched: SearchResult | None = field(default=None, metadata=unit("", "all evaluated layouts", left_out=True))
+
+    @property
+    def missed_limits(self) -> tuple[str, ...]:
+        """Limits that the run misses: deadline, budget."""
+        return () if self.run is None else missed_limits(self.run, self.limits)
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the title and the lines of the step, with its bottleneck.
@@ -656,18 +677,18 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
     total = float(step.total)
     parts = sorted(((float(value) / total, name) for name, value in step.terms.items()), reverse=True)
     first, second = parts[0], parts[1] if len(parts) > 1 else (0.0, "")
-    sentence = f"{first[0]:.0%} of a step is {TERM_WORDS.get(first[1], first[1])}"
-    sentence += f", {second[0]:.0%} {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
+    sentence = f"{share_in_words(first[0], 0)} of a step is {TERM_WORDS.get(first[1], first[1])}"
+    sentence += f", {share_in_words(second[0], 0)} {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
     bubble, m = float(step.bubble), float(step_time.microbatches)
     if bubble > 0.02:
         microbatch_text = counted(m, "micro-batch", "micro-batches")
         sentence += (
-            f"; the pipeline is idle for {bubble:.0%} ({microbatch_text} over {counted(float(step.layout.pp), 'stage')})"
+            f"; the pipeline is idle for {share_in_words(bubble, 0)} ({microbatch_text} over {counted(float(step.layout.pp), 'stage')})"
         )
     if float(step.exposed) / total > 0.02:
         parts_of_it = [name for _, name in (first, second) if name in EXPOSED_TERMS]
         included = f" with {' and '.join(parts_of_it)} included" if parts_of_it else ""
-        sentence += f"; exposed communication takes {float(step.exposed) / total:.0%}{included}"
+        sentence += f"; exposed communication takes {share_in_words(float(step.exposed) / total, 0)}{included}"
     free_bytes = float(step.memory.capacity - step.memory.used)
     return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of {show(step.memory.capacity, 'B')} of memory free"
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from steptime.catalog.data_files import files, is_dir, is_file, require_regular_file
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, RangeError, UnknownName, install_hint, short_repr
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, install_hint, os_problem, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.model_loading import load_model
 from steptime.number_checks import MOST_CHIPS, whole_number
@@ -192,7 +192,7 @@ def _files(path: Path) -> list[Path]:
     try:
         inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and is_file(p))
     except OSError as error:
-        raise DataFileError(path, error.strerror or str(error)) from None
+        raise DataFileError(path, os_problem(error)) from None
     if not inside:
         raise DataFileError(path, f"is a folder without a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file")
     return inside
@@ -219,7 +219,7 @@ def _first_lines(path: Path) -> str:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             start = file.read(4096)
     except OSError as error:
-        raise DataFileError(short_repr(str(path)).strip("'"), error.strerror or str(error)) from None
+        raise DataFileError(short_repr(str(path)).strip("'"), os_problem(error)) from None
     # The name has a zero byte.
     except ValueError:
         raise DataFileError(short_repr(str(path)).strip("'"), "no such file") from None

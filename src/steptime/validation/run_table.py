@@ -20,7 +20,7 @@ import numpy as np
 
 from steptime.catalog.data_files import files, folded, require_regular_file
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, UnknownName, did_you_mean, short_repr
+from steptime.errors import DataFileError, InputError, UnknownName, did_you_mean, os_problem, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model, gguf_formats
 from steptime.models.model_loading import load_model
@@ -31,7 +31,7 @@ from steptime.physics.engine_releases import SAMPLINGS, TOP_P
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import READ_ENGINES, Layout
 from steptime.physics.layout_rules import check
-from steptime.units import counted
+from steptime.units import count, counted
 from steptime.workload.workload import MOST_DRAFTS
 
 PLAIN, DRAFTED, POOLS = "aggregated", uncertainty.DRAFTED, uncertainty.POOLS
@@ -67,6 +67,8 @@ COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_
 MEASURED = ("ttft_s", "tpot_s")
 # Longest credible time [s]; longer values were milliseconds.
 LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}
+# Bad rows that one message names.
+MOST_PROBLEMS = 5
 # Measured means of a run.
 MEANS = ("input_mean", "output_mean", "concurrency_mean")
 SPREAD, REQUESTS = "length_spread", "requests"
@@ -215,10 +217,22 @@ def _wrong_whole(name: str, text: str, least: int = 1) -> str:
     try:
         value = float(text)
     except ValueError:
-        return f"{name} must be a number, got {short_repr(text)}"
+        return f"{name} must be a number, got {short_repr(text)}{_as_digits(text)}"
     if not (value >= least and value % 1 == 0):
         return f"{name} must be a whole number of at least {least}, got {short_repr(text)}"
     return f"{name} must be at most {LARGEST:,.0f}, got {short_repr(text)}" if value > LARGEST else ""
+
+
+def _as_digits(text: str) -> str:
+    """Return what to write for a number with a suffix; "" for another text.
+
+    >>> _as_digits("1k"), _as_digits("many")
+    ('; write 1000', '')
+    """
+    try:
+        return f"; write {count(text)}"
+    except InputError:
+        return ""
 
 
 def _as_number(text: str) -> float:
@@ -276,24 +290,29 @@ def read_runs(
                 raise DataFileError(path, problem, 1)
             column_count = len(header)
             header += [name for name in CHECKED if name not in header]
-            rows, problems = [], []
+            rows, problems, first_line = [], [], 0
             for cells in filter(None, reader):
                 # Short rows get empty cells; long rows are an error, because their columns are ambiguous.
                 row = as_read(dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False)), systems)
                 beyond = f"it has {len(cells)} cells, the header {column_count}" if len(cells) > column_count else ""
                 problem = beyond or find_problem(row)
-                if problem and not skip_bad:
-                    raise DataFileError(path, f"{str(problem).rstrip('.')}; --skip-bad leaves such rows out", reader.line_num)
                 if problem:
+                    first_line = first_line or reader.line_num
                     problems.append(f"line {reader.line_num}: {problem}")
                 else:
                     rows.append(row)
+                # The first bad rows are named together, so that one correction of the file is enough.
+                if not skip_bad and len(problems) == MOST_PROBLEMS:
+                    break
     except OSError as error:
-        raise DataFileError(path, error.strerror or str(error)) from None
+        raise DataFileError(path, os_problem(error)) from None
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not a CSV file in UTF-8 ({error.reason} at byte {error.start})") from None
     except (csv.Error, ValueError) as error:
         raise DataFileError(path, f"is not a CSV file in UTF-8: {error!s:.200}") from None
+    if problems and not skip_bad:
+        listed = "; ".join([problems[0].partition(": ")[2], *problems[1:]])
+        raise DataFileError(path, f"{listed.rstrip('.')}; --skip-bad leaves such rows out", first_line)
     if not rows:
         raise DataFileError(path, "has no runs" + (f": {problems[0]}" if problems else ""))
     return rows, problems
@@ -441,7 +460,7 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
             kind = "time" if name.endswith("_s") and name not in RATES else "number"
             return f"{name} must be a {kind} greater than 0, got {short_repr(text)}"
         if value > (longest := LONGEST_SECONDS.get(name, math.inf)):
-            return f"{name} must be at most {longest:,.0f} s, got {short_repr(text)}: times are in seconds, not in milliseconds"
+            return f"{name} must be at most {longest:,.0f} s, got {short_repr(text)}: times are in seconds, not in milliseconds; {value / 1000:g}?"
         if name == REQUESTS and value < 1:
             return f"{name} must be at least 1, got {short_repr(text)}"
         if value > (maximum := LARGEST_RATE if name in RATES else LARGEST):

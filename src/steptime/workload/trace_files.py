@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.data_files import UTF16, is_dir, is_file, require_regular_file
-from steptime.errors import DataFileError, InputError, short_repr
+from steptime.errors import DataFileError, InputError, os_problem, short_repr
 from steptime.number_checks import whole_number
 from steptime.workload.traffic import MAX_REQUESTS, Traffic
 
@@ -146,7 +146,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except csv.Error as error:
         raise DataFileError(path, f"is not valid CSV: {error}", number + 1) from None
     except OSError as error:
-        raise DataFileError(path, error.strerror or str(error)) from None
+        raise DataFileError(path, os_problem(error)) from None
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:

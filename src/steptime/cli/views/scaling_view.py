@@ -102,7 +102,8 @@ def _budget_sentence(budget: Budget) -> str:
     if budget.params_over_laws and budget.tokens_over_laws:
         spans = (f"{show(low)} to {show(high)}" for low, high in (budget.params_over_laws, budget.tokens_over_laws))
         costs = [choice.usd for choice in budget.choices]
-        cost = f", {money(min(costs))} to {money(max(costs))}" if all(map(math.isfinite, costs)) else ""
+        ends = [money(min(costs)), money(max(costs))]
+        cost = f", {' to '.join(ends)}" if all(map(math.isfinite, costs)) and ends[0] != ends[1] else ""
         closed = "" if machine is None else "In closed form, "
         text += f" {closed}{len(budget.choices)} scaling laws disagree: {' parameters, '.join(spans)} tokens{cost}."
     return text
@@ -172,7 +173,7 @@ def _bill_table(budget: Budget, best: Choice) -> Grid:
 
 def _chips(count: float) -> str:
     """Write a number of chips with three digits."""
-    return write(float(f"{count:.3g}"), ",.0f" if count >= 1 else ".2g")
+    return in_digits(count) if math.isfinite(count) else "-"
 
 
 def _cost_chart(budget: Budget, best: Choice, width: int) -> Group | None:

@@ -45,7 +45,7 @@ from steptime.training.training_memory import PARTS
 from steptime.training.training_planner import SEARCH_TERM, Training
 from steptime.training.training_runs import TrainingRunCost
 from steptime.training.training_stack import CONSTANTS, TrainingEngine, load_stack, on_chip
-from steptime.units import DAY, counted, in_digits, show
+from steptime.units import DAY, counted, in_digits, share_in_words, show
 from steptime.validation.training_validation import TrainingValidation
 
 # Changes that the default output names.
@@ -174,7 +174,8 @@ def training_view(
     not_reversible = f"assumes reversible layers; the layers of {step.model} are not reversible"
     warnings = [not_reversible] if step.layout.recompute == "reversible" else []
     figures = facts(_figures(training, system, full=full, launcher=launcher))
-    parts: list[RenderableType] = [_answer(training), *notes(warnings), figures]
+    missed = [Text(_miss(training, name), style="bold red") for name in training.missed_limits]
+    parts: list[RenderableType] = [*missed, _answer(training), *notes(warnings), figures]
     if full:
         uses = [(name, float(getattr(memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(memory, name))]
         capacity = float(memory.capacity)
@@ -194,13 +195,23 @@ def _answer(training: Training) -> Text:
     step, job, run = training.step, training.job, training.run
     verb = {"pretrain": "Train", "sft": "Fine-tune", "lora": "Fine-tune (LoRA)"}[job.task]
     subject = f"{verb} {step.model} on {counted(training.chips, 'chip')} of {step.system}"
-    mfu = f"MFU {float(step.mfu_causal):.1%}"
+    mfu = f"MFU {share_in_words(float(step.mfu_causal))}"
     if run is None:
         time = f"{_step_time(training)} per step, {mfu}."
         return Text.assemble((f"{subject}: ", "bold"), (time, "bold green"), " --tokens gives days and cost.")
     cost = f"{ranged(run.usd, (run.usd_low, run.usd_high), 'USD')}, " if math.isfinite(run.usd) else ""
     time = f"{ranged(run.seconds, (run.low, run.high), _days)}, {cost}{mfu}."
     return Text.assemble((f"{subject} on {_tokens(run.tokens)} tokens: ", "bold"), (time, "bold green"))
+
+
+def _miss(training: Training, name: str) -> str:
+    """Return what the run takes or costs in place of a limit, with the probability that it meets the limit."""
+    run = training.run
+    assert run is not None
+    takes = _days(run.seconds) if name == "deadline" else usd(run.usd)
+    probability = _percent(training.limit_probability[name])
+    limit = LIMIT_WORDS[name](training.limits[name])
+    return f"{takes}: misses the {name} of {limit} (chance to meet it: {probability})."
 
 
 def _step_time(training: Training) -> str:
@@ -224,14 +235,14 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
     step, job, run = training.step, training.job, training.run
     batch = f"{counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')} in {job.dtype}"
     bubble, exposed = float(np.asarray(step.bubble)), float(np.asarray(step.exposed))
-    slower = f"{training.runner_up}: {training.runner_up_slower - 1:.1%} slower"
+    slower = f"{training.runner_up}: {share_in_words(training.runner_up_slower - 1)} slower"
     rows: list[tuple[str, str | Text]] = [
         ("Layout", heading(show_training_layout(step.layout))),
         ("Launch", f"--launch {launcher} prints the command" if launcher else ""),
         ("Risks", _risks(training)),
         ("Step", f"{_step_time(training)}: {batch}, stack {step.stack}"),
         ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
-        ("Pipeline bubble", f"{bubble:.1%} of the step" if bubble else ""),
+        ("Pipeline bubble", f"{share_in_words(bubble)} of the step" if bubble else ""),
         ("Exposed communication", f"{show(exposed, 's')} per step" if exposed else ""),
         ("Host memory", _host_memory(training)),
         *_evidence(training),
@@ -240,29 +251,28 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
         rows += [
             ("Runner-up", slower if training.runner_up else ""),
             ("Bounds", f"{show(float(step.lower), 's')} without losses, {show(float(step.upper), 's')} without overlap"),
-            ("MFU, full attention", f"{float(step.mfu_full):.1%}"),
-            ("HFU, with recomputation", f"{float(step.hfu):.1%}"),
+            ("MFU, full attention", share_in_words(float(step.mfu_full))),
+            ("HFU, with recomputation", share_in_words(float(step.hfu))),
             ("Layouts tried", f"{training.evaluated_layouts:,}"),
         ]
     return rows + (_limits(training) + _run(run, system, full=full) if run is not None else [])
 
 
+# How limits of a run are written.
+LIMIT_WORDS: Final[dict[str, Callable[[float], str]]] = {"deadline": lambda limit: show(limit, "s"), "budget": usd}
 # Share of a chip's memory above which a longer sequence or a fragmented allocator may not fit.
 FULL_SHARE = 0.9
 
 
 def _risks(training: Training) -> str:
-    """Return what can make the run longer: failures, a full chip, an unmeasured layout, and limits that may be missed."""
+    """Return what can make the run longer: failures, a full chip and an unmeasured layout."""
     step, run = training.step, training.run
     share = float(np.asarray(step.memory.used / step.memory.capacity))
-    risks = [
-        f"{name} missed with {_percent(1 - probability)} probability"
-        for name, probability in training.limit_probability.items()
-    ]
+    risks = []
     if run is not None and run.failures >= 1:
         risks.append(f"a failure every {show(run.between_failures, 's')}")
     if share > FULL_SHARE:
-        risks.append(f"the fullest chip is {share:.0%} full")
+        risks.append(f"the fullest chip is {share_in_words(share, 0)} full")
     if training.evidence != MEASURED:
         risks.append("no run has this kind of layout")
     return "; ".join(risks)
@@ -278,26 +288,27 @@ def _host_memory(training: Training) -> str:
 
 
 def _limits(training: Training) -> list[tuple[str, str | Text]]:
-    """Return the limits that chose the number of chips, with the probability that the run meets them."""
-    words = {"deadline": lambda limit: show(limit, "s"), "budget": usd}
+    """Return the limits that the run meets, with the probability; the first lines have those that it misses."""
     return [
-        (name.capitalize(), f"{words[name](limit)}: met with {_percent(training.limit_probability[name])} probability")
+        (name.capitalize(), f"{LIMIT_WORDS[name](limit)}: met with {_percent(training.limit_probability[name])} probability")
         for name, limit in training.limits.items()
+        if name not in training.missed_limits
     ]
 
 
 def _percent(probability: float) -> str:
-    return "over 99%" if probability > 0.99 else "under 1%" if probability < 0.01 else f"{probability:.0%}"
+    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else share_in_words(probability, 0)
 
 
 def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     """Return which layouts were measured, how many are about as fast, and the allowance of the search."""
     kind = "measured kind" if training.evidence == MEASURED else "no run has this kind of layout"
-    close = f"; {training.close_layouts:,} layouts within 3.5% of the fastest, this the most conventional"
-    unmeasured = f"{training.unmeasured}: {training.unmeasured_saving:.0%} less time, if its prediction holds (--evidence any)"
+    close = f"; of {training.close_layouts:,} layouts that fit within 3.5 % of the fastest, this has the fewest forms of "
+    close += "parallelism and recomputation"
+    unmeasured = f"{training.unmeasured}: {share_in_words(training.unmeasured_saving, 0)} less time, if its prediction holds (--evidence any)"
     allowance = (
-        f"{100 * (training.search_factor - 1):.0f} % are added because searched layouts run slower than predicted; give this "
-        "layout yourself to drop it"
+        f"times contain {share_in_words(training.search_factor - 1, 0)}, because layouts that a search chooses run slower than "
+        "predicted; with the layout given (--tp, --pp and so on) nothing is added"
     )
     return [
         ("Evidence", kind + (close if training.close_layouts > 1 else "")),
@@ -317,11 +328,11 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
         # The range of the cost is that of the time; other rents are a second, separate uncertainty.
         lowest, highest = (run.usd * float(end / system.rent.typical) for end in (system.rent.low, system.rent.high))
         if lowest < 0.995 * highest:
-            rent += f"; this run at the lowest and highest rent of the past twelve months: {usd(lowest)} and {usd(highest)} "
-            rent += "(the 90 % range above is that of the time, at this rent)"
+            rent += f". At the lowest and highest rent of the past twelve months the run costs {usd(lowest)} and {usd(highest)}. "
+            rent += "The 90 % range above is at this rent"
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
-        ("Goodput", f"{run.goodput:.1%}: {failures}; {checkpoints}"),
+        ("Goodput", f"{share_in_words(run.goodput)}: {failures}; {checkpoints}"),
         ("Rent", rent),
         ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
         ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
@@ -570,7 +581,7 @@ def _summary(timeline: Timeline) -> Text:
     """Return time, idle time and micro-batches in flight in one line."""
     min_idle, max_in_flight = float(timeline.idle.min()), float(timeline.in_flight.max())
     idle = (
-        f"the busiest device idles {show(min_idle, 's')} ({min_idle / timeline.total:.1%})"
+        f"the busiest device idles {show(min_idle, 's')} ({share_in_words(min_idle / timeline.total)})"
         if min_idle
         else "the busiest device is never idle"
     )

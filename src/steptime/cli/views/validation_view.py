@@ -95,7 +95,7 @@ MEANINGS = {
     "further clients wait; by default no limit",
     "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
     f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of some public SGLang runs; "
-    f"of TensorRT-LLM's data-parallel ranks as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
+    f"up to {1 + BALANCED_WITHIN / 2:.0f} in public TensorRT-LLM runs with data-parallel ranks, which wait for each other",
 }
 
 
@@ -137,11 +137,10 @@ def validation_view(validation: Validation, *, width: int) -> Answer:
         warnings[:0] = _in_few_lines(validation.left_out, "left out", of_all)
     warnings += validation.notes
     warnings += _simplifications(validation) if tables else []
-    if validation.unread:
-        warnings.append(f"columns that are not read: {', '.join(validation.unread)}")
     room = max(12, width - FIGURES)
     return Answer(
         sentence=_error_sentence(validation),
+        conditions=f"Columns that are not read: {', '.join(validation.unread)}." if validation.unread else "",
         body=[overall, footnote(MEANING), _scatter_chart(validation, width)] if tables else [],
         details=[_group_table(QUANTITIES[name], errors["by"], room) for name, errors in tables.items()],
         warnings=warnings, full_adds="errors by model, system, engine, format, concurrency and bound" if tables else "",
