@@ -22,7 +22,16 @@ from steptime.catalog.data_files import (
     looks_like,
     read_file,
 )
-from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, install_hint, os_problem, short_repr
+from steptime.errors import (
+    ConfigError,
+    DataFileError,
+    InputError,
+    RangeError,
+    UnknownName,
+    install_hint,
+    os_problem,
+    short_repr,
+)
 from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse

@@ -53,7 +53,8 @@ class BudgetInputs:
     compute: Any = number(
         None,
         "target: the lowest loss for a lifetime budget of FLOP, such as 1e26; serving and RL count in training FLOP",
-        maximum=MOST_FLOP, group=AIM_GROUP,
+        maximum=MOST_FLOP,
+        group=AIM_GROUP,
     )
     usd: Any = text(
         None, "target: the lowest loss for a lifetime budget in USD, such as 100M", group=AIM_GROUP, metavar="USD", bare=True

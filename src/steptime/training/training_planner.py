@@ -681,10 +681,8 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
     sentence += f", {share_in_words(second[0], 0)} {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
     bubble, m = float(step.bubble), float(step_time.microbatches)
     if bubble > 0.02:
-        microbatch_text = counted(m, "micro-batch", "micro-batches")
-        sentence += (
-            f"; the pipeline is idle for {share_in_words(bubble, 0)} ({microbatch_text} over {counted(float(step.layout.pp), 'stage')})"
-        )
+        work = f"{counted(m, 'micro-batch', 'micro-batches')} over {counted(float(step.layout.pp), 'stage')}"
+        sentence += f"; the pipeline is idle for {share_in_words(bubble, 0)} ({work})"
     if float(step.exposed) / total > 0.02:
         parts_of_it = [name for _, name in (first, second) if name in EXPOSED_TERMS]
         included = f" with {' and '.join(parts_of_it)} included" if parts_of_it else ""

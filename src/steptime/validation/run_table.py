@@ -460,7 +460,8 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
             kind = "time" if name.endswith("_s") and name not in RATES else "number"
             return f"{name} must be a {kind} greater than 0, got {short_repr(text)}"
         if value > (longest := LONGEST_SECONDS.get(name, math.inf)):
-            return f"{name} must be at most {longest:,.0f} s, got {short_repr(text)}: times are in seconds, not in milliseconds; {value / 1000:g}?"
+            hint = f"times are in seconds, not in milliseconds; {value / 1000:g}?"
+            return f"{name} must be at most {longest:,.0f} s, got {short_repr(text)}: {hint}"
         if name == REQUESTS and value < 1:
             return f"{name} must be at least 1, got {short_repr(text)}"
         if value > (maximum := LARGEST_RATE if name in RATES else LARGEST):

@@ -305,7 +305,8 @@ def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     kind = "measured kind" if training.evidence == MEASURED else "no run has this kind of layout"
     close = f"; of {training.close_layouts:,} layouts that fit within 3.5 % of the fastest, this has the fewest forms of "
     close += "parallelism and recomputation"
-    unmeasured = f"{training.unmeasured}: {share_in_words(training.unmeasured_saving, 0)} less time, if its prediction holds (--evidence any)"
+    saving = share_in_words(training.unmeasured_saving, 0)
+    unmeasured = f"{training.unmeasured}: {saving} less time, if its prediction holds (--evidence any)"
     allowance = (
         f"times contain {share_in_words(training.search_factor - 1, 0)}, because layouts that a search chooses run slower than "
         "predicted; with the layout given (--tp, --pp and so on) nothing is added"
@@ -328,7 +329,9 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
         # The range of the cost is that of the time; other rents are a second, separate uncertainty.
         lowest, highest = (run.usd * float(end / system.rent.typical) for end in (system.rent.low, system.rent.high))
         if lowest < 0.995 * highest:
-            rent += f". At the lowest and highest rent of the past twelve months the run costs {usd(lowest)} and {usd(highest)}. "
+            rent += (
+                f". At the lowest and highest rent of the past twelve months the run costs {usd(lowest)} and {usd(highest)}. "
+            )
             rent += "The 90 % range above is at this rent"
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
