@@ -55,7 +55,7 @@ def drawn(count: int):
     draw = random.Random(20261122)
     for _ in range(count):
         stack = draw.choice(STACKS)
-        own = OWN[stack.removesuffix("-bridge")]
+        own = OWN["megatron" if stack.startswith("megatron") else stack]
         word = {key: draw.choice(own[key] if draw.random() < 0.9 else ANY[key]) for key in ANY}
         name = draw.choice(NAMES)
         experts = name in NAMES[4:9] and name != "gpt2-xl"
@@ -183,7 +183,7 @@ def check_maxtext(command):
             assert told[key] in values, (key, told[key])
 
 
-CHECKS = {"megatron": check_megatron, "megatron-bridge": check_bridge, "torchtitan": check_torchtitan,
+CHECKS = {"megatron-lm": check_megatron, "megatron-bridge": check_bridge, "torchtitan": check_torchtitan,
           "maxtext": check_maxtext}  # fmt: skip
 
 
