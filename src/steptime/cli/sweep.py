@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AXES, EXECUTION, INPUTS, INDICES = "Axes", "Execution", "Uncertain inputs", "Sobol's indices"
 # Points from which the remaining time is shown.
 MIN_POINTS_FOR_ETA = 2
-# Remaining time from which a message says how to stop and resume, and expected time of which the start tells [s].
+# Remaining time from which a message says how to stop and resume, and expected time that the first line names [s].
 LONG_WORK, NOTED_WORK = 600.0, 60.0
 OVER = Annotated[
     list[str] | None,

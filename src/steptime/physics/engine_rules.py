@@ -62,7 +62,7 @@ LLAMA_CPP_WHOLE: Final = frozenset({
     "jamba", "falcon_h1", "falcon_mamba", "mamba", "mamba2", "plamo2", "minicpm3", "gemma3n", "gemma3n_text", "bitnet", "t5",
     "git", "grok-1", "mistral_large_3", "deepseek_ref",
 })  # fmt: skip
-"""Source: llama.cpp, docs/multi-gpu.md (5815cb8), of its own names: DeepSeek2 is that of DeepSeek-V2 and V3, Kimi-K2 and
+"""Source: llama.cpp, docs/multi-gpu.md (5815cb8). Of its names, DeepSeek2 is that of DeepSeek-V2 and V3, Kimi-K2 and
 GLM-4.7-Flash and of Mistral Large 3, OLMo2 that of OLMo 3, Grok that of Grok-1 and Grok-2, Mamba that of Falcon Mamba."""
 
 

@@ -137,7 +137,7 @@ class StepPredictor(Result):
     `attention` is by prompts, tokens of a prompt and cached tokens. `shared` is by batch and prompt tokens of the pass.
     `experts` is by rows and requests of the pass, and empty where experts depend on rows only. `joint` is by batch and context,
     and `joint_tokens` by batch and tokens of a prompt; both are empty where prompts and sequences have their own kernels.
-    `least` is the least time of a pass with prompts by batch, where the host launches its kernels one by one; empty elsewhere.
+    `least` is the minimum time of a pass with prompts by batch, where the host launches its kernels one by one; empty elsewhere.
     """
 
     SCHEMA: ClassVar[str] = "steptime.predictor/1"
@@ -390,7 +390,7 @@ def _tables(
     model: Model, system: Any, engine: Engine, layout: Layout, max_batch: int, max_tokens: int, max_context: int
 ) -> dict[str, Any]:
     """Return the axes and tables of a predictor."""
-    # The least time of a pass with prompts is a maximum, which sums of tables cannot have.
+    # Sums of tables have no minimum time of passes with prompts.
     launched, engine = engine.overheads.seconds_per_launched_layer, with_launches(engine, 0.0)
     # Attention bends at the length of a window.
     windows = {a.window * a.stride for layer, _ in model.layers for a in layer.attention if math.isfinite(a.window)}

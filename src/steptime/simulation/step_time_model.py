@@ -61,7 +61,7 @@ class Pace(Result):
     `late` is the time of a prompt beyond its last pass in a pipeline, over that pass. `joint` is the factor
     on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
     powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last longer
-    than these, and then hide as much attention of prompts. `least` [s], by batch, is the least time of a step with prompts,
+    than these, and then hide as much attention of prompts. `least` [s], by batch, is the minimum time of a step with prompts,
     where the host launches its kernels one by one. `before` [s] and `before_token` [s per prompt token] are
     the time from arrival to the queue. `answer` counts decode steps from the end of the prompt until the user sees the
     first token.
@@ -295,7 +295,7 @@ def sample_pace(
             f"max_num_seqs, max_num_batched_tokens: must be at least 1, got {max_num_seqs} and {max_num_batched_tokens}"
         )
     runs_on = engine_for(system, engine)
-    # The least time of steps with prompts is a maximum, which sums of coefficients cannot have.
+    # Sums of coefficients have no minimum time of steps with prompts.
     launched = runs_on.overheads.seconds_per_launched_layer
     settings = {"layout": layout, "engine": with_launches(runs_on, 0.0), "drafts": query - 1, "has_draft_term": False}
 
@@ -367,7 +367,7 @@ def sample_pace(
 
 
 def _least_steps(model: Model, system: System, settings: Mapping[str, Any], launched: float, max_num_seqs: int) -> Any:
-    """Return the least time of a step with prompts [s] by batch: launches of all layers, and what is outside of layers.
+    """Return the minimum time of a step with prompts [s] by batch: launches, embedding, head and host work.
 
     Slow launches decide each step. A step is then linear in their time, with the rest outside of layers.
     """

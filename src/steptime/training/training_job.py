@@ -74,8 +74,8 @@ class TrainingJob:
     part. gathered_inputs: whether tensor-parallel ranks save the gathered inputs of blocks, instead of gathering them again.
     narrow_gather: whether data-parallel ranks gather weights of products in 8 bits in this format, instead of in 16 bits.
     expert_imbalance: rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced. fused_experts: whether
-    the stack has one kernel for grouped products, activation and quantization in mxfp8, in a captured step that overlaps the
-    exchange of tokens with the computation of another micro-batch. narrow_attention, narrow_head: whether attention and the
+    the stack has one kernel for grouped products, activation and quantization in mxfp8. Its step is captured, and overlaps the
+    exchange of tokens with another micro-batch. narrow_attention, narrow_head: whether attention and the
     head of such a step are in 8 bits. offload: what is in host memory: "none", "optimizer", "activations", or both joined by
     "+".
     """
