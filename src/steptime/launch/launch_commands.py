@@ -149,7 +149,7 @@ def only_own_plans(engine: str) -> str:
     Returns:
         A sentence without a period.
     """
-    return f"{NAMES.get(engine, engine)} starts a plan of its own: steptime plan ... --engine {engine} --launch {engine}"
+    return f"{NAMES.get(engine, engine)} starts another plan: steptime plan ... --engine {engine} --launch {engine}"
 
 
 def _fleet_notes(plan: Plan) -> list[str]:

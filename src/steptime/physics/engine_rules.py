@@ -63,7 +63,7 @@ LLAMA_CPP_WHOLE: Final = frozenset({
     "git", "grok-1", "mistral_large_3", "deepseek_ref",
 })  # fmt: skip
 """Source: llama.cpp, docs/multi-gpu.md (5815cb8). Of its names, DeepSeek2 is that of DeepSeek-V2 and V3, Kimi-K2 and
-GLM-4.7-Flash and of Mistral Large 3, OLMo2 that of OLMo 3, Grok that of Grok-1 and Grok-2, Mamba that of Falcon Mamba."""
+GLM-4.7-Flash and of Mistral Large 3. OLMo2 is that of OLMo 3, Grok that of Grok-1 and Grok-2, Mamba that of Falcon Mamba."""
 
 
 def has_pools(engine: str) -> bool:

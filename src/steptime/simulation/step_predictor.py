@@ -137,7 +137,7 @@ class StepPredictor(Result):
     `attention` is by prompts, tokens of a prompt and cached tokens. `shared` is by batch and prompt tokens of the pass.
     `experts` is by rows and requests of the pass, and empty where experts depend on rows only. `joint` is by batch and context,
     and `joint_tokens` by batch and tokens of a prompt; both are empty where prompts and sequences have their own kernels.
-    `least` is the minimum time of a pass with prompts by batch, where the host launches its kernels one by one; empty elsewhere.
+    `least` is the minimum time of a pass with prompts by batch, where the host launches its kernels; empty elsewhere.
     """
 
     SCHEMA: ClassVar[str] = "steptime.predictor/1"

@@ -689,7 +689,7 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
     parts: list[RenderableType] = [Text(), Text(f"# {slot_note(plan)}", no_wrap=True, overflow="ignore")]
     blocks = [(NAMES.get(engine, engine), launch_commands(plan, engine)) for engine in engines]
     if len(blocks) > 1:
-        # llama.cpp has formats and layouts of its own.
+        # llama.cpp has other formats and layouts.
         blocks.append((LLAMA_CPP, [f"# {only_own_plans(LLAMA_CPP)}"]))
     for title, lines in blocks:
         parts += [Text(), heading(title), *(Text(line, no_wrap=True, overflow="ignore") for line in lines)]
