@@ -56,7 +56,8 @@ TOP_P_SECONDS = {"vllm": 3.1e-11, "typical": 3.1e-11}
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
 # TensorRT-LLM launches a step with prompts kernel by kernel, unless enable_piecewise_cuda_graph is set (InferenceX's scripts of
 # some loads). A step with a prompt of 1,024 takes at least 18 to 20 ms in 32 layers (Llama-3.1-8B on 2 to 8 H100). In 64 layers
-# it takes 35 to 40 ms (Qwen3-32B on 4 and 8), in 94 layers 31 ms (Qwen3-235B, 128 to 256 tokens). Steps of vLLM and SGLang show no such floor.
+# it takes 35 to 40 ms (Qwen3-32B on 4 and 8), in 94 layers 31 ms (Qwen3-235B, 128 to 256 tokens). Steps of vLLM and SGLang have
+# no such minimum.
 LAUNCHED_LAYER = {"trtllm": 4e-4}
 # Whole runs of TensorRT-LLM show more than its timed products in 8 and 4 bits: prefill of Llama-3.1-70B has 0.65 of the peak
 # of an H200 (products alone 0.59), and MLPerf's runs in 4 bits 0.7 of it at maximum throughput.
