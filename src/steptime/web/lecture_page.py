@@ -387,7 +387,7 @@ def name_chapters(text: str) -> str:
     """Return a text that names sections of the lecture with the chapters of the page that have them.
 
     Args:
-        text: Text with "section 13 of the lecture", "sections 13 and 14 of the lecture" or "`steptime lecture 13`".
+        text: Text with sections of the lecture.
 
     Returns:
         Text with the numbers of chapters.
