@@ -212,7 +212,7 @@ def test_a_plan_without_expert_parallelism_says_that_the_imbalance_has_no_effect
 
 def test_launch_commands(both_forms):
     shown = run(MAIN + " --launch all").stdout
-    for words in ("vllm serve", "sglang.launch_server", "trtllm-serve"):
+    for words in ("vllm serve", "sglang.launch_server", "--engine trtllm --launch trtllm"):
         assert words in shown
 
 
@@ -311,7 +311,7 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --token-budget 100000000000", "max_num_batched_tokens must be at most"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1e-300", "--rate must be at least 1e-06 requests/s"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --arrivals gamma --burst inf", "burst must be a finite number"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal --spread inf", "spread must be a finite number"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal --spread inf", "--spread is too large; at most 5"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --tp 0", "tp must be at least 1"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefill-replicas 1 --prefill-tp -1", "tp must be at least 1"),
         ("simulate llama-3.1-8b hgx-h100 --find-rate --percentile p98", "unknown percentile 'p98'"),

@@ -30,7 +30,7 @@ def test_validate_tells_of_kinds_and_names_what_cannot_be_right(tmp_path):
     assert "Output tokens per second" in words
     assert "Run 'f' is left out of the tables: cannot be right: faster than physics" in words
     assert "Run 'w' is left out of the tables: cannot be right: weights do not fit" in words
-    assert "columns that are not read: host." in words
+    assert "Columns that are not read: host." in words
     out = {row["id"]: row for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines())}
     assert list(out) == [row["id"] for row in LINES]
     assert out["f"]["reason"].startswith("cannot be right: faster than physics")

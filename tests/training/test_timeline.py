@@ -79,7 +79,7 @@ def test_of_many_devices_the_first_and_the_last_are_shown() -> None:
 def test_numbers_below_a_picture_are_those_of_the_walk() -> None:
     text = " ".join(printed(made("1f1b", 4, 8, 1), 120))
     assert "3.30 s a step;" in text
-    assert "900 ms (27.3%)" in text
+    assert "900 ms (27.3 %)" in text
     assert "at most 4 micro-batches in flight" in text
 
 
