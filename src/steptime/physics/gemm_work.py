@@ -141,6 +141,9 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
     # Inputs and outputs of some operators are not those of one matrix.
     sizes = [2 * op.inputs * op.outputs for op, _ in ops]
     is_matrix = [size and abs(size - n * op.flops_per_row) <= EXACT * size for size, (op, n) in zip(sizes, ops, strict=True)]
+    blocked = np.array(
+        [kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)], dtype=bool
+    )
     return Products(
         ops=ops,
         computed=computed,
@@ -168,13 +171,8 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
             ]
         ),
         four=np.array([kind in four_bits(vendor) and kind in peak for kind in kinds]),
-        eight=np.array(
-            [
-                kind == "fp8" and kind in peak and not ("fp4" in peak and in_blocks(op))
-                for (op, _), kind in zip(ops, kinds, strict=True)
-            ]
-        ),
-        blocked=np.array([kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)]),
+        eight=np.array([kind == "fp8" and kind in peak for kind in kinds], dtype=bool) & ~blocked,
+        blocked=blocked,
         integer=np.array([kind == INTEGER and kind in peak for kind in kinds]),
         logits=np.array([op.rows == "outputs" for op, _ in ops]),
     )

@@ -22,7 +22,7 @@ from steptime.physics.layout import Layout, equal_parts, host_chips
 from steptime.physics.step import Step
 from steptime.physics.uncertainty import interval_coverage_words
 from steptime.planning.evidence import ANY, deployment_evidence
-from steptime.planning.plan_intervals import candidate_ranges, list_distances
+from steptime.planning.plan_intervals import candidate_ranges, list_distances, widened
 from steptime.planning.plan_messages import list_warnings
 from steptime.planning.plan_problem import (
     LEAST_BATCH,
@@ -49,8 +49,6 @@ SMALLER, MOST_STEPS = 0.9, 20
 MOST_DOUBLINGS = 14
 # Relative standard error of a simulated mean from which the range contains it.
 LARGE_ERROR = 0.1
-# Standard errors from the middle of a 90 % range to its ends.
-RANGE_ERRORS = 1.645
 
 
 class Selection(NamedTuple):
@@ -106,7 +104,7 @@ def delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
     }
     error = 0.0 if selection.run is None else selection.run.tpot_error
     if error >= LARGE_ERROR and ranges["tpot_range"] is not None:
-        ranges["tpot_range"] = with_error(figures["tpot"], ranges["tpot_range"], error)
+        ranges["tpot_range"] = widened(figures["tpot"], ranges["tpot_range"], error)
     workload, share = case.workload, _input_share(case, candidate, state, prefill)
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
     return figures | {
@@ -143,24 +141,6 @@ def _evidence(case: PlanProblem, candidate: Candidate) -> str:
     if is_small_chunk(case.workload, candidate.chunk) or case.is_pair:
         return ANY
     return deployment_evidence(case.engine, case.system, candidate.layout, candidate.prefill_layout)
-
-
-def with_error(value: float, ends: tuple[float, float], error: float) -> tuple[float, float]:
-    """Return a 90 % range that also contains the standard error of its middle.
-
-    Args:
-        value: Value in the range.
-        ends: Range.
-        error: Relative standard error of the value.
-
-    Returns:
-        The wider range.
-
-    >>> [round(end, 3) for end in with_error(1.0, (0.8, 1.25), 0.3)]
-    [0.582, 1.719]
-    """
-    low, high = (math.hypot(math.log(end / value), RANGE_ERRORS * error) for end in ends)
-    return value * math.exp(-low), value * math.exp(high)
 
 
 def _few_requests_warning(error: float) -> tuple[str, ...]:

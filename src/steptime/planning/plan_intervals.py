@@ -111,9 +111,26 @@ def chosen_range(rate: float, low: float, high: float) -> Range:
     >>> [round(end, 3) for end in chosen_range(100.0, 80.0, 120.0)]
     [68.043, 143.453]
     """
-    extra = Z90 * OPTIMISM_DEVIATION
-    below, above = (math.hypot(math.log(end / rate), extra) if end > 0 else math.inf for end in (low, high))
-    return rate * math.exp(-OPTIMISM - below), rate * math.exp(above - OPTIMISM)
+    low, high = widened(rate, (low, high), OPTIMISM_DEVIATION)
+    return low * math.exp(-OPTIMISM), high * math.exp(-OPTIMISM)
+
+
+def widened(value: float, ends: Range, deviation: float) -> Range:
+    """Return a 90 % range that contains another independent deviation.
+
+    Args:
+        value: Value in the range.
+        ends: Range.
+        deviation: Standard deviation of the logarithm of the value.
+
+    Returns:
+        The wider range.
+
+    >>> [round(end, 3) for end in widened(1.0, (0.8, 1.25), 0.3)]
+    [0.582, 1.719]
+    """
+    below, above = (math.hypot(math.log(end / value), Z90 * deviation) if end > 0 else math.inf for end in ends)
+    return value * math.exp(-below), value * math.exp(above)
 
 
 def list_distances(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:

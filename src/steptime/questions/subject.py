@@ -579,9 +579,9 @@ def settable_figures(values: Mapping[str, Any]) -> dict[str, Input]:
     }
 
 
-# Sessions with a number of turns in place of a preset have the think time of conversations.
 # Default means of prompts and outputs of all questions with requests, in tokens.
 USUAL_INPUT, USUAL_OUTPUT = 1024, 1024
+# Sessions with a number of turns in place of a preset have the think time of conversations.
 USUAL_THINK_TIME: Final = PRESETS["chat"].think_time
 
 

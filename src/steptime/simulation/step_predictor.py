@@ -46,6 +46,7 @@ from steptime.physics.layout_space import default_layout
 from steptime.physics.op_work import has_joint_calls
 from steptime.physics.step import mixed_step
 from steptime.result_base import Result, unit
+from steptime.simulation.step_time_model import minimum_steps
 
 # Ratio of neighbouring points of an axis: the time of a roofline bends little between two of them.
 CLOSE: Final = 1.12
@@ -391,7 +392,7 @@ def _tables(
 ) -> dict[str, Any]:
     """Return the axes and tables of a predictor."""
     # Sums of tables have no minimum time of passes with prompts.
-    launched, engine = engine.overheads.seconds_per_launched_layer, with_launches(engine, 0.0)
+    launching, engine = engine, with_launches(engine, 0.0)
     # Attention bends at the length of a window.
     windows = {a.window * a.stride for layer, _ in model.layers for a in layer.attention if math.isfinite(a.window)}
     bends = {near for window in windows for near in (window / 2, window * 3 / 4, window - 1, window, window + 1)}
@@ -407,15 +408,6 @@ def _tables(
     def step(**sizes: Any) -> Any:
         arrays: dict[str, Any] = {name: np.asarray(value, dtype=float) for name, value in sizes.items()}
         return mixed_step(model, system, **arrays, layout=layout, engine=engine)
-
-    def least(batch: Array) -> list[float]:
-        # Slow launches decide each pass, which then is linear in their time.
-        slow, slower = (
-            mixed_step(model, system, batch=batch, context=1.0, prompts=1, tokens=1, layout=layout, engine=waiting).total
-            for waiting in (with_launches(engine, 1.0), with_launches(engine, 2.0))
-        )
-        seconds: list[float] = (slow - (slower - slow) * (1.0 - float(launched))).tolist()
-        return seconds
 
     def seconds(term: str, **sizes: Any) -> Array:
         result = step(**sizes)
@@ -453,12 +445,16 @@ def _tables(
         sequences, prompt = {"batch": column, "context": fixed}, {"prompts": 1, "tokens": np.array(tokens)[None, :]}
         longer_tokens = attention(**sequences, **prompt) - attention(**prompt)
         longer_tokens = longer_tokens - longer_tokens[:, :1]
+    least: list[float] = []
+    if has_nonzero(launching.overheads.seconds_per_launched_layer):
+        smallest: dict[str, Any] = {"batch": np.array(batches), "context": 1.0, "prompts": 1, "tokens": 1, "layout": layout}
+        least = minimum_steps(lambda slow: mixed_step(model, system, **smallest, engine=slow).total, launching).tolist()
     return {
         "batches": batches, "contexts": contexts, "prompts": prompts, "tokens": tokens, "prefixes": prefixes,
         "decode": decode.tolist(), "rows": rows.tolist(), "heads": heads.tolist(), "attention": attended.tolist(),
         "shared": shared.tolist(), "shared_batches": shared_batches, "shared_tokens": shared_tokens,
         "joint": longer.tolist(), "joint_tokens": longer_tokens.tolist(),
-        "least": least(np.array(batches)) if has_nonzero(launched) else [],
+        "least": least,
         "experts": experts, "expert_rows": expert_rows, "expert_requests": expert_requests,
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ from the steps of `physics.step` on random points of the range in use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -296,7 +296,6 @@ def sample_pace(
         )
     runs_on = engine_for(system, engine)
     # Sums of coefficients have no minimum time of steps with prompts.
-    launched = runs_on.overheads.seconds_per_launched_layer
     settings = {"layout": layout, "engine": with_launches(runs_on, 0.0), "drafts": query - 1, "has_draft_term": False}
 
     # Each coefficient comes from its own sample of steps; they are evaluated together.
@@ -352,8 +351,11 @@ def sample_pace(
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
 
-    if has_nonzero(launched):
-        pace = replace(pace, least=_least_steps(model, system, settings, float(launched), max_num_seqs))
+    if has_nonzero(runs_on.overheads.seconds_per_launched_layer):
+        batch = np.unique(np.append(_knots(max_num_seqs), 0))
+        smallest: dict[str, Any] = settings | {"batch": batch, "context": 1.0, "prompts": groups, "tokens": 1, "parts": False}
+        least = minimum_steps(lambda slow: drafted_step(model, system, **(smallest | {"engine": slow})).total, runs_on)
+        pace = replace(pace, least=np.interp(np.arange(max_num_seqs + 1), batch, least))
     # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
     if has_mixed_steps:
         joint, slack = _joint_factors(pace, mixed, times, overlaps=overlaps)
@@ -361,23 +363,24 @@ def sample_pace(
     factor = float(ttft_factor(runs_on, OperatingPoint(layout=layout)))
     if not check:
         return with_first_tokens(pace, factor)
-    settings["engine"] = runs_on
-    errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, budget)
+    errors = _sample_errors(model, system, settings | {"engine": runs_on}, pace, (low, high), max_num_seqs, budget)
     return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), factor)
 
 
-def _least_steps(model: Model, system: System, settings: Mapping[str, Any], launched: float, max_num_seqs: int) -> Any:
-    """Return the minimum time of a step with prompts [s] by batch: launches, embedding, head and host work.
+def minimum_steps(times: Callable[[Engine], Any], engine: Engine) -> Any:
+    """Return the minimum time of steps with prompts [s]: launches of all layers, embedding, head and host work.
 
     Slow launches decide each step. A step is then linear in their time, with the rest outside of layers.
+
+    Args:
+        times: Function from an engine to the times of the steps [s].
+        engine: Engine that launches layers one by one.
+
+    Returns:
+        Seconds, of the shape of the times.
     """
-    batch, engine = np.unique(np.append(_knots(max_num_seqs), 0)), settings["engine"]
-    sizes = {"batch": batch, "context": 1.0, "prompts": settings["layout"].dp, "tokens": 1}
-    slow, slower = (
-        drafted_step(model, system, **{**settings, "engine": with_launches(engine, launch)}, **sizes, parts=False).total
-        for launch in (1.0, 2.0)
-    )
-    return np.interp(np.arange(max_num_seqs + 1), batch, slow - (slower - slow) * (1.0 - launched))
+    slow, slower = (times(with_launches(engine, seconds)) for seconds in (1.0, 2.0))
+    return slow - (slower - slow) * (1.0 - float(engine.overheads.seconds_per_launched_layer))
 
 
 @lru_cache(maxsize=256)
