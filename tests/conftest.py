@@ -42,9 +42,9 @@ COMPILED = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).pare
 
 output.SOON = 600.0  # a slow machine is no reason for another answer
 
-# Twenty examples a law in the everyday suite, forty in the slow stage of .ci/run; `EXAMPLES=400 pytest` looks closer.
+# Ten examples a law in the everyday suite, forty in the slow stage of .ci/run; `EXAMPLES=400 pytest` looks closer.
 USUAL_EXAMPLES = 40
-EXAMPLES = int(os.environ.get("EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("EXAMPLES", "10"))
 settings.register_profile(
     "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], max_examples=EXAMPLES
 )

@@ -51,7 +51,10 @@ TESTS = (
 )  # fmt: skip
 # Tests that read classes of both rooms without a call: what a class declares is outside of functions.
 READERS = "tests/test_results.py"
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+OPTIONS = (
+    "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
+    "-W", "ignore::pytest.PytestAssertRewriteWarning",
+)  # fmt: skip
 MOST_BYTES = 16 * 2**30  # of address space
 
 SWAPS: dict[type, type] = {
@@ -555,6 +558,7 @@ def prepare() -> None:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     sys.pycache_prefix = os.path.join(tempfile.gettempdir(), f"steptime-mutants-{os.getuid()}")
+    os.environ.setdefault("EXAMPLES", "20")
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(sys.pycache_prefix, "hypothesis")
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
     os.chdir(ROOT)

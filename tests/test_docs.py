@@ -24,6 +24,7 @@ def test_the_page_of_models_is_up_to_date(generator):
     assert PAGE.read_text(encoding="utf-8") == generator.page()
 
 
+@pytest.mark.thorough
 def test_every_model_has_a_verdict_on_the_total_that_is_counted(generator):
     lines = [line for line in generator.page().splitlines() if line.count("|") > 10 and "---" not in line][1:]
     judged = {line.split(" | ")[0].strip("| "): line.rpartition(" | ")[2].strip("| ") for line in lines}

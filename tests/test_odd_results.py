@@ -38,6 +38,7 @@ ENGINE = Path(st.__file__).parent / "data" / "engines" / "vllm.toml"
 WORK = st.Workload(input_tokens=100, output_tokens=10)
 
 
+@pytest.mark.thorough
 def test_an_engine_may_be_a_path_and_a_mode_a_word(closed_forms):
     by_path = st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=10, engine=ENGINE)
     assert by_path.total == st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=10, engine="vllm").total

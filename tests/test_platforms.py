@@ -65,7 +65,10 @@ def run(system: str, code: str) -> str:
     "words",
     [
         ["step", "llama-3.1-8b", "hgx-h100", "--batch", "64", "--context", "4k", "--json"],
-        ["sweep", "step", "llama-3.1-8b", "hgx-h100", "--over", "batch=1:64:log2", "--context", "4k", "--json"],
+        pytest.param(
+            ["sweep", "step", "llama-3.1-8b", "hgx-h100", "--over", "batch=1:64:log2", "--context", "4k", "--json"],
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=lambda words: words[0],
 )
@@ -76,6 +79,7 @@ def test_a_command_answers_as_on_linux(system, words):
     assert json.loads(there) | {"sweep_s": 0} == json.loads(here) | {"sweep_s": 0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.thorough), "windows"])
 def test_nothing_forks_and_work_stays_in_one_process(system):
     printed = run(
@@ -106,6 +110,7 @@ def test_files_are_written_whole_elsewhere_too(system, tmp_path):
     assert json.loads(printed) == ["two", "three"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.thorough), "windows"])
 def test_the_page_is_served_by_one_process(system):
     pytest.importorskip("uvicorn")

@@ -143,6 +143,7 @@ def run_without_extras(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.thorough
 def test_public_names_without_extras_are_all_there():
     printed = run_without_extras("""
 names = {}

@@ -266,6 +266,7 @@ def test_html_is_a_small_table(made, name):
     assert text.count("<tr>") == text.count("</tr>") <= 7
 
 
+@pytest.mark.thorough
 def test_html_is_escaped(made):
     plan = replace(made("plan"), model="<script>alert(1)</script> & co")
     assert "<script>" not in plan._repr_html_()
@@ -511,7 +512,7 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
         ("systems hgx-h100", "system"),
         ("engines", "engines"),
         ("engines vllm", "engine"),
-        ("prices llama-3.1-8b --mix 1k:256", "prices"),
+        pytest.param("prices llama-3.1-8b --mix 1k:256", "prices", marks=pytest.mark.thorough),
         ("prices openai/gpt-6-sol --read", "price-reading"),
         ("prices openai/o3 --history", "price-history"),
         ("prices llama-3.1-8b hgx-h100 --target-margin 2 --mix 1k:256", "price-proposal"),

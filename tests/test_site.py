@@ -62,9 +62,12 @@ QUESTIONS = {
 }
 
 
+DETAILED = ("how-to/", "notebooks/", "tutorials/train")
+
+
 # The stages `site` and `slow` of .ci/run run the commands of all pages.
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.thorough) if page.startswith("how-to/") else page for page in PAGES]
+    "page", [pytest.param(page, marks=pytest.mark.thorough) if page.startswith(DETAILED) else page for page in PAGES]
 )
 def test_quick_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STEPTIME_CATALOG", str(DOCS))

@@ -37,6 +37,7 @@ def test_a_card_names_what_the_model_does_not_count(tmp_path):
     assert "model.layers.N.mlp.gate.e_score_correction_bias router 1 +16" in said
 
 
+@pytest.mark.thorough
 def test_json_has_the_same_figures(tmp_path):
     file = gguf_files.written(tmp_path / "small.gguf", *gguf_files.llama())
     told = json.loads(run(f"models {file} --json").stdout)

@@ -11,13 +11,16 @@ import subprocess
 import sys
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 from unittest.mock import patch
 
 import pytest
+import typer
 
-from steptime.cli.main import main
+from steptime.cli import main as cli_main
+from steptime.cli.main import EXAMPLES, app_for, main
 
 MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
 
@@ -31,6 +34,12 @@ class Shown:
     stderr: str
 
 
+@cache
+def built_command(name: str) -> Any:
+    """Return the command line of a command, which typer would build for each call."""
+    return typer.main.get_command(app_for([name]))
+
+
 def run(words: str, *, columns: int | str = 100, folder: Path | None = None, into: TextIO | None = None) -> Shown:
     """Run the command line in this process, as `main` does; `into`: a stream that takes the answer, which is not kept then."""
     environment = {"COLUMNS": str(columns), "NO_COLOR": "1"}
@@ -42,6 +51,9 @@ def run(words: str, *, columns: int | str = 100, folder: Path | None = None, int
         stack.enter_context(chdir(folder or "."))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(err))
+        stack.enter_context(
+            patch.object(cli_main, "app_for", lambda given: built_command(given[0] if given and given[0] in EXAMPLES else ""))
+        )
         try:
             main()
             code = 0
@@ -220,7 +232,7 @@ def test_launch_commands(both_forms):
     "words",
     [
         "--help", "plan --help", "step --help", "models --help", "systems --help", "engines --help", "simulate --help",
-        "--version", "models",
+        "--version", pytest.param("models", marks=pytest.mark.thorough),
         "models --like qwen3", "models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal",
         "step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --explain", "step deepseek-v3 gb200-nvl72 --phase prefill --dp 8 --ep 8",
         "step deepseek-v3 gb200-nvl72 --phase mixed --dp 8 --ep 8 --batch 64 --tokens 2048",
@@ -452,6 +464,7 @@ def test_the_range_of_a_simulation_is_wider_where_nothing_like_it_was_measured()
     assert "wider here" not in run(f"{asked} --tp 8").stdout
 
 
+@pytest.mark.thorough
 def test_simulate_as_json_and_files(tmp_path, closed_forms):
     pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
     trace = tmp_path / "trace.csv"
@@ -591,6 +604,7 @@ def test_the_answer_fits_forty_lines(words, lines, says, closed_forms):
     assert says in shown.stdout
 
 
+@pytest.mark.thorough
 def test_context_beyond_the_models_is_a_note(closed_forms):
     text = " ".join(run("plan qwen3-32b hgx-h100 --input 120k --chips 8").stdout.split())
     assert re.search(r"CAUTION: .*121,024", text)
@@ -658,6 +672,7 @@ def test_engine_files_are_written_over_only_by_force(tmp_path):
     assert "2 runs cannot determine each constant" in " ".join(forced.stdout.split())
 
 
+@pytest.mark.thorough
 def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
     shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200")
     assert (shown.returncode, "No rate is within the limits" in shown.stdout) == (1, True)

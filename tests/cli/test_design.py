@@ -37,6 +37,7 @@ def test_a_plan_is_asked_unless_a_step_is(closed_forms):
     assert "all have 8.0" in text
 
 
+@pytest.mark.thorough
 def test_files(tmp_path):
     found = run(f"{CHIP} --csv {tmp_path / 'a.csv'} --plot {tmp_path / 'a.svg'} --full")
     assert found.returncode == 0

@@ -21,6 +21,7 @@ LINES = (
 )
 
 
+@pytest.mark.thorough
 def test_validate_tells_of_kinds_and_names_what_cannot_be_right(tmp_path):
     written(tmp_path / "runs.csv", *(row | {"host": "x"} for row in LINES))
     shown = run("validate runs.csv --predictions out.csv --full", columns=100, folder=tmp_path)

@@ -145,6 +145,7 @@ def test_nothing_is_written_for_a_plan_that_meets_no_limit(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_formats_asked_for_are_printed():
     shown = run("plan llama-3.3-70b hgx-h100 --weights fp8 --kv fp8 --launch all").stdout
     assert "--quantization fp8_per_tensor" in shown

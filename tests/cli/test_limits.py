@@ -84,6 +84,7 @@ def test_a_range_says_which_end_misses():
 # --- the highest rate ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_without_limits_the_highest_rate_speaks_of_none():
     shown = run("simulate llama-3.1-8b hgx-h100 --find-rate")
     assert shown.returncode == 0, shown.stderr
@@ -187,6 +188,7 @@ def test_a_plan_with_a_trace_takes_no_lengths():
 # --- blocks that nothing keeps ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", ["", " --find-rate --ttft 1"])
 def test_a_trace_with_blocks_says_what_a_cache_would_keep(trace, more):
     """Of 80 blocks 4 shared ones and 40 of their own are new: 36 came before."""

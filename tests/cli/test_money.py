@@ -65,6 +65,7 @@ def test_bad_money_is_refused_in_one_line(option, says):
     assert len(shown.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_the_energy_of_a_token_by_its_own_figures(both_forms):
     found = json.loads(run(f"{PLAN} --electricity 0.08/kWh --json").stdout)
     output = found["requests_per_s"] * 500
@@ -82,13 +83,14 @@ def test_the_energy_of_a_token_by_its_own_figures(both_forms):
         pytest.param(
             PLAN + " --rent owned", "not added, because this cost of ownership may include it", marks=pytest.mark.thorough
         ),
-        (PLAN + " --rent 2", "not added; add it if your rent does not include it"),
+        pytest.param(PLAN + " --rent 2", "not added; add it if your rent does not include it", marks=pytest.mark.thorough),
         ("plan llama-3.1-8b m3-ultra", "270 W per chip (the whole machine, without cooling; recalled"),
-        ("plan llama-3.1-8b hgx-a100", "400 W per chip (limit of the chip, without host, network and cooling"),
-        (
-            "plan llama-3.1-8b tpu-v6e --chips 8",
-            "--set power=1.5kW",
+        pytest.param(
+            "plan llama-3.1-8b hgx-a100",
+            "400 W per chip (limit of the chip, without host, network and cooling",
+            marks=pytest.mark.thorough,
         ),
+        pytest.param("plan llama-3.1-8b tpu-v6e --chips 8", "--set power=1.5kW", marks=pytest.mark.thorough),
         pytest.param(
             "plan llama-3.1-8b tpu-v6e --chips 8 --set power=300W", "from 300 W per chip (as given)", marks=pytest.mark.thorough
         ),
@@ -161,6 +163,7 @@ def test_the_smallest_system_is_named_with_its_rent():
     assert "mi325x-8 (4 x mi325x, 6.40 USD/h, three-year contract)" in error
 
 
+@pytest.mark.thorough
 def test_the_choice_that_is_named_does_what_it_says(both_forms):
     """The option of the first lever, typed, costs what was said of it, within the 6 % that other draws may take from a rate."""
     first = json.loads(run(f"{PLAN} --json").stdout)["alternatives"][0]

@@ -49,7 +49,8 @@ def process(words: str, **more):
     "words",
     [
         "plan deepseek-v3 gb200-nvl72 --speed 50", "plan llama-3.1-8b cs-3", "step deepseek-v3 hgx-h200 --dp 8 --ep 8",
-        "models deepseek-v3", "models --like gpt-oss", "models --table deepseek-v3 kimi-k2", "systems", "engines vllm",
+        "models deepseek-v3", "models --like gpt-oss", "models --table deepseek-v3 kimi-k2", "systems",
+        pytest.param("engines vllm", marks=pytest.mark.thorough),
         "validate --columns",
     ],
 )  # fmt: skip
@@ -160,6 +161,7 @@ def test_a_closed_stream_gets_one_message():
     assert shown.stderr.strip() == "steptime: cannot print: standard output is closed"
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_is_no_error():
     words = f"{sys.executable} -m steptime systems --json | head -1; exit"
     shown = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=60)
@@ -384,6 +386,7 @@ def test_csv_with_the_ending_of_another_table_is_refused(tmp_path, ending):
     assert not (tmp_path / f"step{ending}").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "note"),
     [

@@ -83,6 +83,7 @@ def test_a_plan_that_holds_as_json():
     assert found["simulated"]["planned_requests_per_s"] == found["requests_per_s"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("hardly_lowered")
 def test_a_refused_plan_has_no_launch_commands():
     shown = run(REFUSED + " --launch vllm --explain")

@@ -33,6 +33,7 @@ def test_a_refused_value_names_its_option(words, message):
     assert message in shown.stderr
 
 
+@pytest.mark.thorough
 def test_a_power_below_one_replica_is_an_answer_with_a_reason(closed_forms):
     shown = run(PLAN + "--engine ideal --chips 8 --power-cap 1kW --json")
     assert shown.returncode == 1

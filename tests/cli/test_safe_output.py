@@ -113,6 +113,7 @@ def test_anchors_bad_file_is_left_out_with_a_note(kept, name, caplog):
     assert run("anchors remove bad").returncode == 0
 
 
+@pytest.mark.thorough
 def test_anchors_bad_file_is_told_on_standard_error(kept):
     (kept / "bad.csv").write_bytes(b"")
     with command("anchors", "--json") as process:
@@ -137,6 +138,7 @@ def test_anchors_add_of_eight_processes_keeps_or_refuses_each(kept, same):
     )
 
 
+@pytest.mark.thorough
 def test_anchors_add_killed_at_the_end_of_the_write_keeps_nothing(kept):
     script = (
         "import os, signal, sys\nfrom steptime.cli.main import main\n"
@@ -225,6 +227,7 @@ def ends(folder: Path, times: str) -> dict[str, list[tuple[int, str]]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs copies of a process")
 def test_every_command_interrupted_at_its_start_exits_with_130(tmp_path):
     found = ends(tmp_path, "0.003")

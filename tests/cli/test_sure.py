@@ -42,6 +42,7 @@ def test_plan_shows_the_chance_of_each_limit():
     assert "at least 90% probability" in sure
 
 
+@pytest.mark.thorough
 def test_a_surer_plan_as_json_is_likelier_and_dearer():
     plain, sure = (json.loads(run(PLAN + more + " --json").stdout) for more in ("", "--sure 0.9"))
     assert (plain["sure"], sure["sure"]) == (None, 0.9)

@@ -62,6 +62,7 @@ def test_options_of_the_question_are_what_is_held():
     assert json.loads(one.stdout)["table"] == json.loads(other.stdout)["table"]
 
 
+@pytest.mark.thorough
 def test_plans_over_systems_and_speeds(closed_forms):
     found = run("sweep plan llama-3.1-8b --over system=hgx-h100,hgx-b200 --over speed=40,4000 --chips 1 --ttft 1 --input 512")
     assert found.returncode == 0
@@ -121,6 +122,7 @@ def test_wrong_words_get_one_message_and_exit_code_2(words, message):
     assert found.stdout == ""
 
 
+@pytest.mark.thorough
 def test_a_cluster_that_is_not_there_is_named(closed_forms):
     pytest.importorskip("distributed")
     found = run("sweep plan llama-3.1-8b hgx-h100 --over speed=10,20 --cluster nowhere")
@@ -168,7 +170,7 @@ def test_runs_of_ones_own_that_are_kept_are_gone_by(tmp_path, monkeypatch):
     assert "runs that `steptime anchors` keeps are left out" in several.stderr
 
 
-def test_sweep_over_a_rate_shows_the_cost_at_that_rate():
+def test_sweep_over_a_rate_shows_the_cost_at_that_rate(both_forms):
     found = run("sweep plan llama-3.1-8b hgx-h100 --over rate=1,100 --speed 40 --json")
     table = json.loads(found.stdout)["table"]
     alone = json.loads(run("plan llama-3.1-8b hgx-h100 --rate 1 --speed 40 --json").stdout)["fleet"]
@@ -178,7 +180,7 @@ def test_sweep_over_a_rate_shows_the_cost_at_that_rate():
     assert table["usd_per_month"][0] == pytest.approx(alone["usd_per_month"], rel=1e-9)
 
 
-def test_sweep_of_compare_over_a_rate_names_the_cheapest_system_in_80_columns():
+def test_sweep_of_compare_over_a_rate_names_the_cheapest_system_in_80_columns(both_forms):
     found = run("sweep compare llama-3.1-8b hgx-h100,l4-8 --over rate=1,10 --evidence any", columns=80)
     assert any(line.split()[:2] == ["rate", "system"] for line in found.stdout.splitlines())
     assert "tokens at" in found.stdout

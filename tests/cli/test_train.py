@@ -37,7 +37,14 @@ def refused(words: str) -> str:
 
 @pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
-    "words", [DENSE, SPARSE, PIPED, LORA, f"{SMALL} --tokens 15T", f"{SMALL} --scaling", f"{PIPED} --explain"]
+    "words",
+    [
+        SPARSE,
+        LORA,
+        f"{SMALL} --tokens 15T",
+        f"{PIPED} --explain",
+        *(pytest.param(words, marks=pytest.mark.thorough) for words in (DENSE, PIPED, f"{SMALL} --scaling")),
+    ],
 )
 def test_pages_keep_to_their_width(words, columns):
     shown = run(words, columns=columns)
@@ -117,6 +124,7 @@ def test_a_run_of_tokens():
     assert none["goodput"] == 1
 
 
+@pytest.mark.thorough
 def test_ramps_and_stages_add_to_a_run():
     plain = answer(f"{SMALL} --tokens 1T")["run"]
     ramped = answer(f"{SMALL} --tokens 1T --ramp 100B:16")["run"]
@@ -138,6 +146,7 @@ def test_a_machine_that_is_changed_is_timed_so():
     assert after > before
 
 
+@pytest.mark.thorough
 def test_the_ideal_has_no_range_and_is_faster():
     found, bound = answer(SMALL)["step"], answer(f"{SMALL} --engine ideal")["step"]
     assert bound["total_s"] < found["total_s"]
@@ -302,6 +311,7 @@ def test_a_command_without_chips_names_its_options():
     assert "at least the tokens of a step, 262,144" in refused(f"{SMALL} --tokens 1")
 
 
+@pytest.mark.thorough
 def test_a_deadline_and_a_budget_show_their_probability():
     words = "train llama-3.1-8b hgx-h100 --batch 1024 --tokens 15T --deadline 60d --budget 5M"
     found = answer(words)
@@ -324,6 +334,7 @@ def test_a_run_that_misses_a_limit_says_so_first_and_exits_with_1(limit, name):
     assert run(f"{words} --deadline 90000d --budget 1B").returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_searched_layout_says_its_allowance_and_a_run_its_tokens():
     found = answer(SMALL)
     page = " ".join(run(f"{SMALL} --tokens 300k").stdout.split())
@@ -355,6 +366,7 @@ def test_a_trace_has_each_pass_of_each_stage(tmp_path):
     assert max(event["ts"] + event["dur"] for event in events) / 1e6 == pytest.approx(step["total_s"], rel=0.15)
 
 
+@pytest.mark.thorough
 def test_systems_are_compared_by_the_rent_of_a_run():
     shown = run("compare train llama-3.1-8b hgx-h100,hgx-a100 --chips 64 --batch 256 --tokens 1T --json")
     assert shown.returncode == 0, shown.stderr

@@ -25,7 +25,7 @@ def shown(words: str, columns: int = 100) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "words",
     [

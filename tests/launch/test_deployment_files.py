@@ -81,6 +81,7 @@ def test_two_pools_have_a_proxy_and_pass_caches_on(build):
         assert {"VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"} <= names
 
 
+@pytest.mark.thorough
 def test_values_keep_the_flags_of_vllm_but_those_of_the_chart():
     allowed, seen = known("vllm serve")[0], 0
     for drawn, *_ in plans(12):

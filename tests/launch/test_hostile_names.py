@@ -236,6 +236,7 @@ def test_comments_hostile_note_is_one_printable_line(note):
 # --- drafters -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @each("engine, place, method", list(product(ENGINES, PLACES, ["eagle3", "draft_model"])))
 def test_launch_commands_hostile_drafter_runs_nothing(build, shell, engine, place, method):
     """It arrives as one text, or the variable takes its place."""

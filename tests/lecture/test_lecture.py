@@ -78,6 +78,7 @@ def test_a_loop_of_stages_is_busy_with_as_many_microbatches():
     assert [microbatches_without_idle(stages) for stages in (1, 2, 3, 8)] == [1, 2, 3, 8]
 
 
+@pytest.mark.thorough
 def test_check_prints_all_and_leaves_with_one_where_a_verdict_changed(monkeypatch):
     assert not check().changed
     assert len(run("lecture", "--check").output.splitlines()) <= 40

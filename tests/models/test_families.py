@@ -121,6 +121,7 @@ def test_flops_are_twice_what_a_token_multiplies_by(name):
     assert float(decode_flops_per_token(model, 2e5)) >= float(decode_flops_per_token(model, 2e3))
 
 
+@pytest.mark.thorough
 @each("name", NAMES)
 def test_a_prompt_costs_its_decode_steps_in_matrices(name):
     model, tokens = st.load_model(name), 64

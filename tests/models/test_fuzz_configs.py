@@ -229,6 +229,7 @@ def test_a_pattern_that_would_take_long_is_refused(pattern: str, field: str) -> 
     assert not check({**config, "quantization_config": {"quant_method": "fp8", field: listed}})
 
 
+@pytest.mark.thorough
 def test_many_slow_patterns_end_in_an_error() -> None:
     config = shortened(configs()["deepseek_v3"][0])
     slow = [f"re:.*.*.*{n}x" for n in range(20_000)]

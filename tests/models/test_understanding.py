@@ -48,6 +48,7 @@ def test_a_field_that_may_be_architecture_is_named(field, value, near):
     assert [(one.name, one.value, one.near) for one in found.doubtful] == [(field, value, near)]
 
 
+@pytest.mark.thorough
 def test_a_kind_that_is_not_known_is_a_guess_by_its_fields():
     found = understand({**LLAMA, "model_type": "foo4"}, name="foo")
     assert (found.sure, found.read_as) == (GUESS, "llama")

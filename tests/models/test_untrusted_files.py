@@ -67,6 +67,7 @@ def test_header_of_full_length_with_nested_values_is_refused_in_little_memory(tm
     assert memory < MOST_MB, memory
 
 
+@pytest.mark.thorough
 def test_header_of_as_many_values_as_are_read_takes_little_memory(tmp_path):
     pairs = ",".join(f'"{n:06x}":0' for n in range(900_000))
     text = ('{"__metadata__":{' + pairs[: LONGEST_HEADER - 100].rpartition(",")[0] + "}}").encode()

@@ -56,6 +56,7 @@ def test_granularity_of_experts_at_equal_parameters():
     assert active_parameters(fine) == pytest.approx(active_parameters(base), rel=0.02)
 
 
+@pytest.mark.thorough
 def test_what_a_model_has_not_is_named():
     with pytest.raises(UnknownName, match="Its config has layers, width, heads, kv_heads, ffn"):
         variant(LLAMA, {"experts": 8})

@@ -118,6 +118,7 @@ def test_the_best_number_is_none_where_arithmetic_binds_and_many_where_weights_d
     assert fast.speculation.drafts > 0
 
 
+@pytest.mark.thorough
 def test_drafts_meet_a_limit_that_nothing_meets_without():
     asked = (MODEL, machine(size=1), WORK, st.Slo(tpot=2e-3))
     assert not closed_plan(*asked, chips=1, engine="ideal", alternatives=False).feasible

@@ -35,6 +35,7 @@ def test_few_at_a_time_serve_no_more_than_their_time_allows():
     assert read.usd_per_million_output_tokens <= found.usd_per_million_output_tokens * (1 + 1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["ideal", pytest.param("vllm", marks=pytest.mark.slow)])
 def test_a_later_first_token_never_costs_more(engine):
     """Through the limits at which the only seat, two seats and many are best."""
@@ -72,6 +73,7 @@ def test_a_prompt_of_a_million_tokens_and_one_token_out_is_served():
     assert found.requests_per_second > 0
 
 
+@pytest.mark.thorough
 def test_decode_pools_of_vllm_have_no_stages():
     """NixlConnector of vLLM 0.33 refuses them: 8 x 4090 had such a plan."""
     work = equal_requests(input_tokens=1024, output_tokens=1024)

@@ -140,6 +140,7 @@ def test_prompts_that_share_chips_by_their_share():
     assert found["rent"] == pytest.approx(1)
 
 
+@pytest.mark.thorough
 def test_a_first_token_in_time_limits_the_batch():
     """A step of nothing but memory: ten per cent more bandwidth is ten per cent on cost, and a larger batch in time."""
     stream = machine(flops=1e30)

@@ -80,6 +80,7 @@ def test_a_replica_on_several_hosts_needs_the_power_of_all_of_them():
     assert replicas_within(16_000.0, **sizes) == 1
 
 
+@pytest.mark.thorough
 def test_the_largest_fleet_within_a_power_and_its_refusals():
     given = {"engine": "ideal", "modes": (AGGREGATED,), "alternatives": False, "elasticities": False}
     powered = replace(NODES, power=Power(watts=1000.0, basis="given"))

@@ -128,6 +128,7 @@ def test_a_box_has_no_more_chips_and_a_plan_that_is_none_no_levers():
     assert closed_plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal", alternatives=True).alternatives == ()
 
 
+@pytest.mark.thorough
 def test_without_a_rent_a_choice_is_told_in_output():
     free = replace(machine(flops=1e30, size=1), rent=Rent())
     found = closed_plan(

@@ -21,6 +21,7 @@ def planned():
     return st.plan("gpt-oss-20b", "dgx-spark", WORK, engine="llama.cpp", percentile="mean", quick=True)
 
 
+@pytest.mark.thorough
 def test_a_replica_has_at_most_the_sequences_of_llama_cpp(planned):
     assert planned.chips == 1
     assert planned.pools[-1].max_num_seqs <= 256
@@ -74,6 +75,7 @@ def test_apple_chips_are_as_fast_as_llama_bench_measured(name, tokens_per_second
     assert 1 / float(decode.total) == pytest.approx(tokens_per_second[1], rel=0.25)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("system", "is_named"), [("m4-max", True), pytest.param("blackhole-p150-4", False, marks=pytest.mark.thorough)]
 )

@@ -73,6 +73,7 @@ def test_a_chip_that_holds_three_requests_serves_three():
     assert 3 * 8704 + longer * 3**0.5 <= pool.kv_tokens_per_rank < 4 * 8704 + longer * 4**0.5
 
 
+@pytest.mark.thorough
 def test_memory_of_more_slots_than_fit_is_full():
     plan = st.plan(
         "llama-3.3-70b", "hgx-h100", st.Workload(input_tokens=8192, output_tokens=1024), st.Slo(tpot=0.1), chips=4,

@@ -168,6 +168,7 @@ def test_a_step_that_reaches_beyond_the_model():
     )
 
 
+@pytest.mark.thorough
 def test_without_a_rent_more_is_served_instead_of_cheaper():
     """9.1 % cheaper is 10 % more for the same rent."""
     free = replace(

@@ -225,6 +225,7 @@ def test_a_large_tier_has_all_that_repeats_and_loads_what_hbm_has_not():
     assert shared.load_seconds == pytest.approx(load + 5 * 3 * load**2 / (2 * (1 - 5 * load)), rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_answers_of_a_second_pool_delay_when_a_history_returns():
     """One pool has a history in use until the end of its answer; a pool that only prefills has it back 4 s later."""
     quick, slow = (cached(deployed(2, mean_tpot=tpot), hbm=2e9) for tpot in (1e-6, 0.05))

@@ -236,6 +236,7 @@ def test_a_longer_think_time_needs_more_memory():
     assert short.usd_per_million_output_tokens < usual.usd_per_million_output_tokens
 
 
+@pytest.mark.thorough
 def test_a_plan_with_everything_held_is_that_of_its_cached_share():
     plan = planned("hbm=0GB,host=20TB")
     load = plan.session_cache.load_seconds
@@ -387,6 +388,7 @@ def test_a_replay_of_a_plan_for_sessions_serves_sessions():
     assert shown["simulated"]["requests_per_s"] >= 0.9 * shown["simulated"]["planned_requests_per_s"]
 
 
+@pytest.mark.thorough
 def test_an_infeasible_plan_for_sessions_assumes_no_hits():
     refused = run(f"plan {MODEL} l40s-8 --speed 20 --ttft 0.001 --chips 1 --sessions chat")
     assert refused.returncode == 1

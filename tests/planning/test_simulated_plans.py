@@ -99,6 +99,7 @@ def test_sizes_chunk_and_slots_of_the_user_are_those_of_a_plan():
     assert both.tpot <= 3e-3
 
 
+@pytest.mark.thorough
 def test_fewer_slots_than_requests_let_them_wait():
     few, more = (plan(sizes={"tp": 2, "pp": 1}, max_num_seqs=slots, modes=AGGREGATED) for slots in (8, 64))
     assert few.pools[0].batch <= 8
@@ -106,6 +107,7 @@ def test_fewer_slots_than_requests_let_them_wait():
     assert few.ttft <= 0.3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("slots", "modes"),
     [(2, AGGREGATED), *(pytest.param(slots, (AGGREGATED, DISAGGREGATED), marks=pytest.mark.thorough) for slots in (1, 2, 8))],
@@ -194,6 +196,7 @@ def test_limits_that_only_means_would_meet_are_out_of_reach():
     assert "at p99 " in strict.reason
 
 
+@pytest.mark.thorough
 def test_outputs_of_one_token_have_the_time_of_a_step():
     """No request has a second token, so that no time between tokens can be measured."""
     found = plan(st.Workload(input_tokens=1000, output_tokens=1, output_spread=0), st.Slo(ttft=0.3), diagnostics=True)
@@ -202,6 +205,7 @@ def test_outputs_of_one_token_have_the_time_of_a_step():
     assert found.why
 
 
+@pytest.mark.thorough
 def test_a_mean_of_few_requests_is_named_and_widens_the_range(monkeypatch):
     def answer() -> st.Plan:
         load = st.Workload(input_tokens=1000, output_tokens=20)

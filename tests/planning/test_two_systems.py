@@ -164,6 +164,7 @@ def test_ranges_of_a_pool_come_from_its_own_system(closed_forms):
     assert vague.ttft_range[1] / vague.ttft > 1.01 * known.ttft_range[1] / known.ttft
 
 
+@pytest.mark.thorough
 def test_plan_without_prefill_chips_takes_the_cheapest_number_of_hosts(closed_forms):
     best = pair_plan(chips=8, prefill_chips=None)
     assert best.prefill_chips % 8 == 0

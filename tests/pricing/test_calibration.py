@@ -143,6 +143,7 @@ def test_tier_models_are_rows_of_the_history():
         assert one["url"].startswith("https://")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "model",
     [

@@ -89,6 +89,7 @@ def test_doubling_the_margin_halves_the_bytes(listed, margin):
         assert two.bound == pytest.approx(one.bound)
 
 
+@pytest.mark.thorough
 @given(lists(), some.floats(1, 5), some.floats(1, 3), some.floats(1, 3), some.integers(0, 50))
 @examples(60)
 def test_a_wider_prior_never_narrows_an_interval(listed, middle, width, more, seed):

@@ -46,6 +46,7 @@ def test_a_budget_takes_the_fastest_run_within_it(sizes):
     assert found.run.usd <= limit
 
 
+@pytest.mark.thorough
 def test_chips_that_end_in_time_must_be_within_the_budget(sizes):
     deadline = f"{sizes[128][0] * 1.05 / DAY}d"
     assert solve(deadline=deadline, budget=math.ceil(sizes[128][1])).chips == 128
@@ -76,6 +77,7 @@ def test_named_chips_have_the_probability_to_end_in_time(sizes):
     assert not solve(chips=64).limits
 
 
+@pytest.mark.thorough
 def test_impossible_limits_name_the_nearest():
     with pytest.raises(Impossible, match=r"the cheapest, .* chips, costs"):
         solve(budget=100)
@@ -135,6 +137,7 @@ def test_a_fixed_layout_is_named_as_the_cause():
         solve(tokens="15T", batch=96, deadline="20d", tp=8, pp=4, dp=6)
 
 
+@pytest.mark.thorough
 def test_limits_have_a_probability(sizes):
     """A limit at the estimate is met with one half, and at the end of the 90 % range with 95 %."""
     seconds = sizes[128][0]

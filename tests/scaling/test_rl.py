@@ -66,6 +66,7 @@ def test_a_rollout_takes_as_long_as_its_longest_answer_at_least(step):
     assert alone * 4096 < step.rollout < full * 4096 * 1.3
 
 
+@pytest.mark.thorough
 def test_a_longer_tail_takes_longer_for_the_same_tokens():
     short, long = (
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"output": 2000, "longest": most})) for most in (4096, 32768)
@@ -85,6 +86,7 @@ def test_what_cannot_be_is_refused():
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"rollout_share": 0.999}))
 
 
+@pytest.mark.thorough
 def test_chips_that_idle_and_answers_beyond_the_context_are_noted():
     assert rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED).notes == ()
     (idle,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 33})).notes

@@ -67,6 +67,7 @@ def test_few_requests_are_only_the_fewest():
     assert len(few.traffic) > 50
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_simulated_has_no_number(monkeypatch):
     with pytest.raises(Impossible, match="no number of replicas up to 1,024"):
         replicas_for(1e6, 4000, speed=60, ttft=0.5)
@@ -94,6 +95,7 @@ def test_requests_that_no_replica_serves_are_not_in_flight():
     assert found.replicas == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limits", [{"ttft": 60.0}, pytest.param({"ttft": 3600.0}, marks=pytest.mark.thorough)])
 def test_a_lenient_limit_does_not_name_a_saturated_number(limits):
     found = replicas_for(200, 4000, **limits)

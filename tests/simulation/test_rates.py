@@ -110,6 +110,7 @@ def test_a_prefix_cache_raises_the_rate_of_a_trace(things, given):
     assert kept > 1.5 * bare
 
 
+@pytest.mark.thorough
 def test_separate_pools_have_a_highest_rate_of_a_trace(things, given, of_trace):
     trace, found = of_trace
     apart = find_scale(*things, trace, prefill=st.Layout(replicas=2), **given)
@@ -140,6 +141,7 @@ def test_the_rate_of_clients_is_littles_law(things, given):
     assert found.scale is None
 
 
+@pytest.mark.thorough
 def test_the_most_clients_of_separate_pools(things, given):
     found = find_clients(*things, loop, start=8, prefill=st.Layout(), **given)
     assert found.clients >= 1

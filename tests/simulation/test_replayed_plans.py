@@ -33,6 +33,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_plans_are_what_replays_of_other_draws_find():
     """Log-normal lengths whose standard deviation is their mean, and random arrivals."""
     for asked in CASES[::3]:

@@ -41,6 +41,7 @@ def test_a_plan_is_replayed_by_the_names_it_holds(plan):
     assert (found.batch, found.planned_batch) == (plan.pools[-1].max_num_seqs, plan.pools[-1].batch)
 
 
+@pytest.mark.thorough
 def test_a_replay_costs_what_its_rate_costs(plan):
     again = st.replay(plan)
     cost = again.simulation.chips * float(again.simulation.rent.typical) / (again.rate * WORK.output_tokens) * 1e6

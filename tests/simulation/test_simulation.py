@@ -690,6 +690,7 @@ def test_the_start_of_a_run_is_in_the_mean_by_the_share_of_requests_that_start_i
     np.testing.assert_array_equal(found.ttft(start, median=True), found.ttft(np.zeros(5), median=True))
 
 
+@pytest.mark.thorough
 def test_a_set_of_many_runs_counts_as_few(llama):
     """Where most runs are of one set, another set of few is heard too: between what either alone says."""
     parts = [loops(*llama, st.load_engine("ideal"), st.Layout(tp=tp)) for tp in (1, *([2] * 20))]
@@ -852,6 +853,7 @@ def test_a_closed_loop_on_separate_pools(llama, clients):
     assert np.all(found["finish"] > found["first"])
 
 
+@pytest.mark.thorough
 def test_requests_as_parquet(llama, tmp_path):
     """What a parquet file holds is what the run says, column by column."""
     parquet = pytest.importorskip("pyarrow.parquet")

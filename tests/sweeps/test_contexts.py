@@ -105,6 +105,7 @@ def test_as_a_user_types_it(tmp_path):
     assert [one["technique"] for one in told["walls"]] == ["", "kv=int4", "window=1024@5of6"]
 
 
+@pytest.mark.thorough
 def test_what_meets_no_limit_leaves_with_1():
     shown = run("context deepseek-v3 hgx-h100")
     assert shown.returncode == 1

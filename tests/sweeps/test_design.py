@@ -139,6 +139,7 @@ def test_parts_that_are_traded_are_not_set_beside():
     assert strong > weak
 
 
+@pytest.mark.thorough
 def test_what_stands_today_must_fit_and_have_an_answer(closed_forms):
     found = st.design("step", "llama-3.3-70b", "hgx-h100", {"tp": [1, 2], "times.capacity": [1.0, 4.0]}, batch=64, context=8192)
     assert found.today == {}

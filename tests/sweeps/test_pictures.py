@@ -16,6 +16,7 @@ from steptime.sweeps.plots import draw_sweep
 ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 
 
+@pytest.mark.thorough
 def test_curves_with_their_ranges():
     found = st.sweep("step", {"batch": "1:4096:log2", "context": [1000, 8000]}, **ON)
     place = draw_sweep(found).axes[0]

@@ -145,6 +145,7 @@ def test_a_kind_of_rent_is_for_all_and_a_system_without_it_has_none(closed_forms
     assert [(one.system, one.rent.kind) for one in found.standings] == [("hgx-h100", "ondemand"), ("hgx-b200", "")]
 
 
+@pytest.mark.thorough
 def test_spread_percentile_and_evidence_are_those_of_the_plans(closed_forms):
     work = st.Workload(input_tokens=2000, output_tokens=100, input_spread=0.5, output_spread=2.0)
     how = {"chips": 2, "percentile": "p50", "evidence": "any"}
@@ -325,6 +326,7 @@ def test_range_of_a_month_is_that_of_whole_replicas_at_both_ends_of_the_throughp
         assert month == pytest.approx(row.usd_per_month * hosts / row.hosts)
 
 
+@pytest.mark.thorough
 def test_more_requests_never_cost_less_and_a_spare_never_saves(closed_forms):
     months = [
         compare("llama-3.1-8b", "hgx-h100", CHAT, SLO, rate=rate, spare=spare, chips=1, has_flips=False).first.usd_per_month
@@ -352,6 +354,7 @@ def test_common_kind_is_a_contract_where_two_systems_have_one():
     assert ranking.common_kind([systems["hgx-h20"]]) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", [["hgx-h100"], pytest.param(["hgx-h100", "mi300x-8"], marks=pytest.mark.thorough)])
 def test_sessions_of_all_systems_have_hits_by_tier(names, closed_forms):
     found = compare("llama-3.1-8b", names, CHAT, SLO, chips=1, sessions=CONVERSATIONS, rate=4.0)

@@ -182,6 +182,7 @@ def test_a_plan_is_made_anew_at_each_end():
     assert "batch" not in found
 
 
+@pytest.mark.thorough
 def test_a_plan_without_what_figures_are_worth_is_the_same_plan(closed_forms):
     asked = ("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=1 / 40))
     whole, short = (

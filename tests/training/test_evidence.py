@@ -167,6 +167,7 @@ def test_no_product_in_16_bits_is_faster_than_timed_ones(on):
     assert float(found.terms["matrices"] / bound.terms["matrices"]) >= (1 - 1e-9) / share
 
 
+@pytest.mark.thorough
 def test_the_gain_of_tuned_recipes_is_a_change_where_they_ran():
     dense = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128)
     tuned = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128, engine="megatron", changes=False)

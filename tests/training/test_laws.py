@@ -128,6 +128,7 @@ def test_dividing_states_takes_less_memory_and_no_less_traffic(asked):
         assert traffic[2] >= traffic[1] * (1 - 1e-9)
 
 
+@pytest.mark.thorough
 @given(asked=steps())
 @examples(150)
 def test_recomputation_never_takes_more_memory_once_two_layers_are_live(asked):
@@ -205,6 +206,7 @@ def test_a_step_of_more_work_takes_longer(asked, more, on):
     assert seconds(name, replace(given_, batch=given_.batch * more), x, system(), on) <= more * once * (1 + 1e-9)
 
 
+@pytest.mark.thorough
 @given(drawn=some.lists(steps(), min_size=2, max_size=5), on=STACKS)
 @examples(40)
 def test_arrays_are_answered_as_one_by_one(drawn, on):

@@ -135,6 +135,7 @@ def test_layouts_as_text():
     assert (PIPED.chips, PIPED.stage) == (16, 4)
 
 
+@pytest.mark.thorough
 def test_scaling_keeps_or_grows_the_batch():
     on = system()
     found = strong_and_weak_scaling(

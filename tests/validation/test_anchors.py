@@ -101,6 +101,7 @@ def test_validate_with_own_runs_says_so_and_moves_errors(tmp_path):
     assert any("corrected by 1 run" in note for note in corrected.notes)
 
 
+@pytest.mark.thorough
 def test_explain_outside_names_the_layout_that_fits():
     fast = predict([plain(id="r0", tp="2")]).tpot[0]
     (found,) = st.load_anchor([plain(id="r0", tpot_s=repr(float(fast)), ttft_s="")]).anchors
@@ -131,11 +132,13 @@ def shown(rows) -> list[str]:
     return [line.plain for line in own_runs(anchor, anchor.applied(OperatingPoint(layout=st.Layout(), load=8, context=1152)))]
 
 
+@pytest.mark.thorough
 def test_own_runs_with_a_run_outside_its_range_warns():
     assert len(shown(measured([1.1]))) == 1
     assert shown(measured([2.8]))[1].startswith("WARNING: Your run lies outside the 90 %")
 
 
+@pytest.mark.thorough
 def test_own_runs_warn_of_runs_far_outside_and_of_more_runs_outside_than_expected():
     just_outside = 1.6
     assert len(st.load_anchor(measured([just_outside])).anchors[0].outside_range) == 1
@@ -154,6 +157,7 @@ def test_causes_leave_out_what_the_row_states():
     assert "\n" not in own.warning + own.text(own.applied(OperatingPoint()))
 
 
+@pytest.mark.thorough
 def test_validate_names_runs_far_outside_their_range():
     found = st.validate(measured([1.0, 1.1, 9.0]))
     assert [note for note in found.notes if "'r2' took 9 times as long as predicted" in note]

@@ -108,6 +108,7 @@ def test_throughput_is_scored_and_follows_from_tokens_in_all():
     assert list(tables["output_tok_s"]["by"]["kind"]) == ["aggregated"]
 
 
+@pytest.mark.thorough
 def test_a_fit_takes_closed_loops_and_pools_that_decode_and_says_what_it_leaves_out():
     pytest.importorskip("scipy")
     loops = [plain(id=str(c), concurrency=str(c), tpot_s=str(0.008 + 1e-4 * c)) for c in (1, 4, 16)]

@@ -291,6 +291,7 @@ def test_a_run_of_ones_own_is_validated_and_calibrated_in_one_command(tmp_path):
     assert after < before
 
 
+@pytest.mark.thorough
 def test_a_catalogue_of_ones_own_reaches_the_runs(tmp_path):
     """--catalog names the machine and the model of a run, in validate and in calibrate."""
     pytest.importorskip("scipy")

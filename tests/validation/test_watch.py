@@ -261,6 +261,7 @@ def test_one_load_tells_no_resource():
     assert sums.explain()[0] == "decode step"
 
 
+@pytest.mark.thorough
 def test_a_slower_kv_cache_is_named():
     """Windows at several loads, whose reads of the KV cache take three times as long as predicted."""
     watcher, probe = Watcher(**DEPLOYMENT), Watcher(**DEPLOYMENT)

@@ -200,7 +200,7 @@ def test_pages_of_other_hosts_are_not_answered_and_nothing_may_be_loaded_from_el
     # The lecture has links to sources, and loads nothing from them.
     assert not re.findall(r'(?:src|<link[^>]+href)="http', local.get("/").text)
     for path in ("/workbench", "/docs", "/static/page.css"):
-        text = local.get(path).text
+        text = CLIENT.get(path).text
         assert "https://" not in text
         assert "http://" not in text.replace("http://www.w3.org", "")
 
@@ -280,6 +280,7 @@ def check(answer):
             assert len(detail["msg"]) < 2000
 
 
+@pytest.mark.thorough
 @examples(40)
 @given(data=some.data())
 def test_odd_bodies_and_queries_are_answered_or_refused(data):

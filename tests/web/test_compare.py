@@ -60,6 +60,7 @@ def test_wrong_inputs_are_told_with_their_field():
         assert found.json()["detail"][0]["field"] == "systems"
 
 
+@pytest.mark.thorough
 def test_models_stand_side_by_side_on_one_system(closed_forms):
     body = {"models": "llama-3.1-8b, qwen3-32b", "systems": "hgx-h100", "prompt": 1000, "output": 200, "speed": 30, "ttft": 2}
     table = CLIENT.post("/api/boards/compare", json=body).json()["tables"]["systems"]

@@ -113,6 +113,7 @@ def test_a_step_has_the_figures_of_the_question_with_unit_range_and_grade():
     assert answer["basis"]["rent"]["unit"] == "USD per chip-hour"
 
 
+@pytest.mark.thorough
 def test_a_plan_grades_its_times_by_the_evidence_for_the_layout():
     answer = answered("plan", **CALLS["plan"])
     assert answer["basis"]["layout_evidence"] == answer["figures"]["ttft"]["grade"] == "measured"
@@ -172,7 +173,14 @@ def test_the_command_gives_the_same_figure():
     assert json.loads(done.stdout)["total_s"] == pytest.approx(answer["figures"]["time"]["value"], rel=1e-5)
 
 
-@pytest.mark.parametrize("tool", [name for name in CALLS if name not in ("compare", "prices", "context", "rl")])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        pytest.param(name, marks=pytest.mark.thorough) if name == "plan" else name
+        for name in CALLS
+        if name not in ("compare", "prices", "context", "rl")
+    ],
+)
 def test_a_short_answer_is_below_its_limit_and_names_the_full_one(tool: str):
     kept = Answers()
     words, is_error = call(tool, CALLS[tool], kept.keep)

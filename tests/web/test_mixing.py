@@ -14,6 +14,7 @@ ROUTE = "/api/boards/mixing"
 client = TestClient(app_for(hosts=("*",)))
 
 
+@pytest.mark.thorough
 def test_its_curves_are_those_of_the_ciphers():
     rounds = client.post(ROUTE, json={}).json()["tables"]["rounds"]
     for key, name in (("aes", "AES-128"), ("arx", "Speck32/64 (ARX)"), ("feistel", "Feistel, random functions")):

@@ -240,9 +240,17 @@ def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str,
     paths: dict[str, Path] = {}
     suffix = SUFFIXES.get(kind, ".toml")
     for folder in folders(kind, catalog):
-        for path in sorted(folder.glob("*" + suffix), key=lambda path: path.name):
-            paths.setdefault(path.stem.replace("--", "/"), path)
+        with suppress(PermissionError):
+            for name, path in _paths_by_name(folder, suffix, tuple(os.listdir(folder))):
+                paths.setdefault(name, path)
     return dict(sorted(paths.items(), key=lambda item: item[0].casefold()))
+
+
+# Paths of hundreds of files take longer to make than to list.
+@lru_cache(maxsize=64)
+def _paths_by_name(folder: Path, suffix: str, file_names: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
+    matches = (name for name in sorted(file_names) if name.endswith(suffix))
+    return tuple((name.removesuffix(suffix).replace("--", "/"), folder / name) for name in matches)
 
 
 def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) -> Path:
