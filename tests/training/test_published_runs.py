@@ -201,14 +201,18 @@ def test_measured_peaks_are_within_a_tenth(held, source):
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["model", "system"])
 def test_errors_of_models_and_systems_left_out(group):
-    """Fitted without each whole model, or system: median 10 %, 90th percentile 30 % at most, ranges hold 87 to 93 %."""
+    """Fitted without each whole model, or system: median 8 or 10 %, 90th percentile 25 or 30 % at most, ranges hold 87 to 93 %.
+
+    Runs are those of the shipped fit.
+    """
     if not SHARED.exists():
         pytest.skip("the measured training runs lie beside the repository and are not there")
     import fit_training as page
 
     from steptime.validation.training_validation import Runs, fit, resolve_layout
 
-    runs = [run for run in read_training_runs(SHARED)[0] if page.usable(run)]
+    paths = (SHARED, SHARED.with_name("training_more.csv"))
+    runs = [run for path in paths for run in read_training_runs(path)[0] if page.usable(run)]
     layouts = [resolve_layout(run, page.traits(run.stack)) for run in runs]
     data = Runs(runs, layouts, page.ARCHITECTURES)
     of = {"model": lambda run: run.model.name, "system": lambda run: run.system.name}[group]
@@ -217,8 +221,8 @@ def test_errors_of_models_and_systems_left_out(group):
     if group == "system":
         off = page.centred(off, groups)
     figures = page.table(off)
-    assert figures["median"] <= 0.10
-    assert figures["p90"] <= 0.30
+    assert figures["median"] <= {"model": 0.08, "system": 0.10}[group]
+    assert figures["p90"] <= {"model": 0.25, "system": 0.30}[group]
     assert abs(figures["bias"]) <= 0.03
     kinds = ["experts" if run.experts else "dense" for run in runs] if group == "model" else ["all"] * len(runs)
     share = page.held(off, kinds, groups, page.tail_for(off, kinds, groups))
