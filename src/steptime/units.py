@@ -77,6 +77,11 @@ BITS: Final = ("b", "bit")
 # TFLOPS is TFLOP/s.
 CONTRACTIONS: Final = {"FLOPS": "FLOP/s", "OPS": "OP/s", "bps": "b/s", "Bps": "B/s"}
 
+# Words for times besides SI units [s].
+_TIME_WORDS: Final = {
+    "hour": HOUR, "day": DAY, "week": 7 * DAY, "month": 365 / 12 * DAY, "year": 365 * DAY, "w": 7 * DAY, "y": 365 * DAY,
+}  # fmt: skip
+_DURATION: Final = re.compile(rf"\s*+([0-9]++(?:\.[0-9]*+)?|\.[0-9]++)\s*+({'|'.join(_TIME_WORDS)})s?\s*")
 _NUMBER = re.compile(
     r"([-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++(?:_[0-9]++)*+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,9})?)\s*([^\s0-9].*)?"
 )
@@ -168,6 +173,25 @@ def parse(text: str | float, unit: str = "") -> float:
     if not math.isfinite(number * size):
         raise UnitError(f"{short_repr(text)} is not a finite number")
     return number * size
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration in units of time, or in words such as days, weeks, months and years.
+
+    Args:
+        text: Number and unit.
+
+    Returns:
+        Seconds. A month is a twelfth of 365 days.
+
+    Raises:
+        UnitError: The text is no duration.
+
+    >>> parse_duration("60weeks") / DAY, parse_duration("2y") / DAY, parse_duration("36h") / DAY
+    (420.0, 730.0, 1.5)
+    """
+    match = _DURATION.fullmatch(text)
+    return float(match[1]) * _TIME_WORDS[match[2]] if match else parse(text, "s")
 
 
 def in_digits(value: float, digits: int = 3) -> str:

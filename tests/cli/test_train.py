@@ -334,6 +334,20 @@ def test_a_run_that_misses_a_limit_says_so_first_and_exits_with_1(limit, name):
     assert run(f"{words} --deadline 90000d --budget 1B").returncode == 0
 
 
+def test_systems_that_miss_a_limit_come_last_and_exit_with_1_if_all_do():
+    words = "train llama-3.1-8b hgx-h100,hgx-a100 --chips 64 --batch 1024 --tokens 1T"
+    early = run(f"{words} --deadline 6weeks --json")
+    assert early.returncode == 0
+    assert [(row["system"], row["missed"]) for row in json.loads(early.stdout)["standings"]] == [
+        ("hgx-h100", ""),
+        ("hgx-a100", "deadline"),
+    ]
+    missed = run(f"{words} --deadline 1d --budget 10")
+    assert missed.returncode == 1
+    assert missed.stdout.startswith("Every system misses the deadline or the budget.")
+    assert run(f"{words} --deadline 1d --json").returncode == 1
+
+
 @pytest.mark.thorough
 def test_a_searched_layout_says_its_allowance_and_a_run_its_tokens():
     found = answer(SMALL)

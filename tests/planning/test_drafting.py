@@ -220,5 +220,6 @@ def test_a_replay_agrees_with_the_plan(mode, deepseek):
     chips = 32 if mode == "disaggregated" else 8
     found = closed_plan(deepseek, "hgx-h200", workload, limits, drafts=2, modes=mode, chips=chips, alternatives=False)
     replayed = compare(found, requests=2000)
+    assert replayed.steady
     assert replayed.tpot_ratio == pytest.approx(1, abs=0.05)
     assert replayed.cost_ratio == pytest.approx(1, abs=0.05)

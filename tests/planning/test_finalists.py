@@ -21,11 +21,13 @@ from steptime.planning.finalists import (
     highest_met,
     list_finalists,
     neighbours,
+    other_copies,
     other_divisions,
     other_readers,
     simulate_candidate,
     simulate_finalists,
     simulated_pools,
+    sooner_readers,
     usual_chunk,
     with_chunks_of,
 )
@@ -303,6 +305,30 @@ def test_other_divisions_are_half_and_twice_the_ranks_with_any_copies(monkeypatc
     assert found == [(layouts[0], 20), (layouts[1], 20), (replace(layouts[4], replicas=4), 5.0)]
     assert list(other_divisions(case(16), replace(APART, layout=layouts[0]))) == []
     assert list(other_divisions(case(16), replace(large, layout=Layout(dp=8)))) == []
+
+
+def test_sooner_readers_read_a_lone_prompt_on_more_chips(monkeypatch):
+    """Readers of one chip are too late: four chips and two read a prompt sooner, with room for decode replicas of one chip."""
+    monkeypatch.setattr(finalists, "fitting", lambda _case: SIZES)
+    limited = case(8, st.Slo(ttft=0.5))
+    found = sooner_readers(limited, [SHARED, APART])
+    assert [one.prefill_layout.tp for one in found] == [4, 2]
+    assert (found[0].layout.tp, found[0].layout.replicas, found[0].prompts) == (1, 4, 1)
+    assert sooner_readers(limited, [replace(APART, prefill_layout=SIZES[2])]) == []
+    assert sooner_readers(case(8), [APART]) == []
+    assert sooner_readers(limited, [SHARED]) == []
+
+
+def test_other_copies_divide_experts_in_another_way_without_copies_first(monkeypatch):
+    """Experts in slices become whole experts without copies; whole ones get other numbers of copies, or become slices."""
+    slices, *whole = [Layout(tp=4, ep=ep, redundant_experts=copies) for ep, copies in ((1, 0), (4, 0), (4, 4))]
+    monkeypatch.setattr(finalists, "fitting", lambda _case: [slices, *whole, Layout(tp=2, ep=2), Layout(tp=4, pp=2)])
+    from_slices, from_whole = (replace(SHARED, layout=replace(one, replicas=2)) for one in (slices, whole[0]))
+    assert list(other_copies(case(8), from_slices)) == [from_whole]
+    assert [one.layout for one in other_copies(case(8), from_whole)] == [replace(one, replicas=2) for one in (slices, whole[1])]
+    # A model without experts has one division.
+    monkeypatch.setattr(finalists, "fitting", lambda _case: [slices])
+    assert list(other_copies(case(8), from_slices)) == []
 
 
 def test_what_is_not_confirmed_is_no_plan(rates):

@@ -96,3 +96,15 @@ def test_plans_of_llama_cpp_have_one_pool_of_tensor_parallel_replicas(closed_for
         st.plan("gpt-oss-20b", "dgx-spark", WORK, modes="disaggregated", **given)
     with pytest.raises(InputError, match="split-mode tensor"):
         st.plan(st.load_model("deepseek-v3", weights="q4_k_m"), "hgx-h200", WORK, **given)
+
+
+def test_the_command_says_what_the_slots_need_where_the_cache_has_more_room():
+    """44 slots of 400 tokens on average do not fill 600,000 tokens, and no request waits for more of them."""
+    work = Workload(input_tokens=200, output_tokens=200)
+    given = {"engine": "llama.cpp", "chips": 1, "quick": True, "alternatives": False, "elasticities": False}
+    plan = st.plan("gpt-oss-20b", "rtx-5090-8", work, st.Slo(tpot=1 / 60), **given)
+    pool = plan.pools[-1]
+    assert pool.max_num_seqs * 400 < 0.9 * pool.kv_tokens_per_rank
+    (note,) = (line for line in launch_commands(plan, "llama.cpp") if "-c takes all memory" in line)
+    assert f"{pool.max_num_seqs} slots need" in note
+    assert "slots" not in plan.binding

@@ -332,11 +332,14 @@ def test_slots_are_a_limit_where_requests_wait_for_them(monkeypatch, batches, sl
     monkeypatch.setattr(planner, "evaluate_state", state)
     monkeypatch.setattr(planner, "binding", lambda *_: names)
     candidate = Candidate(mode=mode, layout=Layout(), batch=7, chunk=0)
-    selection = SimpleNamespace(candidate=candidate, run=None)
+    selection = SimpleNamespace(candidate=candidate, run=None, pools=(SimpleNamespace(max_num_seqs=8.0),))
     assert planner._limits_reached(given, given, candidate, selection) == limits
     assert asked == ([] if slots is None else [(7, 1)] if batches <= slots else [(7, 1), (8, 1)])
-    ran = SimpleNamespace(candidate=candidate, run=SimpleNamespace(binding="memory"))
+    ran = SimpleNamespace(candidate=candidate, run=SimpleNamespace(binding="memory"), pools=())
     assert planner._limits_reached(given, given, candidate, ran) == ("memory",)
+    # More slots than the plan has change nothing.
+    fewer = SimpleNamespace(candidate=candidate, run=None, pools=(SimpleNamespace(max_num_seqs=7.0),))
+    assert planner._limits_reached(given, given, candidate, fewer) == names
 
 
 def test_a_fleet_within_a_power_has_its_spares_and_says_what_is_too_little():

@@ -61,6 +61,7 @@ def test_chips_that_end_in_time_must_be_within_the_budget(sizes):
         ({"chips": 64, "tokens": None, "deadline": "60d"}, "tokens: a deadline or a budget needs"),
         ({"tokens": None, "deadline": "60d"}, "tokens: a deadline or a budget needs"),
         ({"deadline": "60"}, "deadline: must be a duration"),
+        ({"deadline": "60 fortnights"}, "deadline: must be a duration"),
         ({"deadline": "0d"}, "deadline: must be above 0"),
     ],
 )

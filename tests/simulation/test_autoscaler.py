@@ -185,6 +185,10 @@ def test_the_command_simulates_a_day_with_an_autoscaler():
     assert data["autoscaler"]["target"] == pytest.approx(0.7 * 256)
     ran = CliRunner().invoke(app_for(["simulate"]), words)
     assert "Replicas over time" in ran.stdout
+    # The run is shorter than a cold start, which is said before the number of replicas.
+    page = " ".join(ran.stdout.split())
+    assert 0 < page.index("changes nothing") < page.index("--requests 432000") < page.index("2 replicas rented: ")
+    assert page.index("2 replicas rented: ") < page.index("hour 0 of the day")
     for refused in (["--replicas", "3"], ["--find-replicas", "--ttft", "1"], ["--cold-start", "3", "--image-pull", "2"]):
         ran = CliRunner().invoke(app_for(["simulate"]), [*words, *refused])
         assert ran.exit_code != 0

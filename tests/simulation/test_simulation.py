@@ -325,6 +325,21 @@ def test_coefficients_stand_for_steps(name, system, layout, most):
     assert pace.mixed_error < most
 
 
+def test_coefficients_count_the_prompts_whose_experts_are_uneven():
+    """A pass of 64 prompts of 2,000 tokens on eight ranks takes as long as its step; that of eight prompts is longer."""
+    model, system = st.load_model("deepseek-v3"), st.load_system("hgx-h200")
+    given = {"layout": st.Layout(dp=8, ep=8, redundant_experts=8), "engine": "vllm"}
+    size = given | {"max_num_batched_tokens": 16_000, "contexts": (1, 2500), "has_mixed_steps": False}
+    sent = (0, 0, 128_000, 64 * 2000 * 2001 / 2, 128_000)
+    for prompts, tokens in ((64, 2000), (8, 16_000)):
+        pace = sample_pace(model, system, prompt_tokens=tokens, **size)
+        step = st.prefill_step(model, system, prompts=prompts, tokens=tokens, **given)
+        without_attention = float(step.total - step.terms["attention"])
+        assert float(pace.seconds(*sent[:3])) == pytest.approx(without_attention, rel=0.01)
+        assert pace.mixed_error < 0.05
+    assert float(sample_pace(model, system, **size).seconds(*sent)) == pytest.approx(float(pace.seconds(*sent)))
+
+
 def test_coefficients_have_the_attention_of_calls_with_prompts_and_sequences():
     """FlashAttention 2 on an RTX PRO 6000: 128 sequences of 1,000 tokens take twice as long with a prompt of 512 tokens."""
     model, system = st.load_model("llama-3.1-8b"), st.load_system("rtx-pro-6000-8")

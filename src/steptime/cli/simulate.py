@@ -306,7 +306,8 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
 
         console = make_console()
         title = simulation_title(model.name, system.chip.name, run, arguments["layout"], engine.name)
-        console.print(simulation_view(title, run, console.width, full=output.full))
+        rate, has_day = prepared.inputs.rate, prepared.inputs.day is not None
+        console.print(simulation_view(title, run, console.width, full=output.full, rate=rate, has_day=has_day))
         _print_drafting(prepared)
         if slower:
             console.print(range_view(run, slower, [flag.words for flag, applies in flags if applies]))

@@ -162,7 +162,7 @@ def _compare(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, chang
     with patience(f"searching layouts on {len(systems)} systems"):
         comparison = compare_training(systems, typed_values(ctx, TrainInputs))
     output.print(comparison, "training_view.comparison_view")
-    if not comparison.standings[0].chips:
+    if not comparison.standings[0].chips or comparison.standings[0].missed:
         raise typer.Exit(1)
 
 

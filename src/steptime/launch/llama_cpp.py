@@ -25,6 +25,7 @@ from steptime.launch.host_placement import place_replicas
 from steptime.launch.serve_args import no_adapters, serve_args_for_pool, unsaid
 from steptime.launch.shell_script import Command, comments, select_texts, spoken
 from steptime.planning.plan_result import Plan
+from steptime.planning.steady_state import mean_context
 from steptime.units import counted
 
 NAME: Final = "llama.cpp"
@@ -36,6 +37,8 @@ PORT: Final = 8080
 # Tokens of the KV cache are a multiple of these.
 CACHE_STEP: Final = 256
 MARK: Final = ".gguf"
+# Share of `-c` below which the tokens of all slots are said.
+ROOMY: Final = 0.9
 
 
 def llama_server_commands(plan: Plan) -> list[str]:
@@ -59,12 +62,18 @@ def llama_server_commands(plan: Plan) -> list[str]:
     if math.isfinite(pool.kv_tokens_per_rank):
         # llama.cpp rounds up, beyond the memory that is left.
         room = min(room, max(1, int(pool.kv_tokens_per_rank) // CACHE_STEP) * CACHE_STEP)
+    slots_room = args.sequences * float(mean_context(plan.workload))
     tokens = max(args.tokens, args.sequences)
     chips_text = "each chip" if chips == 1 else f"each {chips} chips, which CUDA_VISIBLE_DEVICES names"
     notes = select_texts(
         (not is_file, f"GGUF: file of {served.checkpoint or plan.model} with weights in {formats}"),
         (not cache, f"llama.cpp has no KV cache in {served.kv}: expect a cache of another size"),
         (True, f"{args.sequences} slots are more than the mean batch of the plan; -ub is the chunk and the batch in one pass"),
+        (
+            slots_room < ROOMY * room,
+            f"-c takes all memory that the plan leaves for the KV cache, so that long requests fit: the mean contexts of "
+            f"{args.sequences} slots need {slots_room:,.0f} tokens, and a smaller -c leaves the rest free",
+        ),
         (True, "up to 8 GiB of old prompts stay in host memory: add -cram 0 where the chip shares it and the plan is full"),
         (True, *no_adapters(served, "llama-server")),
         (chips > 1, "--split-mode tensor is experimental: it runs with CUDA and ROCm, faster with NCCL and RCCL"),

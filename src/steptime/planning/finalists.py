@@ -214,6 +214,9 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
             finalists[candidate] = simulate_candidate(case, candidate, floors[candidate]) if is_useful else None
 
     served = case.at_least or highest_met(case, candidates)
+    if not served and not case.rough:
+        candidates = sooner_readers(case, candidates)
+        served = highest_met(case, candidates)
     if not served:
         return []
     add(candidates)
@@ -692,8 +695,45 @@ def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate
     yield from [variant for variant in designs.values() if variant.prefill_layout != reader][:READERS]
 
 
+def sooner_readers(case: PlanProblem, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates with prefill pools that read a lone prompt sooner than those of any candidate.
+
+    A search prefers pools that read many prompts. Where the first token of a lone request is late, those that read a prompt on
+    several chips may still be in time.
+
+    Args:
+        case: Plan problem.
+        candidates: Candidates that all miss the limits.
+
+    Returns:
+        Candidates, the soonest first.
+    """
+    separate = [candidate for candidate in candidates if candidate.prefill_layout is not None]
+    if not separate or math.isinf(case.limits.ttft):
+        return []
+    layouts = fitting(case.prefill)
+    table = stacked([*layouts, *(candidate.prefill_layout for candidate in separate if candidate.prefill_layout is not None)])
+    pool = prefill_pool(case.model, case.prefill.system, case.workload, layout=table, prompts=1, **case.settings)
+    seconds = np.where(pool.memory.fits & runs(case.prefill, table, "prefill"), pool.time.first * (1 + pool.late), math.inf)
+    soonest = np.min(seconds[len(layouts) :])
+    # The first decode layout that leaves room for the prefill pool.
+    designs: dict[Layout, Candidate] = {}
+    for index in np.argsort(seconds[: len(layouts)]):
+        layout = layouts[index]
+        divided = ((pair, counts) for pair in separate for counts in _divisions(case, layout, pair.layout))
+        pair, counts = next(divided, (None, (0, 0)))
+        if seconds[index] >= soonest or len(designs) == READERS:
+            break
+        if pair is not None:
+            sooner = replace(_with_pools(pair, layout, *counts), prompts=1)
+            designs.setdefault(replace(layout, redundant_experts=0), sooner)
+    return list(designs.values())
+
+
 def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
-    """Yield candidates with another number of redundant experts in one pool.
+    """Yield candidates with another number of redundant experts in one pool, or with its experts divided in another way.
+
+    Closed forms hardly tell experts in slices on all chips from whole experts, of which some chips have more work.
 
     Args:
         case: Plan problem.
@@ -704,10 +744,13 @@ def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]
     """
     for name, problem in (("layout", case), ("prefill_layout", case.prefill)):
         layout = getattr(candidate, name)
-        if layout is None or int(layout.ep) == 1:
+        if layout is None:
             continue
         for proposal in fitting(problem):
-            variant = replace(layout, redundant_experts=proposal.redundant_experts)
+            variant = replace(layout, ep=proposal.ep, redundant_experts=proposal.redundant_experts)
+            # Copies of another division are tried once it is the best one.
+            if int(proposal.ep) != int(layout.ep) and int(proposal.redundant_experts):
+                continue
             if variant == replace(proposal, replicas=layout.replicas) and variant != layout:
                 yield replace(candidate, **{name: variant})
 

@@ -127,7 +127,7 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
         "tpot": show(case.limits.tpot, "s"),
         "ttft": show(case.limits.ttft, "s"),
         "speed": show(1 / case.limits.tpot, "tok/s"),
-        "slots": counted(deployment.pools[-1].max_num_seqs if math.isinf(case.slots) else int(case.slots), "slot"),
+        "slots": counted(deployment.pools[-1].max_num_seqs, "slot"),
         "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
         "busiest": f"{100 * MOST_UTILISED:.0f} %",
         "same": "cost the same per token" if rented else "bring no more output",

@@ -663,8 +663,10 @@ def _limits_reached(case: PlanProblem, estimates: PlanProblem, peak: Candidate, 
     """Return the limits that a larger batch would break; waiting for slots of the user or engine counts."""
     names = binding(estimates, peak) if first.run is None else (first.run.binding,)
     candidate, slots = first.candidate, case.slots
+    # A plan with fewer slots than the user or the engine allows serves no more with more of them.
     if (
         math.isinf(slots)
+        or (first.pools and first.pools[-1].max_num_seqs < slots)
         or float(evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1)).max_num_seqs) <= slots
     ):
         return names

@@ -311,8 +311,9 @@ class Loop:
             if key not in memo:
                 wide = replace(policy, max_num_seqs=seats)
                 memo[key] = pool_server(
-                    model, machine, engine, sample, layout, wide, replicas, check=False, has_mixed_steps=reader is None
-                )
+                    model, machine, engine, sample, layout, wide, replicas, prompt_tokens=float(self.prompts.fresh),
+                    check=False, has_mixed_steps=reader is None,
+                )  # fmt: skip
             fitted = replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk)
             pools.append(Server(fitted, memo[key].pace, replicas))
 

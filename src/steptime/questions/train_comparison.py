@@ -33,14 +33,15 @@ class TrainStanding:
     usd: float = field(default=math.nan, metadata=unit("USD", "rent of the run", key="usd"))
     usd_low: float = field(default=math.nan, metadata=unit("USD", "lower end of its 90 % range", key="usd_low"))
     usd_high: float = field(default=math.nan, metadata=unit("USD", "upper end of its 90 % range", key="usd_high"))
+    missed: str = field(default="", metadata=unit("", "limits that the run misses: deadline, budget"))
     evidence: str = field(default="", metadata=unit("", "measured if runs cover the kind of layout, else any"))
     reason: str = field(default="", metadata=unit("", "why there is no run"))
 
     @property
-    def order(self) -> tuple[float, float, float]:
-        """Order of the systems: by rent, then by time of the run, then by tokens per chip."""
+    def order(self) -> tuple[bool, float, float, float]:
+        """Order of the systems: those within the limits first, then by rent, by time of the run, and by tokens per chip."""
         usd, run = (value if math.isfinite(value) else math.inf for value in (self.usd, self.run))
-        return usd, run, -self.tokens_per_second_per_chip if self.chips else math.inf
+        return bool(self.missed), usd, run, -self.tokens_per_second_per_chip if self.chips else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -58,14 +59,16 @@ class TrainComparison(Tabular):
         first = self.standings[0]
         if not first.chips:
             return f"No system trains {self.model} within the limits: {first.reason.rstrip('.')}."
+        missed = f"Every system misses the {first.missed.replace(', ', ' or the ')}. " if first.missed else ""
         if math.isfinite(first.usd):
-            near = sum(standing.usd_low <= first.usd_high for standing in self.standings[1:])
+            rivals = [standing for standing in self.standings[1:] if bool(standing.missed) == bool(first.missed)]
+            near = sum(standing.usd_low <= first.usd_high for standing in rivals)
             overlap = "range of 1 other system overlaps" if near == 1 else f"ranges of {near} other systems overlap"
             ties = f"; the {overlap} with it" if near else ""
             cost = f"{write_usd(first.usd)} (90 % range {write_usd(first.usd_low)} to {write_usd(first.usd_high)})"
-            return f"{first.system} is the cheapest: {cost}, {show(first.run, 's')} on {first.chips:,} chips{ties}."
+            return f"{missed}{first.system} is the cheapest: {cost}, {show(first.run, 's')} on {first.chips:,} chips{ties}."
         rate = f"{first.tokens_per_second_per_chip:,.0f} tok/s per chip"
-        return f"{first.system} comes first: {rate}, {show(first.step, 's')} per step on {first.chips:,} chips."
+        return f"{missed}{first.system} comes first: {rate}, {show(first.step, 's')} per step on {first.chips:,} chips."
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the answer, and the layout of each system.
@@ -124,5 +127,5 @@ def _standing(system: str, values: Mapping[str, Any]) -> TrainStanding:
     return TrainStanding(
         system=step.system, chips=training.chips, layout=show_training_layout(step.layout), step=float(step.total),
         tokens_per_second_per_chip=float(step.tokens_per_second_per_chip), mfu=float(step.mfu_causal),
-        evidence=training.evidence, **figures,
+        missed=", ".join(training.missed_limits), evidence=training.evidence, **figures,
     )  # fmt: skip

@@ -34,7 +34,7 @@ from steptime.training.training_planner import Training, missed_limits, train
 from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND, Phase, Reliability, TrainingRunCost
 from steptime.training.training_stack import TrainingEngine, training_engine
 from steptime.units import count as read_count
-from steptime.units import counted, parse, show
+from steptime.units import counted, parse_duration, show
 
 JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "Training job", "Layout (searched if not given)", "Training run"
 # Seconds of a year.
@@ -106,7 +106,7 @@ class TrainInputs(ModelOnSystem):
     )
     deadline: str | None = text(
         None,
-        "longest duration, such as 60d: the fewest chips that end in time, or with --chips the chance that they do",
+        "longest duration, such as 60d or 8 weeks: the fewest chips that end in time, or with --chips the chance that they do",
         group=RUN_GROUP,
     )
     budget: Any = text(
@@ -194,9 +194,9 @@ class TrainInputs(ModelOnSystem):
         if self.tokens is None:
             raise RangeError("tokens: a deadline or a budget needs the tokens of the run, such as 15T")
         try:
-            deadline = math.inf if self.deadline is None else parse(self.deadline, "s")
+            deadline = math.inf if self.deadline is None else parse_duration(self.deadline)
         except UnitError:
-            units = "60d or 36h, in s, min, h or d"
+            units = "60d, 36h or 8 weeks"
             raise RangeError(f"deadline: must be a duration, such as {units}, got {short_repr(self.deadline)}") from None
         budget = math.inf if self.budget is None else float(read_count(self.budget, "budget"))
         for name, value in (("deadline", deadline), ("budget", budget)):

@@ -12,7 +12,6 @@ All functions broadcast over the constants of laws, so that a law with a hundred
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,7 +27,7 @@ from steptime.result_base import unit
 from steptime.scaling.compute_optimal import LARGEST_SIZE, SMALLEST, cheapest, least, size_for
 from steptime.scaling.law_forms import TRAINING_FLOP, LawInputs
 from steptime.scaling.scaling_laws import Law, loss, tokens_for
-from steptime.units import DAY, count, parse, show
+from steptime.units import count, parse_duration, show
 
 # FLOP per parameter and token.
 SERVING_FLOP: Final = 2.0
@@ -216,16 +215,6 @@ class Demand:
         return self.eta * (self.served * (1 - self.discard) + rolled)
 
 
-# Words for times that a lifetime may have besides SI units [s].
-TIME_WORDS: Final = {"day": DAY, "week": 7 * DAY, "month": 365 / 12 * DAY, "year": 365 * DAY, "w": 7 * DAY, "y": 365 * DAY}
-
-
-def _read_seconds(text: str) -> float:
-    """Return a time such as 60d, 2 years or 1 day; raise UnitError for another text."""
-    match = re.fullmatch(r"\s*([0-9.]+)\s*(day|week|month|year|w|y)s?\s*", text)
-    return float(match[1]) * TIME_WORDS[match[2]] if match else float(parse(text, "s"))
-
-
 def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
     """Return the served tokens and the lifetime from texts.
 
@@ -246,7 +235,7 @@ def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
     seconds = math.nan
     if lifetime is not None:
         try:
-            seconds = _read_seconds(lifetime)
+            seconds = parse_duration(lifetime)
         except UnitError:
             raise UnitError(f"--lifetime needs a time with a unit, such as 60d or 2y, got {short_repr(lifetime)}") from None
         positive("lifetime", seconds, "s")
@@ -262,7 +251,7 @@ def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
     if math.isnan(seconds) and served:
         raise InputError(f"{short_repr(text)} is a rate, which needs a --lifetime, such as 60d")
     try:
-        interval = _read_seconds(f"1 {per.strip()}")
+        interval = parse_duration(f"1 {per.strip()}")
     except UnitError:
         raise UnitError(
             f"--tokens-served: must be tokens per time, such as {number}/s or {number}/day, got {short_repr(text)}"

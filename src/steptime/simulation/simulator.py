@@ -211,14 +211,15 @@ def simulate(
     # Each pool gets a policy that fits its memory, and sampled step times.
     second_system = _second_system(prefill_system, prefill)
     _check_pools(model, system, layout, prefill, fast_replicas, second_system)
-    pool = partial(pool_server, model, system, runs_on, traffic, slowness=slowness)
+    fresh = float(np.mean(traffic.inputs - (0 if cached is None else cached)))
+    pool = partial(pool_server, model, system, runs_on, traffic, slowness=slowness, prompt_tokens=fresh)
     server = reader = pool(layout, policy, int(layout.replicas))
     if prefill is not None:
         # A prefill pool has its own KV room and no decode, so that its steps are always chunks.
         default_prefill_policy = replace(server.policy, kv_tokens=math.inf, kind="continuous")
         reader = pool_server(
             model, second_system or system, runs_on, traffic, prefill, prefill_policy or default_prefill_policy,
-            int(prefill.replicas), slowness=slowness,
+            int(prefill.replicas), slowness=slowness, prompt_tokens=fresh,
         )  # fmt: skip
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
 
@@ -350,6 +351,7 @@ def pool_server(
     replicas: int,
     *,
     slowness: float = 1.0,
+    prompt_tokens: float | None = None,
     check: bool = True,
     has_mixed_steps: bool = True,
 ) -> Server:
@@ -364,6 +366,7 @@ def pool_server(
         policy: Schedule.
         replicas: Number of replicas.
         slowness: Factor on every predicted step time.
+        prompt_tokens: Mean prompt tokens to prefill per request; by default those of the traffic, without a prefix cache.
         check: Whether to compute the errors of the sampled step times.
         has_mixed_steps: See `sample_pace`.
 
@@ -378,6 +381,7 @@ def pool_server(
         model, system, layout=layout, engine=engine, max_num_seqs=fitted.max_num_seqs,
         max_num_batched_tokens=min(fitted.max_num_batched_tokens, 1 << 16),
         contexts=_contexts(traffic, float(model.max_context)), query=fitted.speculative_tokens + 1, check=check,
+        prompt_tokens=max(1.0, float(np.mean(traffic.inputs)) if prompt_tokens is None else prompt_tokens),
         has_mixed_steps=has_mixed_steps,
     )  # fmt: skip
     pace = slowed(sampled, slowness)

@@ -17,6 +17,7 @@ from the steps of `physics.step` on random points of the range in use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -260,6 +261,7 @@ def sample_pace(
     max_num_batched_tokens: int = 2048,
     contexts: tuple[float, float] = (1.0, 8192.0),
     query: int = 1,
+    prompt_tokens: float = math.inf,
     check: bool = True,
     has_mixed_steps: bool = True,
 ) -> Pace:
@@ -278,6 +280,8 @@ def sample_pace(
         max_num_batched_tokens: Tokens of a data-parallel rank in a step.
         contexts: Range of the context of a decoding sequence [tokens].
         query: Tokens per sequence in a decode step: 1 plus speculative tokens.
+        prompt_tokens: Mean new tokens of a prompt. The tokens of a rank come from as many prompts: experts are more even
+            over several requests. By default they come from one prompt.
         check: Compute the errors of the coefficients.
         has_mixed_steps: Fit how much longer steps with prompts and decoding sequences are than their parts. Separate
             pools have such steps only after a preemption.
@@ -303,36 +307,37 @@ def sample_pace(
     overlaps, budget = bool(layout.microbatches > layout.pp), max_num_batched_tokens * groups
     # Collectives that overlap with operators can hide attention, so that it is sampled without them.
     without_links = _without_links(system) if overlaps else system
+    even = _even_prompts(tokens, groups, prompt_tokens)
     samples = {
         "decode": (model, system, {"batch": _knots(max_num_seqs)[:, None], "context": np.linspace(low, high, 5)}),
-        "even": (model, system, {"tokens": tokens / groups, "prompts": groups}),
-        "even operators": (model, without_links, {"tokens": tokens / groups, "prompts": groups}),
+        "even": (model, system, even),
+        "even operators": (model, without_links, even),
         "attention": (model, without_links, _chunks_of_prompts(budget / groups, groups, high)),
-        "late": (model, system, {"tokens": max_num_batched_tokens, "prompts": groups}),
+        "late": (model, system, _even_prompts(budget, groups, prompt_tokens)),
     }
     if groups > 1:
         samples["full"] = (model, without_links, {"tokens": tokens, "prompts": groups})
     if has_mixed_steps:
         # Collectives would hide attention of prompts.
         model_of_rows = _without_prompt_attention(model) if overlaps else model
-        mixed = _mixed_sizes(max_num_seqs, budget, groups, (low + high) / 2)
+        mixed = _mixed_sizes(max_num_seqs, budget, groups, (low + high) / 2, prompt_tokens)
         for name, machine in (("", system), (" operators", without_links)):
             samples["mixed" + name] = (model_of_rows, machine, mixed)
             samples["mixed decode" + name] = (model_of_rows, machine, {key: mixed[key] for key in ("batch", "context")})
             if has_joint_calls(model, system, runs_on):
-                prompts_only = {"batch": 0 * mixed["batch"], "prompts": groups, "tokens": mixed["tokens"]}
+                prompts_only = {"batch": 0 * mixed["batch"], "prompts": mixed["prompts"], "tokens": mixed["tokens"]}
                 samples["mixed prompts" + name] = (model_of_rows, machine, prompts_only)
     times = _sampled(samples, settings)
     decode, slope = _decode_coefficients(samples["decode"][2], times["decode"].total)
-    even = times["even"].total - times["even"].attention
-    rows = _interpolate(even, tokens)
+    even_seconds = times["even"].total - times["even"].attention
+    rows = _interpolate(even_seconds, tokens)
     pair, key = _attention_coefficients(samples["attention"][2], times["attention"])
     rank_rows = shared_rows = None
     if groups > 1:
         # Where collectives of one micro-batch overlap with operators of another, a rank has its operators, and the rest of
         # an even pass is shared.
         operators, full = times["even operators"], times["full"]
-        shared = even - (operators.total - operators.attention - operators.shared) if overlaps else operators.shared
+        shared = even_seconds - (operators.total - operators.attention - operators.shared) if overlaps else operators.shared
         rank_rows, shared_rows = _interpolate(full.total - full.attention - full.shared, tokens), _interpolate(shared, tokens)
     pace = Pace(
         decode=decode,
@@ -363,7 +368,9 @@ def sample_pace(
     factor = float(ttft_factor(runs_on, OperatingPoint(layout=layout)))
     if not check:
         return with_first_tokens(pace, factor)
-    errors = _sample_errors(model, system, settings | {"engine": runs_on}, pace, (low, high), max_num_seqs, budget)
+    errors = _sample_errors(
+        model, system, settings | {"engine": runs_on}, pace, (low, high), max_num_seqs, budget, prompt_tokens
+    )
     return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), factor)
 
 
@@ -452,14 +459,19 @@ def _without_links(system: System) -> System:
     return replace(system, domains=tuple(fast))
 
 
-def _mixed_sizes(max_batch: int, budget: int, groups: int, context: float) -> dict[str, Any]:
+def _even_prompts(tokens: Any, groups: int, prompt_tokens: float) -> dict[str, Any]:
+    """Return the sizes of prompts that are spread evenly over the ranks, with about `prompt_tokens` each."""
+    per_rank = np.maximum(1.0, np.round(tokens / groups / prompt_tokens))
+    return {"prompts": groups * per_rank, "tokens": tokens / groups / per_rank}
+
+
+def _mixed_sizes(max_batch: int, budget: int, groups: int, context: float, prompt_tokens: float) -> dict[str, Any]:
     """Return the sizes of mixed steps whose prompts are spread evenly over the ranks."""
     batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (max_batch, budget))
     return {
         "batch": np.minimum(batch, max_batch)[:, None],
         "context": context,
-        "prompts": groups,
-        "tokens": np.maximum(tokens / groups, 1.0),
+        **_even_prompts(np.maximum(tokens, groups), groups, prompt_tokens),
     }
 
 
@@ -523,18 +535,26 @@ def _attention_coefficients(sizes: dict[str, Any], steps: _Times) -> tuple[float
 
 
 def _sample_errors(
-    model: Model, system: System, settings: Any, pace: Pace, contexts: tuple[float, float], max_batch: int, budget: int
+    model: Model,
+    system: System,
+    settings: Any,
+    pace: Pace,
+    contexts: tuple[float, float],
+    max_batch: int,
+    budget: int,
+    prompt_tokens: float,
 ) -> tuple[float, float]:
     """Return mean relative errors of decode steps and mixed steps at random points."""
     draw = np.random.default_rng(0)
     batch = np.maximum(1, np.round(max_batch ** draw.random(SAMPLES))).astype(np.int64)
     context = draw.uniform(*contexts, SAMPLES)
     groups = settings["layout"].dp
-    tokens = draw.integers(1, max(2, budget // groups + 1), SAMPLES)
+    even = _even_prompts(groups * draw.integers(1, max(2, budget // groups + 1), SAMPLES), groups, prompt_tokens)
+    prompts, tokens = even["prompts"], even["tokens"]
     prefix = draw.uniform(0, contexts[1], SAMPLES)
     true = drafted_step(model, system, batch=batch, context=context, **settings, parts=False).total
     decode = np.mean(np.abs(pace.seconds(batch, batch * context) / true - 1))
-    mixed = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=tokens, prefix=prefix, **settings)
-    pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
-    ours = pace.seconds(batch, batch * context, groups * tokens, pairs, keys)
+    mixed = drafted_step(model, system, batch=batch, context=context, **even, prefix=prefix, **settings)
+    pairs, keys = prompts * (tokens * prefix + tokens * (tokens + 1) / 2), prompts * (tokens + prefix)
+    ours = pace.seconds(batch, batch * context, np.round(prompts * tokens).astype(np.int64), pairs, keys)
     return float(decode), float(np.mean(np.abs(ours / mixed.total - 1)))

@@ -25,7 +25,7 @@ from steptime.simulation.max_rate import HighestRate, RatePoint
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, at_percentile, latencies
 from steptime.simulation.simulation_result import Simulation
-from steptime.units import counted, in_digits, request_rate, show
+from steptime.units import DAY, HOUR, counted, in_digits, request_rate, show
 from steptime.workload.public_traces import few_requests_caution
 from steptime.workload.traffic import Traffic, repeated_share
 
@@ -41,7 +41,9 @@ FULL, HALF = 0.75, 0.5
 WORTH_A_NOTE = 0.02
 
 
-def simulation_view(title: str, simulation: Simulation, width: int, *, full: bool = False) -> RenderableType:
+def simulation_view(
+    title: str, simulation: Simulation, width: int, *, full: bool = False, rate: float | None = None, has_day: bool = False
+) -> RenderableType:
     """Return a simulation as text: verdict, latencies, rates and warnings, and with `full` its pictures.
 
     Args:
@@ -49,14 +51,19 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
         simulation: A simulation.
         width: Columns of the terminal.
         full: Whether to add the distribution of latencies, the timeline, the prefix cache and the rent.
+        rate: Mean arrival rate [requests/s]; None if it is not given.
+        has_day: Whether the rate varies by the hour of the day.
 
     Returns:
         Something that a console prints.
     """
     a, warnings = simulation.answers, notes(_notes(simulation))
-    parts: list[RenderableType | None] = [*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title)]
+    parts: list[RenderableType | None] = [
+        *_autoscaled(simulation, rate), *_limits(simulation.limits), _verdict(a, simulation.limits), Text(title),
+        *([] if rate is None or not has_day else _covered_hours(simulation, rate)),
+    ]  # fmt: skip
     if not a.served:
-        return Group(*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title), *warnings)
+        return Group(*(part for part in parts if part is not None), *warnings)
     parts += [_classes(a, simulation.limited) if a.classes else None, _latencies(a), footnote(SLOT_WAIT), _rates(simulation)]
     if math.isfinite(a.steady_from):
         parts += [
@@ -98,8 +105,6 @@ def _notes(simulation: Simulation) -> list[str]:
         words.append("the turns of a session go to different replicas: --route prefix-aware keeps them where their history is")
     if caution := few_requests_caution(a.sent):
         words.append(caution)
-    if simulation.scaling is not None:
-        words += _autoscaler_cautions(simulation)
     # Requests wait for sequence slots while the KV cache has room.
     is_full = a.verdict in (SATURATED, OVERLOADED) and a.batch >= FULL * slots and a.kv <= HALF
     if is_full and not simulation.fast_replicas:
@@ -182,9 +187,9 @@ def _rates(simulation: Simulation) -> Either:
         ("Output per chip", show(simulation.output_tokens_per_second_per_chip, "tok/s")),
         ("USD/M output tokens", usd(a.usd_per_million_output_tokens) if has_cost else "rent not known"),
         ("Busy", ", ".join(busy) if len(a.pool_utilisation) > 1 else f"{a.utilisation:.0%} of the time"),
-        ("Decode batch", f"{a.batch:,.1f}{slots}"),
+        ("Decode batch", f"{a.batch:,.1f}{slots} requests"),
         ("KV cache taken", f"{a.kv:.0%}{tokens}"),
-        ("Waiting", f"{a.queue:,.1f} requests on average"),
+        ("Mean queue", f"{a.queue:,.1f} requests"),
         ("Preemptions", f"{a.preemptions:,}"),
         ("Chips", f"{simulation.chips:,}"),
     ]
@@ -273,18 +278,39 @@ def _scaling(simulation: Simulation, width: int) -> RenderableType:
     return Group(grid, table("", "Autoscaled", fixed, rows=rows, numbers=(1, 2)), Text(words))
 
 
-def _autoscaler_cautions(simulation: Simulation) -> list[str]:
-    """Say where a run is too short for its autoscaler: it reads the load once, or no replica starts before the end."""
-    assert simulation.scaling is not None
-    rule, arriving = simulation.scaling.autoscaler, float(np.max(simulation.traffic.arrival, initial=0.0))
-    acts_after = rule.interval + rule.cold_start
-    if arriving >= acts_after:
+def _autoscaled(simulation: Simulation, rate: float | None) -> list[Text]:
+    """Return replicas and rent of an autoscaled run, after a warning if the run is too short for its autoscaler."""
+    scaling = simulation.scaling
+    if scaling is None:
         return []
-    wait = "a cold start" if rule.cold_start else "one interval of the autoscaler"
-    return [
-        f"all requests arrive within {show(arriving, 's')}, and {wait} ends after {show(acts_after, 's')} at the earliest: the "
-        "autoscaler changes nothing in this run; raise --requests"
-    ]
+    rule, arriving = scaling.autoscaler, float(np.max(simulation.traffic.arrival, initial=0.0))
+    fewest, largest = int(np.min(scaling.rented)), int(np.max(scaling.rented))
+    replicas = counted(largest, "replica") if fewest == largest else f"{fewest:,} to {counted(largest, 'replica')}"
+    cost = f", {usd(scaling.usd)}" if math.isfinite(scaling.usd) else ""
+    lines = [Text(f"{replicas} rented: {in_digits(scaling.replica_hours)} replica-hours{cost}.", "bold")]
+    acts_after = rule.interval + rule.cold_start
+    if arriving < acts_after:
+        wait = "a cold start" if rule.cold_start else "one interval of the autoscaler"
+        fix = "raise --requests" if rate is None else f"a day at {request_rate(rate)} needs --requests {rate * DAY:.0f}"
+        words = (
+            f"The autoscaler changes nothing in this run: all requests arrive within {show(arriving, 's')}, and {wait} ends "
+            f"after {show(acts_after, 's')} at the earliest; {fix}."
+        )
+        lines.insert(0, Text(words, "bold yellow"))
+    return lines
+
+
+def _covered_hours(simulation: Simulation, rate: float) -> list[Text]:
+    """Return which hours of the day a run covers, if it is shorter than a day, and its arrival rate."""
+    arrival = simulation.traffic.arrival
+    arriving = float(np.max(arrival, initial=0.0))
+    if not 0 < arriving < DAY * (1 - 1 / 24):
+        return []
+    last_hour = math.floor(arriving / HOUR)
+    hours = "hour 0" if last_hour == 0 else f"hours 0 to {last_hour}"
+    arrival_rate = request_rate(len(arrival) / arriving)
+    span = f"The run covers {hours} of the day, {show(arriving, 's')}"
+    return [Text(f"{span}: {arrival_rate} arrive, {request_rate(rate)} over the day.")]
 
 
 def _cache(use: CacheUse) -> RenderableType:

@@ -75,9 +75,16 @@ def comparison_view(comparison: TrainComparison, *, width: int, full: bool) -> A
             f"{standing.mfu:.0%}", _or_unknown(standing.run, run[0], lambda value: show(value, "s")),
             _or_unknown(standing.usd, run[1], usd), standing.layout,
         )  # fmt: skip
+    misses = [
+        f"{standing.system}: misses the {standing.missed.replace(', ', ' and the ')}." for standing in able if standing.missed
+    ]
     reasons = [f"{standing.system}: {standing.reason.rstrip('.')}." for standing in comparison.standings if not standing.chips]
     return Answer(
-        sentence=comparison.text, body=[*([grid] if able else []), section("No run", reasons) if reasons else None],
+        sentence=comparison.text,
+        body=[
+            *([grid] if able else []), section("Too late or too expensive", misses) if misses else None,
+            section("No run", reasons) if reasons else None,
+        ],
         full_adds="layout of each",
     )  # fmt: skip
 

@@ -406,7 +406,7 @@ function svgText(board) {
   const most = Math.floor((width - 2 * PAD) / 6.2);
   for (const text of [...(inputs.match(new RegExp(`.{1,${most}}(, |$)`, "g")) || [inputs]), `steptime ${start.version}: ${board.answer.command}`.slice(0, most)]) { y += LINE; words(text, y, 11, 400); }
   for (const [key, given] of Object.entries({ width, height: y + PAD, viewBox: `0 0 ${width} ${y + PAD}`, color: ink, "font-family": "system-ui, Helvetica, Arial, sans-serif" })) made.setAttribute(key, given);
-  made.setAttribute("style", `background: ${paper}`);
+  made.style.background = paper;
   return new XMLSerializer().serializeToString(made);
 }
 

@@ -47,6 +47,8 @@ function tickText(value, unit) {
   return value >= 1e4 ? `${inDigits(value / 1e3, 3)} k` : inDigits(value, 3);
 }
 
+const WIDTHS = new Map();
+
 class Plane {
   constructor(root, width, height, margin = {}) {
     this.margin = { top: 30, right: 14, bottom: 40, left: 55, ...margin };
@@ -127,7 +129,16 @@ class Plane {
     for (const line of this.traces) for (const [x, y] of line) if (x > x1 - 2 && x < x2 + 2 && y > y1 - 2 && y < y2 + 2) cost += 1;
     for (const [a, b, c, d] of boxes) if (a < x2 + 4 && c > x1 - 4 && b < y2 + 2 && d > y1 - 2) cost += c - a > 2 ? 60 : 5;  // a thin box is an upright
     const out = Math.max(left + 2 - x1, 0) + Math.max(x2 - (this.width - right + 4), 0) + Math.max(top - 16 - y1, 0) + Math.max(y2 - (this.height - bottom - 2), 0);
-    return cost + (out > 0 ? 40 + out : 0);
+    return cost + (out > 0 ? 40 + 3 * out : 0);
+  }
+
+  // Width of a name as it is drawn; 7.9 pixels a character where the picture is not shown.
+  nameWidth(name) {
+    if (WIDTHS.has(name)) return WIDTHS.get(name);
+    const drawn = label(this.labels, 0, 0, name, { class: "halo name" }), wide = drawn.getComputedTextLength();
+    drawn.remove();
+    if (wide > 0) WIDTHS.set(name, wide);
+    return wide || 7.9 * name.length;
   }
 
   // Names of lines beside them: the place of each is the one that covers the fewest lines and texts, first its end.
@@ -140,8 +151,7 @@ class Plane {
     for (const [index, { name, colour: tint, left: atLeft }] of list.entries()) {
       const points = this.traces[index].filter(([x, y]) => x >= left && x <= this.width - right && y >= top - 1 && y <= this.height - bottom + 1);
       if (!points.length) continue;
-      // Characters of a bold name are some 7.9 pixels wide.
-      const wide = 7.9 * name.length;
+      const wide = this.nameWidth(name);
       let best = null;
       for (let step = 0; step <= 16; step += 1) {
         const part = atLeft ? step / 16 : 1 - step / 16;
