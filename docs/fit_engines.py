@@ -53,7 +53,7 @@ NOT_MODELLED = """## What is not modelled
 - Weights of 4 bits that are multiplied in int8. MLPerf v5.1 has seven results of Intel Arc Pro B60. Their four accelerators
   are dual boards, so they count as eight chips (`mlperf_data_sets.as_submitted`). Eight chips reach at most 2,962 tok/s for
   Llama-2-70B in bf16, but 3,009 were measured: two results are refused. In int8 all seven are inside the range.
-- Flags that no column records and that change times most. Scripts tell some of them, and public runs are predicted with those
+- Flags that no column records and that change times most. Scripts give some of them, and public runs are predicted with those
   (`validation/published_deployments.py`): 8-bit KV caches, polling, prompts in decode steps. A file of runs has them as
   `kv_dtype`, `stream_interval` and `prefill_schedule`. In runs of SGLang on hgx-b200 and hgx-b300 with a median TTFT,
   first tokens come late: 9 decode steps at the median below 16 clients, and 17 steps from 16 clients on. In runs with a mean

@@ -733,7 +733,7 @@ def sooner_readers(case: PlanProblem, candidates: Sequence[Candidate]) -> list[C
 def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
     """Yield candidates with another number of redundant experts in one pool, or with its experts divided in another way.
 
-    Closed forms hardly tell experts in slices on all chips from whole experts, of which some chips have more work.
+    Closed forms have almost the same time for experts in slices on all chips and for whole experts, which load chips unequally.
 
     Args:
         case: Plan problem.
