@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,11 @@ STEP = "step llama-3.1-8b hgx-h100 --batch 64"
 
 
 def command(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """Start the command line in a process group of its own, as a terminal does."""
+    """Start the command line in a process group of its own, as a terminal does; jobs in the background ignore interrupts."""
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL) if os.name == "posix" else None
     return subprocess.Popen(
         [sys.executable, "-m", "steptime", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, env=os.environ | environment,
+        start_new_session=True, env=os.environ | environment, preexec_fn=heard,  # noqa: PLW1509
     )  # fmt: skip
 
 
