@@ -355,7 +355,7 @@ def test_common_kind_is_a_contract_where_two_systems_have_one():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("names", [["hgx-h100"], pytest.param(["hgx-h100", "mi300x-8"], marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("names", [["hgx-h100"], ["hgx-h100", "mi300x-8"]])
 def test_sessions_of_all_systems_have_hits_by_tier(names, closed_forms):
     found = compare("llama-3.1-8b", names, CHAT, SLO, chips=1, sessions=CONVERSATIONS, rate=4.0)
     for row in found.priced:

@@ -708,11 +708,11 @@ def sooner_readers(case: PlanProblem, candidates: Sequence[Candidate]) -> list[C
     Returns:
         Candidates, the soonest first.
     """
-    separate = [candidate for candidate in candidates if candidate.prefill_layout is not None]
-    if not separate or math.isinf(case.limits.ttft):
+    readers = {candidate: candidate.prefill_layout for candidate in candidates if candidate.prefill_layout is not None}
+    if not readers or math.isinf(case.limits.ttft):
         return []
     layouts = fitting(case.prefill)
-    table = stacked([*layouts, *(candidate.prefill_layout for candidate in separate if candidate.prefill_layout is not None)])
+    table = stacked([*layouts, *readers.values()])
     pool = prefill_pool(case.model, case.prefill.system, case.workload, layout=table, prompts=1, **case.settings)
     seconds = np.where(pool.memory.fits & runs(case.prefill, table, "prefill"), pool.time.first * (1 + pool.late), math.inf)
     soonest = np.min(seconds[len(layouts) :])
@@ -720,7 +720,7 @@ def sooner_readers(case: PlanProblem, candidates: Sequence[Candidate]) -> list[C
     designs: dict[Layout, Candidate] = {}
     for index in np.argsort(seconds[: len(layouts)]):
         layout = layouts[index]
-        divided = ((pair, counts) for pair in separate for counts in _divisions(case, layout, pair.layout))
+        divided = ((pair, counts) for pair in readers for counts in _divisions(case, layout, pair.layout))
         pair, counts = next(divided, (None, (0, 0)))
         if seconds[index] >= soonest or len(designs) == READERS:
             break

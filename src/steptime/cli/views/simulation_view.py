@@ -60,7 +60,7 @@ def simulation_view(
     a, warnings = simulation.answers, notes(_notes(simulation))
     parts: list[RenderableType | None] = [
         *_autoscaled(simulation, rate), *_limits(simulation.limits), _verdict(a, simulation.limits), Text(title),
-        *([] if rate is None or not has_day else _covered_hours(simulation, rate)),
+        _covered_hours(simulation, rate) if has_day and rate is not None else None,
     ]  # fmt: skip
     if not a.served:
         return Group(*(part for part in parts if part is not None), *warnings)
@@ -300,17 +300,17 @@ def _autoscaled(simulation: Simulation, rate: float | None) -> list[Text]:
     return lines
 
 
-def _covered_hours(simulation: Simulation, rate: float) -> list[Text]:
+def _covered_hours(simulation: Simulation, rate: float) -> Text | None:
     """Return which hours of the day a run covers, if it is shorter than a day, and its arrival rate."""
     arrival = simulation.traffic.arrival
     arriving = float(np.max(arrival, initial=0.0))
-    if not 0 < arriving < DAY * (1 - 1 / 24):
-        return []
+    if not 0 < arriving < DAY - HOUR:
+        return None
     last_hour = math.floor(arriving / HOUR)
     hours = "hour 0" if last_hour == 0 else f"hours 0 to {last_hour}"
     arrival_rate = request_rate(len(arrival) / arriving)
     span = f"The run covers {hours} of the day, {show(arriving, 's')}"
-    return [Text(f"{span}: {arrival_rate} arrive, {request_rate(rate)} over the day.")]
+    return Text(f"{span}: {arrival_rate} arrive, {request_rate(rate)} over the day.")
 
 
 def _cache(use: CacheUse) -> RenderableType:
