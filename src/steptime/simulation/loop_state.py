@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -75,10 +76,27 @@ def _compiled(function: Function, **options: bool) -> Function:
     dispatcher: Any
     try:
         dispatcher = njit(cache=True, **settings)(function)
+        _load_alone(dispatcher)
     # Neither the package's folder nor the home folder is writable.
     except RuntimeError:
         dispatcher = njit(**settings)(function)
     return cast(Function, dispatcher)
+
+
+def _load_alone(dispatcher: Any) -> None:
+    """Let a compiled function be loaded from disk without numba's own functions, which take longer to load than it does.
+
+    What was compiled contains what it calls. A function that must be compiled loads them then. Versions of numba without these
+    methods load them in any case.
+    """
+    cache = getattr(dispatcher, "_cache", None)
+    if hasattr(cache, "_load_overload") and hasattr(cache, "_guard_against_spurious_io_errors"):
+
+        def load(itself: Any, signature: Any, target: Any) -> Any:
+            with itself._guard_against_spurious_io_errors():
+                return itself._load_overload(signature, target)
+
+        cache.load_overload = MethodType(load, cache)
 
 
 def _report_missing_numba(*_: Any) -> None:
