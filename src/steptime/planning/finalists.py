@@ -55,6 +55,7 @@ from steptime.planning.simulated_rate import (
     LIFETIMES,
     MANY_FACTOR,
     PIPELINE_FACTOR,
+    TOKENS_PER_STEP,
     Deployment,
     Loop,
     Run,
@@ -86,8 +87,6 @@ READERS, MANY_READERS = 8, 16
 LEAST_ROUGH_FACTOR, ROUGH_FACTOR = 1.5, 4.0
 # Relative gain of a larger chunk from which the next larger one is tried too.
 CHUNK_GAIN = 0.002
-# Prompt tokens whose prefill takes a run as long as an output token.
-TOKENS_PER_STEP = 128
 # Output tokens of a run that confirms pools on two systems.
 PAIR_TOKENS = 20_000_000
 # Share of the rate that a finalist may lose to other draws.

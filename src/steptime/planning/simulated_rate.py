@@ -47,6 +47,9 @@ from steptime.workload.workload import NONE, Slo, Speculation, Workload, decode_
 
 # Requests of a run: the fewest, and the most that are simulated of many equal replicas.
 LEAST_REQUESTS, MOST_REQUESTS = 2000, 6000
+# Prompt tokens whose prefill takes a run as long as an output token. Requests of fewer output tokens than QUICK_TOKENS, prefill
+# included, take so little time that a run has more of them, up to a factor.
+TOKENS_PER_STEP, QUICK_TOKENS, MOST_QUICK = 128, 256, 2.0
 # Most requests in flight, waiting ones included, over the slots of all replicas.
 WAITING = 1.5
 # Most replicas that are simulated of many equal ones, and sequences in them below which there may be more: a request finds a
@@ -275,9 +278,7 @@ class Loop:
 
         # A few of many equal replicas show the same queues; each gets its share of the requests.
         largest_count = factor * MOST_REQUESTS
-        least = factor * (LEAST_REQUESTS if self.parts == 1 else COARSE_REQUESTS)
-        if int(server.layout.pp) > 1:
-            least = min(least, max(FEW_PIPELINE_TOKENS / float(deployment.workload.output_tokens), FEW_REQUESTS))
+        least = self._fewest_requests(factor)
         usual_replicas = MOST_PIPELINES if int(server.layout.pp) > 1 else MOST_REPLICAS
         most_replicas = max(usual_replicas, int(self._few_sequences(lifetimes) * replicas / in_flight))
         enough = replicas * min(1.0, largest_count / (lifetimes * in_flight))
@@ -483,6 +484,18 @@ class Loop:
         requests, _, _ = serve(traffic, pool.policy, pool.pace, cached=skipped_tokens(self.prompts, inputs))
         begins = requests["first"] + pipeline_delay_seconds(requests, pool)
         return np.where(requests["status"] == DONE, begins - requests["arrival"], math.inf)
+
+    def _fewest_requests(self, factor: float) -> float:
+        """Return the fewest requests of a run: more of short outputs, and fewer of pipelines, whose runs take longest."""
+        output = float(self.deployment.workload.output_tokens)
+        if self.parts > 1:
+            least = factor * COARSE_REQUESTS
+        else:
+            length = output + float(self.prompts.fresh) / TOKENS_PER_STEP
+            least = max(factor, min(QUICK_TOKENS / length, MOST_QUICK)) * LEAST_REQUESTS
+        if int(self.deployment.pools[-1].layout.pp) > 1:
+            least = min(least, max(FEW_PIPELINE_TOKENS / output, FEW_REQUESTS))
+        return least
 
     def _sequences_for_one(self, sequences: float) -> int:
         """Return for how many sequences of a replica one stands. Pipelines run each micro-batch as it is."""
