@@ -89,7 +89,7 @@ def _load_alone(dispatcher: Any) -> None:
     What was compiled contains what it calls. A function that must be compiled loads them then. Versions of numba without these
     methods load them in any case.
     """
-    cache = getattr(dispatcher, "_cache", None)
+    cache: Any = getattr(dispatcher, "_cache", None)
     if hasattr(cache, "_load_overload") and hasattr(cache, "_guard_against_spurious_io_errors"):
 
         def load(itself: Any, signature: Any, target: Any) -> Any:
