@@ -688,9 +688,11 @@ def _has_simulator() -> bool:
 
 def _missed(case: PlanProblem) -> str:
     """Return why no finalist meets the limits, although means would."""
+    first = "a first token within " + show(case.limits.ttft, "s") if math.isfinite(case.limits.ttft) else ""
+    speed = show(1 / case.limits.tpot, "tok/s") + " per user" if math.isfinite(case.limits.tpot) else ""
     return (
-        f"no layout meets the limits at {case.percentile} when requests arrive at random, although mean waits would; relax a "
-        "limit, use more chips, or limit the means (--percentile mean)"
+        f"no layout gives {' and '.join(filter(None, (speed, first)))} at {case.percentile} when requests arrive at random, "
+        "although mean waits would; relax a limit, use more chips, or limit the means (--percentile mean)"
     )
 
 
