@@ -35,6 +35,13 @@ def test_map_in_processes_of_one_thread_works_elsewhere():
     assert run("print(os.getpid() in map_in_processes(eval, ['os.getpid()'] * 4))").stdout == "False\n"
 
 
+@forks
+def test_maps_one_after_the_other_work_elsewhere():
+    """The threads of the first pool are over when the next map begins."""
+    body = "print([os.getpid() in map_in_processes(eval, ['os.getpid()'] * 4) for _ in range(8)])"
+    assert run(body).stdout == f"{[False] * 8}\n"
+
+
 def test_map_in_processes_with_a_second_thread_stays_here():
     body = "threading.Thread(target=time.sleep, args=(1,), daemon=True).start()\n"
     assert run(body + "print(set(map_in_processes(eval, ['os.getpid()'] * 4)) == {os.getpid()})").stdout == "True\n"

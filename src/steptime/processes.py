@@ -23,6 +23,8 @@ TASKS: Final = Path("/proc/self/task")
 LISTENERS: Final[list[Callable[[int, int], None]]] = []
 # Seconds between two checks of the parent.
 WATCH: Final = 0.5
+# Most seconds that the threads of a closed pool take to end.
+THREADS_END: Final = 0.1
 
 
 def can_fork() -> bool:
@@ -109,11 +111,19 @@ def map_in_processes(work: Callable[[Item], Answer], items: Sequence[Item]) -> l
                 for listener in listeners:
                     listener(done, len(items))
             pool.shutdown()
+            _wait_for_threads()
             return [future.result() for future in futures]
     except BaseException:
         end_pool(pool)
         raise
     return _map_serially(work, items, listeners)
+
+
+def _wait_for_threads() -> None:
+    """Wait until the system has ended the threads of a closed pool: the next map would not fork beside them."""
+    end = time.monotonic() + THREADS_END
+    while not can_fork() and time.monotonic() < end:
+        time.sleep(THREADS_END / 100)
 
 
 def _map_serially(
