@@ -83,8 +83,8 @@ AS_FAST = 0.7
 MOST_LARGER = 1.5
 # Most such pools, and prefill replicas among which a queue is as short as that of one pipeline.
 READERS, MANY_READERS = 8, 16
-# Least and largest factor on the length of a run that confirms a candidate roughly.
-LEAST_ROUGH_FACTOR, ROUGH_FACTOR = 1.5, 4.0
+# Least and largest factor on the length of a run that confirms a candidate roughly, and that of a rough run of a pipeline.
+LEAST_ROUGH_FACTOR, ROUGH_FACTOR, ROUGH_PIPELINE_FACTOR = 1.5, 4.0, 0.25
 # Relative gain of a larger chunk from which the next larger one is tried too.
 CHUNK_GAIN = 0.002
 # Output tokens of a run that confirms pools on two systems.
@@ -369,8 +369,10 @@ class Course:
     def loop(self) -> Loop | None:
         """The loop; None where a step of the simulator leaves no room for a request."""
         lifetime = _lifetime(self.case, self.ttft, self.tpot)
+        is_rough = self.case.rough and int(self.pools[-1].layout.pp) > 1
+        factor = ROUGH_PIPELINE_FACTOR if is_rough else 1.0
         try:
-            return Loop(self.deployment, self.rate, lifetime, first=self.ttft, memo=self.case.memo)
+            return Loop(self.deployment, self.rate, lifetime, first=self.ttft, factor=factor, memo=self.case.memo)
         except Impossible:
             return None
 
@@ -417,7 +419,8 @@ class Course:
 
 def _course(case: PlanProblem, candidate: Candidate) -> Course:
     """Return the runs of a candidate, which are kept."""
-    key = "course", candidate
+    # Rough runs of pipelines are shorter.
+    key = "course", candidate, case.rough and int(candidate.layout.pp) > 1
     if key not in case.memo:
         case.memo[key] = Course(case, candidate)
     course: Course = case.memo[key]
@@ -479,17 +482,22 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
     # A run has at least this number of requests; long prompts then take most of its time.
     requests, reading = LIFETIMES * in_flight, float(case.workload.input_tokens) / TOKENS_PER_STEP
     work = requests * float(case.workload.output_tokens) + max(requests, LEAST_REQUESTS) * reading
-    factor = tokens / work
+    factor, is_pipeline = tokens / work, int(candidate.layout.pp) > 1
     has_many = in_flight > COARSE_SEQUENCES * int(candidate.layout.replicas)
-    least_factor = PIPELINE_FACTOR if int(candidate.layout.pp) > 1 else MANY_FACTOR if has_many else CONFIRM_FACTORS[0]
-    least_factor = min(least_factor, LEAST_ROUGH_FACTOR) if case.rough else least_factor
-    factor = float(np.clip(factor, least_factor, ROUGH_FACTOR if case.rough else CONFIRM_FACTORS[1]))
+    least_factor = PIPELINE_FACTOR if is_pipeline else MANY_FACTOR if has_many else CONFIRM_FACTORS[0]
+    most_factor = CONFIRM_FACTORS[1]
+    if case.rough:
+        least_factor = min(least_factor, LEAST_ROUGH_FACTOR)
+        most_factor = ROUGH_FACTOR
+        if is_pipeline:
+            least_factor = most_factor = 2 * ROUGH_PIPELINE_FACTOR
+    factor = float(np.clip(factor, least_factor, most_factor))
     seeds = CONFIRM_SEEDS[:1] if case.rough else CONFIRM_SEEDS
     settings: dict[str, Any] = {"first": course.ttft, "memo": case.memo, "factor": factor}
     lifetime = _lifetime(case, course.ttft, course.tpot)
     loops = [Loop(course.deployment, course.rate, lifetime, seed=seed, **settings) for seed in seeds]
     # Runs of pipelines are long, and a rough search mostly asks whether more than the minimum rate is served.
-    first = least if case.rough and least and candidate.layout.pp > 1 else finalist.run.rate
+    first = least if case.rough and least and is_pipeline else finalist.run.rate
     # A rough search that no other plan is compared with does not ask how far a rate beyond the limits is beyond them.
     far = 1.0 if case.rough and not case.at_least else FAR_BEYOND
     now = confirmed_by(loops, limits, case.percentile, start, far).highest(limits, first, least)
