@@ -456,6 +456,10 @@ def _money(plan: Plan, *, full: bool) -> list[Text]:
         words = f"Rent: {show(plan.usd_per_second, 'USD/s')} for {counted(plan.total_chips, 'chip')}, {_rent_origin(plan.rent)}"
         if plan.prefill_rent is not None and (plan.is_pair or plan.prefill_rent != plan.rent):
             words += f" ({plan.system}), {_rent_origin(plan.prefill_rent)} ({plan.prefill_system})"
+        idle = -plan.total_chips % plan.served.host_chips
+        if idle and plan.fleet is None and plan.prefill_rent is None:
+            host = "host" if plan.total_chips < plan.served.host_chips else "last host"
+            words += f"; without the {counted(idle, 'other chip')} of the {host}"
         lines.append(f"{words}.")
     if has_rent(plan) and full:
         lines.append(
