@@ -120,7 +120,7 @@ def map_in_processes(work: Callable[[Item], Answer], items: Sequence[Item]) -> l
 
 
 def _wait_for_threads() -> None:
-    """Wait until the system has ended the threads of a closed pool: the next map would not fork beside them."""
+    """Wait until the system has ended the threads of a closed pool: the next map would not fork while they run."""
     end = time.monotonic() + THREADS_END
     while not can_fork() and time.monotonic() < end:
         time.sleep(THREADS_END / 100)

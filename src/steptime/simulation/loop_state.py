@@ -86,7 +86,7 @@ def _compiled(function: Function, **options: bool) -> Function:
 def _load_alone(dispatcher: Any) -> None:
     """Let a compiled function be loaded from disk without numba's own functions, which take longer to load than it does.
 
-    What was compiled contains what it calls. A function that must be compiled loads them then. Versions of numba without these
+    Compiled code contains all functions that are called. A function that is not on disk loads them to be compiled. Versions of numba without these
     methods load them in any case.
     """
     cache: Any = getattr(dispatcher, "_cache", None)

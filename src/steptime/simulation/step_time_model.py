@@ -479,7 +479,7 @@ def _joint_factors(pace: Pace, sizes: dict[str, Any], times: Mapping[str, _Times
     """Return the time of mixed steps over the sum of their parts, and its excess over that of operators [s].
 
     The attention of prompts is left out. Where a kernel takes prompts and decoding sequences in one call, it is that of prompts
-    without sequences, so that the factor covers how much longer the attention of sequences is with prompts.
+    without sequences. The factor then covers how much longer the attention of sequences is with prompts.
     """
     batch, tokens = sizes["batch"], np.round(sizes["prompts"] * sizes["tokens"]).astype(np.int64)
 
