@@ -86,8 +86,8 @@ def _compiled(function: Function, **options: bool) -> Function:
 def _load_alone(dispatcher: Any) -> None:
     """Let a compiled function be loaded from disk without numba's own functions, which take longer to load than it does.
 
-    Compiled code contains all functions that are called. A function that is not on disk loads them to be compiled. Versions of numba without these
-    methods load them in any case.
+    Compiled code contains all functions that are called. A function that is not on disk loads them to be compiled. Versions of
+    numba without these methods load them in any case.
     """
     cache: Any = getattr(dispatcher, "_cache", None)
     if hasattr(cache, "_load_overload") and hasattr(cache, "_guard_against_spurious_io_errors"):
