@@ -245,7 +245,9 @@ def test_a_rate_that_must_exceed_another_one_is_given_up_below_it():
         ({"saturation": 0.7, "cause": "memory"}, {"saturation": 0.75, "mean_ttft": 0.5}, 0.7, "memory"),
         ({}, {"saturation": 0.75, "cause": "slots", "mean_ttft": 0.5}, 0.5, "slots"),
         ({}, {"mean_ttft": 1.0}, 0.8, "prefill rate"),
-        ({"busy": (0.5,)}, {"mean_ttft": 1.0}, 0.8, "prompt queue"),
+        # One pool: what its batch, half as large where one sequence stands for two, fills.
+        ({"busy": (0.5,), "batch": 6.0}, {"mean_ttft": 1.0, "batch": 8.0}, 0.8, "prompt queue"),
+        ({"busy": (0.5,), "batch": 12.0}, {"mean_ttft": 1.0, "batch": 8.0}, 0.8, "memory"),
         ({"growth": 0.01}, {"mean_ttft": 0.5}, 0.01 / MOST_GROWTH, "saturation"),
         ({}, {"growth": 0.02, "mean_ttft": 0.5}, 2.0, "saturation"),
     ],
@@ -258,7 +260,10 @@ def test_a_higher_rate_shows_how_near_a_mean_run_is_to_saturation(mean, above, s
         return at(4.2, **{"ttft": 1.25, "tpot": 0.0125} | above)
 
     before = at(4.0, **mean)
-    found = with_surge(before, SimpleNamespace(above=1.05, run=run), LIMITS, "p90", 0.01, 0.5)
+    loop = SimpleNamespace(
+        above=1.05, run=run, parts=2, what_is_full=lambda batch: "memory" if batch > 5 else "prompt queue"
+    )
+    found = with_surge(before, loop, LIMITS, "p90", 0.01, 0.5)
     assert asked == [(4.2, LIMITS, "p90", pytest.approx(0.014), 0.5)]
     assert (found.saturation, found.cause) == (pytest.approx(saturation), cause)
     assert (found.ttft_above, found.tpot_above, found.ttft) == (1.25, 0.0125, before.ttft)

@@ -259,7 +259,7 @@ def test_a_queue_that_grows_names_what_is_full(slots, kv_tokens, cause):
     """55 sequences of 1,101 tokens on average: of 60 slots, or a cache of 60,000 tokens."""
     loop = Loop(deployment(CHAT, slots=slots), 40.0, 1.2)
     loop.server = loop.server._replace(policy=replace(loop.server.policy, kv_tokens=kv_tokens))
-    assert loop._what_is_full(55.0) == cause
+    assert loop.what_is_full(55.0) == cause
 
 
 def test_a_rate_beyond_what_a_replica_serves_lets_its_queue_grow():

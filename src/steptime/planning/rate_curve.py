@@ -149,7 +149,7 @@ class Curve:
             if math.isinf(half.saturation):
                 return replace(below, worst=worst(below, slo), binding=half.cause)
             above, width = half, 0.5
-        before = ratios(below, slo)
+        before = ratios(below, slo) | {above.cause: below.saturation}
         part, binding = min((_crossing(before.get(name, 0.0), ratio), name) for name, ratio in names.items())
         # Rounding must not lift a figure above its limit.
         part *= 1 - 1e-9
@@ -259,7 +259,9 @@ def with_surge(mean: Run, loop: Loop, slo: Slo, percentile: str, tpot: float, tt
         The run; its saturation includes how much steeper the higher rate is.
     """
     above = loop.run(loop.above * mean.rate, slo, percentile, CONFIRM_START * tpot, ttft)
-    queue = "prompt queue" if len(mean.busy) == 1 else "prefill rate"
+    queue = "prefill rate"
+    if len(mean.busy) == 1:
+        queue = loop.what_is_full(max(above.batch, mean.batch) / loop.parts)
     saturation, cause = max(
         (mean.saturation, mean.cause),
         (mean.growth / MOST_GROWTH, "saturation"),

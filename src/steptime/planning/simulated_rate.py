@@ -512,8 +512,15 @@ class Loop:
         is_pipeline = int(self.deployment.pools[-1].layout.pp) > 1
         return min(FEW_SEQUENCES, FEW_PIPELINE_TOKENS / tokens) if is_pipeline else FEW_SEQUENCES
 
-    def _what_is_full(self, batch: float) -> str:
-        """Return why the queue of one pool grows: for slots, for cache, or for prefill between decode steps."""
+    def what_is_full(self, batch: float) -> str:
+        """Return why the queue of one pool grows: for slots, for cache, or for prefill between decode steps.
+
+        Args:
+            batch: Sequences of a replica that decode.
+
+        Returns:
+            "slots", "memory" or "prompt queue".
+        """
         policy = self.server.policy
         if batch >= NEARLY_FULL * policy.max_num_seqs:
             return "slots"
@@ -611,10 +618,10 @@ class Loop:
         batch = float(np.sum(decoding)) / self.parts / span / self.server.replicas
         saturation, cause = self._load(batch) / MOST_LOADED, "saturation"
         if grows:
-            causes = {"prefill": "prefill rate", "serve": self._what_is_full(batch), "decode": "saturation"}
+            causes = {"prefill": "prefill rate", "serve": self.what_is_full(batch), "decode": "saturation"}
             saturation, cause = math.inf, causes[grows]
         elif is_short:
-            saturation, cause = math.inf, "prompt queue"
+            saturation, cause = math.inf, "prompt queue" if self.reader else self.what_is_full(batch)
         worst, binding = max((first / slo.ttft, "first token"), (token / slo.tpot, "speed"), (saturation, cause))
         return Run(
             rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
