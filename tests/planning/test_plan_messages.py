@@ -82,6 +82,12 @@ def test_why_tells_where_the_time_of_a_step_goes():
         (
             {"hbm_capacity": -2.0},
             "10 % more HBM capacity",
+            "17.4 % cheaper, because larger batches then fit.",
+            "21.0 % more",
+        ),
+        (
+            {"hbm_bandwidth": -2.0},
+            "10 % more HBM bandwidth",
             "17.4 % cheaper: 9.1 % by faster steps, 8.3 % because",
             "21.0 % more",
         ),

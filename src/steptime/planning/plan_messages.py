@@ -112,8 +112,11 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     explained = 100 * (1 - 1 / NUDGE) if rented else 100 * (NUDGE - 1)
     larger = float(gain.partition(" ")[0]) - round(explained, 1)
     reason = f": {explained:.1f} % by faster steps, {larger:.1f} % because larger batches then meet the limits"
+    if name == "hbm_capacity":
+        reason = ", because larger batches then fit"
     effect = f"make it {gain}" if rented else f"serve {gain}"
-    return text + f" {better} would {effect}{reason * (saving > 1 - 1 / NUDGE + 5e-4)}."
+    has_reason = name == "hbm_capacity" or saving > 1 - 1 / NUDGE + 5e-4
+    return text + f" {better} would {effect}{reason * has_reason}."
 
 
 def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
