@@ -169,13 +169,13 @@ def test_row_of_one_system_has_the_figures_of_its_plan(load, both_forms):
     ("words", "message"),
     [
         ("compare llama-3.1-8b hgx-h100 --spare 1", "--spare: only a fleet has spare replicas"),
-        ("compare llama-3.1-8b hgx-h100 --rate 3 --tokens-per-day 1M", "--tokens-per-day: gives the --rate, got both"),
+        ("compare llama-3.1-8b hgx-h100 --rate 3 --tokens-per-day 1M", "--tokens-per-day: sets the rate"),
         ("compare llama-3.1-8b hgx-h100 --sessions chat --tokens-per-day 1M", "--tokens-per-day: histories of sessions"),
         ("compare llama-3.1-8b hgx-h100 --rate 0", "--rate"),
         ("compare llama-3.1-8b hgx-h100 --prefix-cache host=1TB", "--prefix-cache: holds the histories of sessions"),
         ("compare llama-3.1-8b hgx-h100 --sessions chat --cached 0.5", "--cached: sessions give the cached share"),
         (PAIRED + "--rate 3", "--pairs: have no rate"),
-        ("plan llama-3.1-8b hgx-h100 --rate 3 --tokens-per-day 1M", "--tokens-per-day: gives the --rate, got both"),
+        ("plan llama-3.1-8b hgx-h100 --rate 3 --tokens-per-day 1M", "--tokens-per-day: sets the rate"),
     ],
 )
 def test_loads_that_contradict_each_other_are_refused(words, message):

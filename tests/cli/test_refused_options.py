@@ -25,6 +25,12 @@ PLAN = "plan llama-3.1-8b hgx-h100 "
             "--prefix-cache: host: '1Gb' is in bits, but a capacity is in bytes; did you mean 1GB?",
         ),
         (PLAN + "--set chip.hbm.capacity=80Gb", "did you mean 80GB?"),
+        (PLAN + "--ttft 0,5", "--ttft takes a number with a decimal point: 0.5, not '0,5'"),
+        (PLAN + "--ttft 2 s", "--ttft takes one word, so that 's' is left over"),
+        (PLAN + "hgx-h200", "'hgx-h200' is left over; where a question takes several values"),
+        (PLAN + "hgx-h200 mi300x-8", "joined by commas: hgx-h100,hgx-h200,mi300x-8"),
+        ("prices deepseek-v3 --tokens-per-day 2 billion", "'billion' is left over"),
+        ("models llama-", "`steptime models --like llama-` lists "),
     ],
 )
 def test_a_refused_value_names_its_option(words, message):

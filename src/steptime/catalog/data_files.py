@@ -65,6 +65,8 @@ FOLDERS = (
 # Label of a kind in messages, and the command that lists it, where they differ from the name of the folder.
 LABEL_AND_COMMAND: Final = {"stacks": ("training stack", "engines")}
 # Endings of data files that are not TOML.
+# A part of a name that can be typed again as it is.
+NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,40}")
 SUFFIXES = {"models": ".json", "anchors": ".csv"}
 # Largest file [B]; real files have a thousandth to a tenth of it.
 LARGEST: Final = {".json": 16_000_000, ".toml": 1_000_000}
@@ -292,7 +294,11 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         return owned[0]
     aliases = {alias: key if kind == "systems" else alias for key, path in paths.items() for alias in _aliases(path)}
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
-    hint = f"{_other_kind(kind, name, catalog)}`steptime {command}` lists them; a path to a file works too."
+    similar = sum(folded_name in folded(key) for key in paths) if kind == "models" and NAME_PART.fullmatch(name) else 0
+    listed = f"`steptime {command}` lists them"
+    if similar > 1:
+        listed = f"`steptime {command} --like {name}` lists {similar} names with it"
+    hint = f"{_other_kind(kind, name, catalog)}{listed}; a path to a file works too."
     if os.path.isdir(name):
         hint = f"It is a folder: a {singular} is a name, which `steptime {command}` lists, or a {suffix} file."
     if kind == "chips":
@@ -353,6 +359,8 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
     try:
         data = json.loads(text, object_pairs_hook=_unique_keys) if is_json else tomllib.loads(text)
     except json.JSONDecodeError as error:
+        if not text.strip():
+            raise DataFileError(path, "is empty") from None
         raise DataFileError(path, f"is not valid JSON: {error.msg}", error.lineno) from None
     # The JSON and TOML parsers recurse once per level of nesting.
     except RecursionError:

@@ -388,6 +388,7 @@ def _misread(problem: Any) -> int:
     words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
     subject = next((name for name in CATALOGUES if f"argument '{name}" in words.casefold()), "")
     words, listed = UNKNOWN_COMMAND.sub(_with_nearest, words), "options" if command_name else "commands"
+    words = EXTRA_WORDS.sub(_with_place, words)
     choices = f"`steptime {CATALOGUES[subject][0]}` lists them, such as {CATALOGUES[subject][1]}; " if subject else ""
     ending = "" if words.endswith("?") else ";"
     return _refused(InputError(f"{words}{ending} {choices}`{command} --help` lists all {listed}"))
@@ -399,6 +400,25 @@ def _with_nearest(match: re.Match[str]) -> str:
     typed = match[1].rpartition(" ")[2].strip("'")
     near = dict.fromkeys([*did_you_mean(typed, names), *names])
     return f"{match[1]}; did you mean {' or '.join(near)}?"
+
+
+# Words that no argument takes.
+EXTRA_WORDS = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.+)\)")
+
+
+def _with_place(match: re.Match[str]) -> str:
+    """Say after which word an extra one stands, and how several values of one input are written."""
+    extra = match[1]
+    before = next((first for first, second in pairwise(sys.argv) if second == extra.split()[0]), "")
+    both = f"{before} {extra}"
+    if before.startswith("--") and "=" not in before:
+        return match[0]
+    option = next((first for first, second in pairwise(sys.argv) if second == before and first.startswith("--")), "")
+    if option or before.startswith("--"):
+        name = option or before.partition("=")[0]
+        return f"{name} takes one word, so that {short_repr(extra)} is left over; write it without blanks or in quotes"
+    joined = both.replace(" ", ",")
+    return f"{short_repr(extra)} is left over; where a question takes several values, they are joined by commas: {joined}"
 
 
 # A misspelt command or option, and the choices of click.
@@ -414,7 +434,14 @@ def _with_value(match: re.Match[str]) -> str:
     typed_texts += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
     if not typed_texts:
         return f"{option} takes {kind} without a unit"
-    return f"{option} takes {kind} without a unit, not {short_repr(typed_texts[0])}{_in_seconds(typed_texts[0])}"
+    typed = typed_texts[0]
+    if DECIMAL_COMMA.fullmatch(typed):
+        return f"{option} takes {kind} with a decimal point: {typed.replace(',', '.')}, not {short_repr(typed)}"
+    return f"{option} takes {kind} without a unit, not {short_repr(typed)}{_in_seconds(typed)}"
+
+
+# A number such as 0,5; 1,024 has groups of three digits.
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,(?:\d{1,2}|\d{4,})")
 
 
 def _in_seconds(text: str) -> str:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steptime.catalog.data_files import find
 from steptime.cli.options import CATALOG, Output, declared, grouped, not_empty, option, read_system
 from steptime.cli.output import counting_plans
-from steptime.errors import InputError, RangeError, short_repr
+from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.questions.declaration import text as declare_text
 from steptime.questions.economics_questions import PRICES, PricesInputs, solve_prices
 from steptime.questions.plan_question import read_modes
@@ -157,6 +158,11 @@ def _check(ctx: typer.Context, query: PriceQuery, assumptions: Assumptions, outp
     if len(several) > 1:
         raise RangeError(f"{' and '.join(several)} are different questions; keep one")
     if query.system is not None and not is_proposal:
+        try:
+            find("systems", query.system)
+        except UnknownName:
+            words = f"{short_repr(query.system)} is left over; an option takes one word, such as --tokens-per-day 2B"
+            raise RangeError(words) from None
         raise RangeError(
             f"a system ({short_repr(query.system)}) goes with --target-margin 2; without it all plausible systems are used"
         )

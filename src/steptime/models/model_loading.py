@@ -198,7 +198,10 @@ def model_kind(c: Config) -> str:
         kind = short_repr(c.fields.get("_class_name", "diffusers"))
         raise c.error("_class_name", f"is {kind}: a diffusion model, which denoises images or video; {NO_DIFFUSION}")
     if not kinds:
-        raise c.error("model_type", "is missing or not a text; it selects the family; known: " + ", ".join(sorted(families)))
+        raise c.error(
+            "model_type",
+            f"is missing or not a text; it selects one of {len(families)} families, such as llama, qwen3_moe or deepseek_v3",
+        )
 
     # An encoder gets a better message than an unknown architecture.
     refuse(c)

@@ -304,21 +304,20 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
         )
     fastest = float(np.min(tpot[fits]))
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
-    if fastest > case.slo.tpot:
-        fastest_ttft = show(float(np.min(ttft[fits & (tpot <= fastest)])), "s")
-        with_ttft = f", with a first token after {fastest_ttft}" if math.isfinite(case.slo.ttft) else ""
-        return (
-            f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}{with_ttft}. "
-            "Use more or faster chips, smaller weights (--weights), or a lower limit"
-        )
-
     # The search may choose other chunks once the TTFT is limited.
     in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
-    if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
-        soonest = min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in (*in_time, *tables))
+    is_late = not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time)
+    earliest = show(min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in (*in_time, *tables)), "s")
+    if fastest > case.slo.tpot:
+        too_late = f", and the earliest first token comes after {earliest}, not {first}" if is_late else ""
+        return (
+            f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}{too_late}. "
+            "Use more or faster chips, smaller weights (--weights), or a lower limit"
+        )
+    if is_late:
         cache = "a prefix cache (--cached)" if case.turns is None else "larger tiers (--prefix-cache)"
         return (
-            f"no layout on {chips} gives a first token within {first}; the earliest comes after {show(soonest, 's')}. Use "
+            f"no layout on {chips} gives a first token within {first}; the earliest comes after {earliest}. Use "
             f"more chips, shorter prompts, or {cache}"
         )
     soonest = float(np.min(ttft[fits & (tpot <= case.slo.tpot)]))

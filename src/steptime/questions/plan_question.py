@@ -197,7 +197,7 @@ def read_rate(
     if tokens_per_day is None:
         return None if rate is None else float(positive("rate", rate, "requests/s", maximum=MOST_RATE))
     if rate is not None:
-        raise RangeError("tokens_per_day: gives the rate (--rate), got both; leave one out")
+        raise RangeError("tokens_per_day: sets the rate, so that it does not go with --rate; leave one out")
     if has_sessions:
         raise RangeError("tokens_per_day: histories of sessions repeat tokens; give the turns per second (--rate) instead")
     daily = float(positive("tokens_per_day", tokens_per_day, "tokens/day"))

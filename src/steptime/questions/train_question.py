@@ -40,7 +40,7 @@ JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "Training job", "Layout (searched if not gi
 # Seconds of a year.
 YEAR: Final = 365.25 * 86_400
 # Factors of the suffixes of token counts.
-SUFFIXES: Final = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3}
+SUFFIXES: Final = {"T": 1e12, "B": 1e9, "G": 1e9, "M": 1e6, "k": 1e3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ def read_tokens(name: str, value: Any) -> float:
 
     Args:
         name: Name of the input, for messages.
-        value: A number, or a text with a suffix k, M, B or T.
+        value: A number, or a text with a suffix k, M, B or G (1e9), or T.
 
     Returns:
         Tokens.
@@ -235,8 +235,8 @@ def read_tokens(name: str, value: Any) -> float:
     Raises:
         RangeError: If the value is not a number above 0 and at most 1e18.
 
-    >>> read_tokens("tokens", "15T"), read_tokens("tokens", 2e12)
-    (15000000000000.0, 2000000000000.0)
+    >>> read_tokens("tokens", "15T"), read_tokens("tokens", "1G"), read_tokens("tokens", 2e12)
+    (15000000000000.0, 1000000000.0, 2000000000000.0)
     """
     words = value.strip() if isinstance(value, str) else repr(float(value))
     # "K" and "k" are thousands; the other suffixes are upper case, as in model names.
