@@ -260,9 +260,7 @@ def test_a_higher_rate_shows_how_near_a_mean_run_is_to_saturation(mean, above, s
         return at(4.2, **{"ttft": 1.25, "tpot": 0.0125} | above)
 
     before = at(4.0, **mean)
-    loop = SimpleNamespace(
-        above=1.05, run=run, parts=2, what_is_full=lambda batch: "memory" if batch > 5 else "prompt queue"
-    )
+    loop = SimpleNamespace(above=1.05, run=run, parts=2, what_is_full=lambda batch: "memory" if batch > 5 else "prompt queue")
     found = with_surge(before, loop, LIMITS, "p90", 0.01, 0.5)
     assert asked == [(4.2, LIMITS, "p90", pytest.approx(0.014), 0.5)]
     assert (found.saturation, found.cause) == (pytest.approx(saturation), cause)
