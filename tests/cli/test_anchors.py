@@ -37,7 +37,7 @@ def test_an_answer_says_what_it_rests_on(asked, runs):
     shown = run(f"{asked} --anchor {runs}")
     assert shown.returncode == 0, shown.stderr
     assert "Corrected by 1 run that you measured (runs.csv): " in words(shown.stdout)
-    assert "Measured over predicted time per token: 1.30 (r0, load 8)." in words(shown.stdout)
+    assert "Measured over predicted time per token: 1.30 (r0, 8 at once)." in words(shown.stdout)
     assert "Note: Corrected" not in shown.stdout
     assert "Corrected by" not in run(asked).stdout
 
@@ -60,6 +60,10 @@ def test_an_answer_says_what_it_was_before(runs, closed_forms):
     assert "Without your runs" in run(f"{STEP} --anchor {runs}").stdout
     plan = words(run(f"plan llama-3.1-8b hgx-h100 --chips 1 --anchor {runs}").stdout)
     assert "Without your runs, the same layout and batch: " in plan
+    assert "None of your runs has this layout" not in plan
+    other = words(run(f"plan llama-3.1-8b hgx-h100 --chips 2 --tp 2 --anchor {runs}").stdout)
+    assert "None of your runs has this layout." in other
+    assert "--tp 1 plans with it." in other
 
 
 def test_a_step_names_the_factor_that_it_takes_and_no_first_tokens(runs):

@@ -359,14 +359,14 @@ def test_a_refusal_names_two_groups_and_counts_the_others(count, further):
 def test_the_worst_ratios_of_a_time_are_those_of_runs_that_measured_it():
     """Three at most are named, the furthest from 1 first: 0.4 is further from it than 2."""
     both = anchor_of(run_of(2.0, "a"), run_of(None, "b", ttft=1.5), run_of(0.4, "c"))
-    assert both._worst("tpot") == "Measured over predicted time per token: 0.40 (c, load 64), 2.00 (a, load 64)."
-    assert both._worst("ttft") == "Measured over predicted time to first token: 1.50 (b, load 64)."
+    assert both._worst("tpot") == "Measured over predicted time per token: 0.40 (c, 64 at once), 2.00 (a, 64 at once)."
+    assert both._worst("ttft") == "Measured over predicted time to first token: 1.50 (b, 64 at once)."
     assert anchor_of(run_of(2.0))._worst("ttft") == "No run of this model and system measured first tokens."
     assert anchor_of(run_of(1.019))._worst("tpot") == "Measured time per token: as predicted."
     five = anchor_of(*(run_of(ratio, f"{ratio}") for ratio in (1.1, 1.2, 1.3, 1.4, 1.5)))
-    assert five._worst("tpot").endswith(": 1.50 (1.5, load 64), 1.40 (1.4, load 64), 1.30 (1.3, load 64), and 2 closer to 1.")
+    assert five._worst("tpot").endswith(": 1.50 (1.5, 64 at once), 1.40 (1.4, 64 at once), 1.30 (1.3, 64 at once), and 2 closer to 1.")
     # Runs of another system are not among them.
-    assert anchor_of(run_of(2.0, "a"), run_of(9.0, "b", system="hgx-a100"))._worst("tpot").endswith(": 2.00 (a, load 64).")
+    assert anchor_of(run_of(2.0, "a"), run_of(9.0, "b", system="hgx-a100"))._worst("tpot").endswith(": 2.00 (a, 64 at once).")
 
 
 def test_the_usual_load_and_context_are_geometric_means_in_doublings():

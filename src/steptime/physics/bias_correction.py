@@ -377,7 +377,7 @@ class Anchor(Result):
             return f"No run of this model and system measured {QUANTITIES[quantity]}."
         if abs(math.log(ratios[worst[0]])) < SMALL_CHANGE:
             return f"Measured {TIMES[quantity]}: as predicted."
-        listed = ", ".join(f"{ratios[run]:.2f} ({run.name}, load {run.load:,.3g})" for run in worst)
+        listed = ", ".join(f"{ratios[run]:.2f} ({run.name}, {run.load:,.3g} at once)" for run in worst)
         further = f", and {len(ratios) - len(worst):,} closer to 1" if len(ratios) > len(worst) else ""
         return f"Measured over predicted {TIMES[quantity]}: {listed}{further}."
 

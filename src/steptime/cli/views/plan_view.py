@@ -314,7 +314,22 @@ def _warnings(plan: Plan, *, full: bool) -> list[str]:
         cost = f", {usd(before.usd_per_million_output_tokens)}" if has_rent(plan) else ""
         speed = f"{in_digits(before.tokens_per_second_per_user)} tok/s per user, first token {show(before.ttft, 's')}"
         warnings.append(f"Without your runs, the same layout and batch: {speed}{cost}.")
-    return warnings
+    return [*warnings, *_other_layouts_of_runs(plan)]
+
+
+def _other_layouts_of_runs(plan: Plan) -> list[str]:
+    """Return that none of your runs has the layout of a plan, whose correction is then weaker than that of your layouts."""
+    layout = plan.pools[-1].layout
+    own = () if plan.anchor is None else plan.anchor.measured
+    runs = [run for run in own if (run.model, run.system) == (plan.model, plan.system)]
+    sizes = [{name: int(getattr(run, name)) for name in ("tp", "pp", "dp", "ep")} for run in runs]
+    if not sizes or any(all(getattr(layout, name) == size for name, size in of_run.items()) for of_run in sizes):
+        return []
+    pinned = " ".join(f"--{name} {size}" for name, size in sizes[0].items() if size > 1) or "--tp 1"
+    return [
+        "None of your runs has this layout. The correction is weaker here than for theirs, which may look dearer than it is: "
+        f"{pinned} plans with it."
+    ]
 
 
 def _evidence(plan: Plan, *, full: bool) -> list[str]:
