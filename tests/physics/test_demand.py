@@ -424,6 +424,13 @@ def test_mixers_decode_and_read_prompts_in_one_step():
     assert {one.peak for one in found.values()} == {2e15}
 
 
+def test_no_engine_reads_faster_than_the_data_sheet():
+    fast = machine(reached={"memory": 0.9625})
+    engines = [engine(chip_departure=1.0, memory_efficiency=share) for share in (0.6, 0.9)]
+    found = [demand(matrix(), system=fast, on=one, batch=1).memory_efficiency for one in engines]
+    assert found == [pytest.approx(0.75), 1.0]
+
+
 def test_a_chip_departs_from_the_usual_share_of_its_data_sheet():
     """Usual are 0.77 of bandwidth and 0.74 of arithmetic."""
     chip = machine(reached={"memory": 0.385, "compute": 1.48})

@@ -112,7 +112,7 @@ def test_sizes_of_plans_are_multiples_of_the_usual_one():
     assert _plan_sizes(st.load_system("gb200-nvl72")) == [72]
 
 
-@pytest.mark.parametrize(("usd_per_month", "words"), [(2.0, "own / API is 2x"), (5e9, "own / API is more than 1,000x")])
+@pytest.mark.parametrize(("usd_per_month", "words"), [(2.0, "(2x as much)"), (5e9, "(more than 1,000x as much)")])
 def test_a_ratio_above_a_thousand_has_no_digits(compared, usd_per_month, words):
     ends = zip(compared.provisions[-2:], (1.0, usd_per_month), strict=True)
     api, own = (replace(one, usd_per_month=usd) for one, usd in ends)

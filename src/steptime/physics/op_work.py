@@ -300,7 +300,8 @@ class Pass:
         # Every decode token has logits, and the last token of each prompt.
         self.logits = work.decode + work.prompts
         self.compute = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)
-        self.memory = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
+        # Nothing is read faster than the data sheet says.
+        self.memory = np.minimum(engine.kernels.memory_efficiency * chip_factor(system, "memory", engine), 1.0)
         self.fills = has_nonzero(engine.kernels.fill_bytes)
 
 

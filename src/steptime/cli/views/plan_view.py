@@ -379,13 +379,14 @@ def _sessions(plan: Plan) -> list[Text]:
         f"and {s.output_tokens:,.0f} out, think time {show(s.think_time, 's')}{prompt}; "
         f"{in_digits(cache.sessions_in_progress)} in progress."
     )
-    served = " when turns are served one by one" if cache.is_replayed else ""
-    text = f"Prefix cache: {100 * cache.hit_share:.1f} % of prompt tokens are found{served}, "
     # Drawn sessions may repeat more than sessions do on average.
-    text += f"of {100 * max(cache.held_share, cache.hit_share):.1f} % that repeat."
+    repeated = max(cache.held_share, cache.hit_share)
+    is_all = f"{cache.hit_share:.3f}" == f"{repeated:.3f}"
+    found = "all of them" if is_all else f"{100 * cache.hit_share:.1f} % of prompt tokens"
+    text = f"Prefix cache: {100 * repeated:.1f} % of prompt tokens repeat earlier ones; it finds {found}."
     if cache.held_share:
         needed = f"needs the {cache.needed_tier} tier" if cache.needed_tier else "is more than its tiers have"
-        text += f" To find 95 % of these, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
+        text += f" For 95 % of these, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
     return [Text(words), Text(text, style="bold")]
 
 

@@ -321,9 +321,10 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     times = own_chips.usd_per_month / api.usd_per_month
     ratio = f"{in_digits(times, 2)}x" if times < MOST_RATIO else f"more than {MOST_RATIO:,}x"
     spare = f", {fleet.spare} of them spare" if fleet.spare else ""
+    verdict = "Buy from the API" if times > 1 else "Run own chips"
     return Answer(
-        sentence=f"{volume} of {model} cost {usd(own_chips.usd_per_month)} a month on {counted(fleet.chips, 'own chip')} of "
-        f"{comparison.system}, and {usd(api.usd_per_month)} from {_seller_words(comparison)}: own / API is {ratio}. "
+        sentence=f"{verdict}: {volume} of {model} cost {usd(api.usd_per_month)} a month from {_seller_words(comparison)}, and "
+        f"{usd(own_chips.usd_per_month)} on {counted(fleet.chips, 'own chip')} of {comparison.system} ({ratio} as much). "
         f"{_break_even_words(comparison)}",
         conditions=conditions,
         body=[
@@ -347,9 +348,9 @@ def _break_even_words(comparison: SelfHosting) -> str:
     if not math.isfinite(level):
         if share > 1:
             subject = "The median seller is" if several else "The API is"
-            return f"{subject} cheaper at any volume: even at full load, own chips cost {in_digits(share, 2)}x as much."
+            return f"{subject} cheaper at any volume: even a full fleet of the best size costs {in_digits(share, 2)}x as much."
         return f"Own chips cost less than {seller} only where they are nearly full."
-    text = f"Own chips cost less than {seller} from {show(level, 'tokens')} a day on"
+    text = f"A fleet of the best size for its volume costs less than {seller} from {show(level, 'tokens')} a day on"
     if not several:
         return f"{text}."
     cheapest = comparison.provisions[0].name.removeprefix("API, ").removesuffix(" (cheapest)")
@@ -357,8 +358,8 @@ def _break_even_words(comparison: SelfHosting) -> str:
     if math.isfinite(lowest_level):
         return f"{text}, and less than {cheapest}, the cheapest, from {show(lowest_level, 'tokens')} a day on."
     if lowest_share > 1:
-        return f"{text}; never less than {cheapest}: even at full load they cost {in_digits(lowest_share, 2)}x as much."
-    return f"{text}, and less than {cheapest}, the cheapest, only where they are nearly full."
+        return f"{text}; never less than {cheapest}: at full load it costs {in_digits(lowest_share, 2)}x as much."
+    return f"{text}, and less than {cheapest}, the cheapest, only where it is nearly full."
 
 
 def _seller_words(comparison: SelfHosting) -> str:

@@ -315,8 +315,8 @@ def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     saving = share_in_words(training.unmeasured_saving, 0)
     unmeasured = f"{training.unmeasured}: {saving} less time, if its prediction holds (--evidence any)"
     allowance = (
-        f"times contain {share_in_words(training.search_factor - 1, 0)}, because layouts that a search chooses run slower than "
-        "predicted; with the layout given (--tp, --pp and so on) nothing is added"
+        f"all times are {share_in_words(training.search_factor - 1, 0)} longer than the layout's prediction, as layouts that a "
+        "search chose turned out; with --tp, --pp and so on nothing is added"
     )
     return [
         ("Evidence", kind + (close if training.close_layouts > 1 else "")),
@@ -337,9 +337,9 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
         lowest, highest = (run.usd * float(end / system.rent.typical) for end in (system.rent.low, system.rent.high))
         if lowest < 0.995 * highest:
             rent += (
-                f". At the lowest and highest rent of the past twelve months the run costs {usd(lowest)} and {usd(highest)}. "
+                f". With the lowest and highest rents of the past twelve months it is {usd(lowest)} and {usd(highest)}; the "
             )
-            rent += "The 90 % range above is at this rent"
+            rent += "range above is at this rent"
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
         ("Goodput", f"{share_in_words(run.goodput)}: {failures}; {checkpoints}"),
