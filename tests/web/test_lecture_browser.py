@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from steptime.lecture.story import chapters
+from steptime.lecture.story import chapters, state
 from steptime.web.lecture_page import export_lecture
 from tests.web.browsing import CHROMIUM, browser, page_of, served
 
@@ -85,8 +85,9 @@ def test_a_number_in_a_sentence_is_dragged_and_the_link_has_it(chromium, address
         assert int(text.split()[0].replace(",", "")) > 10_000
         # All sentences share the number, links to chapters keep it, and the link opens it again.
         page.locator("#contents a[href='#cost']").evaluate("link => link.click()")
-        page.wait_for_timeout(900)
-        assert page.evaluate("document.getElementById('cost').getBoundingClientRect().top") < 400
+        page.wait_for_function("() => document.getElementById('cost').getBoundingClientRect().top < 400", timeout=10_000)
+        # The address follows a quarter of a second after the scroll.
+        page.wait_for_timeout(500)
         assert {one.inner_text() for one in page.locator(".drag[data-name=batch]").all()} == {text}
         link = page.url
         assert "batch=" in link
@@ -116,6 +117,42 @@ def test_keys_move_numbers_points_and_sliders_and_are_told_in_words(chromium, ad
         page.keyboard.press("End")
         page.wait_for_function("() => document.querySelector('#experts-3 .drag[data-name=racks]').textContent === '8 racks'")
         assert slider.get_attribute("aria-valuetext") == "8 racks"
+
+
+FOCUSED = """() => { const one = document.activeElement;
+    return [one.closest(".chapter")?.id, one.closest(".stage") ? stages.find((each) => each.root.contains(one)).step : -1,
+        one.matches(".point") ? "point" : one.labels?.[0]?.textContent || one.getAttribute("aria-label") || one.textContent];
+}"""
+
+
+@pytest.mark.parametrize(("chapter", "width"), [("batch", 1440), ("experts", 390), ("ciphers", 1440)])
+def test_tab_reaches_the_sliders_and_the_point_of_every_step_and_shift_and_tab_goes_back(chromium, address, chapter, width):
+    with page_of(chromium, width=width) as (page, said):
+        page.emulate_media(reduced_motion="reduce")
+        opened(page, address)
+        scrolled(page, chapter, 1)
+        page.locator(f"#{chapter} .lead").evaluate("one => { one.tabIndex = -1; one.focus(); }")
+        reached = []
+        while not reached or reached[-1][0] == chapter:
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate(FOCUSED))
+            if "numbers of the lecture, computed" in reached[-1][2]:
+                break
+        names = {one["name"]: one["label"] for one in state()["variables"]}
+        (about,) = [one for one in chapters() if one["id"] == chapter]
+        pictures = {one["id"]: one for one in about["pictures"]}
+        for index, step in enumerate(about["steps"]):
+            here = [name for _, at, name in reached if at == index]
+            assert {names[control] for control in step["controls"]} <= set(here), index
+            # Each step has its picture's point, if it has one, and its table.
+            assert "table" in here, index
+            assert ("point" in here) == ("drag" in pictures[step["picture"]]), index
+        back = [reached[-1]]
+        for _ in range(len(reached) - 1):
+            page.keyboard.press("Shift+Tab")
+            back.append(page.evaluate(FOCUSED))
+        assert back == reached[::-1]
+        assert said == []
 
 
 def test_a_guess_is_compared_and_shared(chromium, address):

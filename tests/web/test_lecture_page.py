@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from steptime import blackboard
 from steptime.catalog.hardware_loading import load_system
 from steptime.cli.main import app_for
 from steptime.errors import DataFileError, UnknownName
 from steptime.lecture import lecture_content
-from steptime.lecture.current_figures import flipped_share
+from steptime.lecture.current_figures import best_overtraining, flipped_share
 from steptime.lecture.lecture_content import WITHIN_FACTOR, between, statements
 from steptime.lecture.story import (
     ENGINE_BATCHES,
@@ -166,17 +167,21 @@ def test_four_numbers_of_a_picture_are_those_of_the_lecture_of_the_page_of_an_en
 
 
 def test_measured_runs_are_slower_than_the_ideal_pass_of_their_own_batch():
-    tables, ratios = catalogue_tables(), []
+    tables, ratios, of_rack = catalogue_tables(), [], []
     for model, systems in measured_runs().items():
         for system in set(systems) & set(tables["systems"]):
             values = {**tables["models"][model], **tables["systems"][system], **tables["pairs"][model][system]}
             for _, context, concurrency, seconds, chips in systems[system]:
                 batch = concurrency * values["chips"] / chips
                 ratios.append(seconds / float(evaluate(values | {"batch": batch, "context": context})["ideal_used"]))
+                if (model, system) == (state()["model"], state()["system"]):
+                    of_rack.append(ratios[-1])
     assert len(ratios) > 350
     # The text says 1.3 at best and 4 as usual.
     assert min(ratios) == pytest.approx(1.3, abs=0.05)
     assert np.median(ratios) == pytest.approx(4.4, abs=0.4)
+    # And nine for DeepSeek-V3 on a GB200 rack.
+    assert np.median(of_rack) == pytest.approx(9.0, abs=0.2)
 
 
 def test_engine_between_contexts_is_that_of_the_full_model_and_ends_with_the_context_of_the_model():
@@ -215,6 +220,11 @@ def test_by_hand():
     assert float(numbers["h100_server_floor"]) == pytest.approx(0.187, abs=5e-4)
     assert float(numbers["h100_floor"]) == pytest.approx(float(numbers["h100_server_floor"]) / 9)
     assert float(numbers["domain_floor"]) == pytest.approx(5e12 / 576e12)
+    # 70,272 B at 614 GB/s, and in 2 TB for a second, both of 1 USD/h, against 37 G multiplies at 2.4 P/s and 4 USD/h.
+    numbers = evaluate({"kv_bytes": 70_272.0, "active": 37e9, "flops": 4.8e15, "rent": 4.0, "chips": 72.0})
+    computing, reading, holding = 37e9 / 2.4e15 * 4, 70_272 / 614e9, 70_272 / 2e12
+    assert float(numbers["dram_read"]) == pytest.approx(reading / computing)
+    assert float(numbers["tenth_wait"]) == pytest.approx((0.1 * computing - reading) / holding)
     # A rack at 3 USD/h per chip for the time of a pass, over its batch.
     numbers = evaluate({"chips": 72.0, "rent": 3.0, "batch": 2400.0, "context": 1.0, "total": 671e9, "active": 37e9})
     assert float(numbers["cost"]) == pytest.approx(72 * 3 / 3600 * float(numbers["step"]) / 2400 * 1e6)
@@ -274,7 +284,23 @@ def test_a_batch_beyond_the_corner_saves_at_most_the_factor_of_the_text():
     corner = float(evaluate(dict(defaults()))["best_batch"])
     share = engine_seconds(model, system, corner, 400) / corner
     assert share / (engine_seconds(model, system, 65_536, 400) / 65_536) == pytest.approx(2.69, abs=0.05)
-    assert "in a real engine at most 2.7" in lecture_html(is_live=False)
+    assert "in a real engine at most 2.7 times" in lecture_html(is_live=False)
+
+
+def test_numbers_written_in_the_text_are_those_of_the_functions():
+    text = {one["id"]: " ".join(step["text"] for step in one["steps"]) for one in CHAPTERS}
+    at_200, at_20 = (best_overtraining(["hoffmann", "epoch"], 100e9, 200e12, 3 * served) for served in (200e12, 20e12))
+    assert f"{at_200[0]:.0f} times Chinchilla and Epoch's refit {at_200[1]:.0f}" in text["training"]
+    assert f"{at_20[1]:.0f} to {at_20[0]:.0f} times Chinchilla" in text["training"]
+    balances = {one["name"]: one["value"] for one in fixed_tables()["balances"]}
+    assert f"an A100 has {balances['A100 BF16']:.0f}, a B300 in FP4 {balances['B300 FP4']:.0f}" in text["batch"]
+    assert max(max(one / 300, 300 / one) for one in balances.values()) < 2
+    # A step of the lecture's 128,000 tokens per second, and of its two sections on prices at its ratio of 5.
+    assert f"every {2000 / 128_000 * 1e3:.1f} ms" in text["trains"]
+    assert float(blackboard.joint_batch_ratio(5, 1.5, 20e3, 400e3)) == pytest.approx(5, rel=0.03)
+    # Drains of most chips, from 20 to 40 ms.
+    drains = [one["value"] for one in fixed_tables()["drains"]]
+    assert sum(0.02 <= one <= 0.04 for one in drains) == len(drains) - 1
 
 
 def test_parts_of_a_sentence_stand_only_where_their_number_exists():

@@ -367,6 +367,36 @@ function locate() {
     store();
   }
 }
+// Tab goes from the controls of a step's picture to the numbers of the step, then to the picture of the next step; Shift and Tab go back.
+const STOPS = "a[href], button, input:not([type=radio]), input:checked, select, summary, [tabindex='0']";
+const stops = (place) => $$(STOPS, place).filter((one) => one.checkVisibility());
+function bring(stage, index) {
+  if (stage.step === index) return;
+  scrollTo({ top: scrollY + stage.steps[index].getBoundingClientRect().top - innerHeight * (narrow.matches ? 0.62 : 0.3), behavior: "instant" });
+  locate();
+}
+function nextStop(stage, at, isBack) {
+  const box = $(".stage", stage.root), end = $(".verdicts summary", stage.root), own = at.closest(".step"), isOwn = Boolean(own), count = stage.steps.length;
+  const index = isOwn ? stage.steps.indexOf(own) : at === end ? count : stage.step;
+  const list = isOwn ? stops(own) : at === end && isBack ? [end] : box.contains(at) ? stops(box) : [];
+  if (!list.length || at !== list.at(isBack ? 0 : -1)) return null;
+  if (isBack && isOwn) { bring(stage, index); return stops(box).at(-1); }
+  const inStep = !isBack && !isOwn && stops(stage.steps[index])[0];
+  if (inStep) return inStep;
+  const to = index + (isBack ? -1 : 1);
+  if (to === count) return end;
+  if (to < 0) return null;
+  bring(stage, to);
+  return isBack ? [...stops(box), ...stops(stage.steps[to])].at(-1) : stops(box)[0];
+}
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Tab" || event.ctrlKey || event.altKey || event.metaKey) return;
+  const at = document.activeElement, stage = stages.find((one) => one.root.contains(at)), to = stage && nextStop(stage, at, event.shiftKey);
+  if (!to) return;
+  event.preventDefault();
+  to.focus({ preventScroll: Boolean(to.closest(".stage")) });
+});
+
 let queued = false;
 const onScroll = () => { if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; locate(); }); } };
 addEventListener("scroll", onScroll, { passive: true });
