@@ -48,7 +48,8 @@ def process(words: str, **more):
 @pytest.mark.parametrize(
     "words",
     [
-        "plan deepseek-v3 gb200-nvl72 --speed 50", "plan llama-3.1-8b cs-3", "step deepseek-v3 hgx-h200 --dp 8 --ep 8",
+        pytest.param("plan deepseek-v3 gb200-nvl72 --speed 50", marks=pytest.mark.thorough),
+        "plan llama-3.1-8b cs-3", "step deepseek-v3 hgx-h200 --dp 8 --ep 8",
         "models deepseek-v3", "models --like gpt-oss", "models --table deepseek-v3 kimi-k2", "systems",
         pytest.param("engines vllm", marks=pytest.mark.thorough),
         "validate --columns",
@@ -145,6 +146,7 @@ def test_a_full_disk_gets_one_message(words):
     assert (shown.returncode, shown.stderr.strip()) == (2, "steptime: cannot print: No space left on device")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_process_that_finds_the_disk_full_gets_one_message():
     with open("/dev/full", "wb") as full:
@@ -168,6 +170,7 @@ def test_a_reader_that_goes_is_no_error():
     assert shown.stderr == ""
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_with_130_and_no_words():
     code = "import signal, sys, steptime.questions.plan_question as m, steptime.cli.main as t, time\n"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background may ignore it

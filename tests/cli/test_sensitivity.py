@@ -44,6 +44,7 @@ def test_indices_have_their_confidence():
     assert "bootstrap of 1,024 samples" in text
 
 
+@pytest.mark.thorough
 def test_json_csv_and_the_picture_hold_the_same(tmp_path, closed_forms):
     pytest.importorskip("matplotlib")
     found = run(f"{ASKED} --json --csv {tmp_path / 'a.csv'} --plot {tmp_path / 'a.svg'}")

@@ -121,9 +121,10 @@ def test_read_back_a_command_takes_the_memory_of_the_plan(count):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_scripts_say_what_is_printed(engine):
+@drawn
+def test_scripts_say_what_is_printed(engine, count):
     """Each script is a command of the same flags, with the variables of the shell filled in or set before it."""
-    for made, *_ in plans(8):
+    for made, *_ in plans(count):
         printed = {frozenset(read.flags) for read in commands(launch_commands(made, engine))}
         for name, text in launch_files(made, engine).items():
             if not name.endswith(".sh") or name == "addresses.sh":

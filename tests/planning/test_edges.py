@@ -18,6 +18,7 @@ from tests.planning.cases import case, closed_plan, equal_requests
 SHORT = equal_requests(input_tokens=8192, output_tokens=16)
 
 
+@pytest.mark.thorough
 def test_few_at_a_time_serve_no_more_than_their_time_allows():
     """Where a first token has hardly time for its prompt, a token is made among less than two; less than one is in flight."""
     found = closed_plan(

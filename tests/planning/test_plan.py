@@ -240,6 +240,7 @@ def test_one_output_token_is_all_prefill():
 # --- engines and ranges -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_default_is_a_real_engine(deepseek, rack):
     """One that is slower than the bound beside it, whatever its constants are."""
     found = closed_plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, diagnostics=True)

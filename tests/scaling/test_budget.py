@@ -213,6 +213,7 @@ def test_cheaper_tokens_take_more_training():
     assert (np.diff(losses, axis=1) < 0).all()
 
 
+@pytest.mark.thorough
 def test_open_models_are_overtrained_as_the_lecture_says():
     """Lecture, section 19: Llama-3-8B on 15 T tokens 94x, DeepSeek-V3 on 14.8 T with 37 B active 20x."""
     known = {one.model: one for one in open_models()}

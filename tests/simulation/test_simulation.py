@@ -431,6 +431,7 @@ def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
         assert mixed_seconds(apart.rates, batch, batch * 1150.0, prompts, 1000) > 1.005 * float(step)
 
 
+@pytest.mark.thorough
 def test_a_slot_more_or_less_changes_no_pipeline_below_them():
     """Micro-batches are unequal: their times beyond the table must not depend on the place of its last stair."""
     requests = Workload(input_tokens=8367, output_tokens=1774, output_spread=1.5)

@@ -31,6 +31,7 @@ def test_curves_with_their_ranges():
     assert sum(len(line.get_xdata()) for line in full) == np.count_nonzero(found.answers["memory_share"].values > 1)
 
 
+@pytest.mark.thorough
 def test_a_map_of_two_long_axes_with_the_memory_that_is_full():
     found = st.sweep("step", {"batch": "1:1000:40", "context": "1000:100000:30"}, **ON)
     figure = draw_sweep(found)

@@ -150,6 +150,7 @@ def test_own_runs_warn_of_runs_far_outside_and_of_more_runs_outside_than_expecte
     assert warning.count("Check whether") == 3
 
 
+@pytest.mark.thorough
 def test_causes_leave_out_what_the_row_states():
     (own,) = st.load_anchor(measured([2.8], sampling="top-p")).anchors
     assert "sampling" not in own.explanations[0]

@@ -46,6 +46,7 @@ def test_more_speed_costs_no_less_and_the_cheapest_is_first(closed_forms):
     assert min(fast["cost"]) >= min(slow["cost"]) * (1 - 1e-9)
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_stands_last_with_its_reason(closed_forms):
     found = ask(model="deepseek-ai/DeepSeek-V3", systems="hgx-h100,hgx-b200", ttft=10.0, speed=20.0).json()["tables"]["systems"]
     assert found["system"] == ["hgx-b200", "hgx-h100"]

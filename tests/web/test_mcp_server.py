@@ -176,7 +176,7 @@ def test_the_command_gives_the_same_figure():
 @pytest.mark.parametrize(
     "tool",
     [
-        pytest.param(name, marks=pytest.mark.thorough) if name == "plan" else name
+        pytest.param(name, marks=pytest.mark.thorough) if name in ("plan", "roofline") else name
         for name in CALLS
         if name not in ("compare", "prices", "context", "rl")
     ],

@@ -33,6 +33,7 @@ def test_plain_layers_keep_all_of_each_and_reversible_ones_the_same_at_any_depth
     assert np.all(np.array(depths["checkpointed"])[1:] <= np.array(depths["plain"])[1:])
 
 
+@pytest.mark.thorough
 def test_a_single_layer_saves_nothing_by_undoing():
     shown = client.post(ROUTE, json={"layers": 1}).json()
     assert shown["marks"]["times"] < 1

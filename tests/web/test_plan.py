@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 import steptime as st
 from steptime.web.app import app_for
 
+pytestmark = pytest.mark.usefixtures("closed_forms")
 CLIENT = TestClient(app_for(hosts=("*",)))
 GIVEN = {"model": "openai/gpt-oss-120b", "system": "hgx-h100", "prompt": 2048, "output": 512, "ttft": 2.0}
 
