@@ -123,6 +123,7 @@ def test_the_most_clients(more, columns):
     assert max(map(len, shown.stdout.splitlines())) <= columns
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "more",
     [

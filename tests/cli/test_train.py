@@ -39,11 +39,10 @@ def refused(words: str) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        SPARSE,
         LORA,
         f"{SMALL} --tokens 15T",
         f"{PIPED} --explain",
-        *(pytest.param(words, marks=pytest.mark.thorough) for words in (DENSE, PIPED, f"{SMALL} --scaling")),
+        *(pytest.param(words, marks=pytest.mark.thorough) for words in (SPARSE, DENSE, PIPED, f"{SMALL} --scaling")),
     ],
 )
 def test_pages_keep_to_their_width(words, columns):

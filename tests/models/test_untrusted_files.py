@@ -115,6 +115,7 @@ def gguf(path, *values):
     return path
 
 
+@pytest.mark.thorough
 def test_gguf_metadata_that_is_kept_is_bounded_in_all(tmp_path):
     text = struct.pack("<Q", 3_000_000) + b"x" * 3_000_000
     outcome, memory = outcome_and_memory(gguf(tmp_path / "texts.gguf", *[(8, text)] * 40))

@@ -70,6 +70,7 @@ def test_gradient_of_many_points_is_that_of_each(deepseek, rack):
     assert together[:, 1, 0] == pytest.approx(one, abs=1e-8)
 
 
+@pytest.mark.thorough
 def test_many_engines_on_many_points_are_cut_in_blocks_without_a_trace():
     """Constants on a leading axis and an input large enough to be cut: each point is what it is alone."""
     model, system, batch = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), np.arange(1, 150_001)

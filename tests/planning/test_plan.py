@@ -265,6 +265,7 @@ def test_chips_on_which_one_model_was_measured_say_so():
     assert ideal[0] == ideal[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", ["tpu7x", pytest.param("trn2-16", marks=pytest.mark.thorough)])
 def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
     found = closed_plan(

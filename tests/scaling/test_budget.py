@@ -109,6 +109,7 @@ def test_usd_are_flop_at_the_rent():
     assert money.params == pytest.approx(same.params)
 
 
+@pytest.mark.thorough
 def test_unique_tokens_make_models_larger():
     free, tight = (budget("10B@2T", Demand(served=1e13), law="muennighoff", **more).choice for more in ({}, {"unique": 0.5e12}))
     assert tight.params > 1.05 * free.params

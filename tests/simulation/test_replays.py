@@ -65,6 +65,7 @@ def test_what_the_name_does_not_stand_for_has_to_be_given(what, closed_forms):
     assert st.replay(made, *things.values(), engine, requests=200).rate > 0
 
 
+@pytest.mark.thorough
 def test_a_name_that_loads_nothing_says_what_to_give(plan):
     for what in ("model", "system", "engine"):
         with pytest.raises(

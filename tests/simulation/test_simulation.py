@@ -506,6 +506,7 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
     assert best(1, 1) == pytest.approx(one, rel=0.2)
 
 
+@pytest.mark.thorough
 def test_a_highest_rate_holds_in_a_longer_run(llama):
     """What a short run takes for a rate that is kept up is lowered until a long one bears it out."""
     lengths = {"inputs": Lengths(mean=300), "outputs": Lengths(mean=100)}

@@ -45,6 +45,7 @@ def test_a_wall_is_where_no_layout_goes_on(tpot):
     assert not holds(found.longest * 1.01)
 
 
+@pytest.mark.thorough
 def test_figures_at_the_length_asked_are_those_of_a_step(found):
     for one in found.walls:
         model = st.with_techniques(st.load_model(PAIR[0]), one.technique)

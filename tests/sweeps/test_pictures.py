@@ -42,6 +42,7 @@ def test_a_map_of_two_long_axes_with_the_memory_that_is_full():
     assert mesh.get_array().reshape(30, 40)[3, 7] == pytest.approx(found.answers["usd_per_million_tokens"].values[7, 3])
 
 
+@pytest.mark.thorough
 def test_names_are_intervals_and_a_third_axis_is_panels():
     found = st.sweep("step", {"system": ["hgx-h100", "hgx-b200"]}, model="llama-3.1-8b", batch=64)
     place = draw_sweep(found).axes[0]

@@ -6,12 +6,10 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
-CLIENT = TestClient(app_for(hosts=("*",)))
 GIVEN = {"model": "llama-3.1-8b", "systems": "hgx-h100, hgx-b200", "prompt": 1024, "output": 256, "speed": 40.0, "ttft": 1.0}
 
 

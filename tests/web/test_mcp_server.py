@@ -330,6 +330,7 @@ def environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("PYTHONPATH", "NUMBA_CACHE_DIR", "HOME", "PATH") if name in os.environ}
 
 
+@pytest.mark.thorough
 def test_the_sdk_lists_and_calls_tools_over_standard_input_and_output():
     asyncio_run(_talk, ["step", "lecture", "catalogue", "laws"])
 
