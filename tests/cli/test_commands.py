@@ -21,6 +21,7 @@ import typer
 
 from steptime.cli import main as cli_main
 from steptime.cli.main import EXAMPLES, app_for, main
+from tests.conftest import every
 
 MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
 
@@ -420,14 +421,14 @@ SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 20
 
 @pytest.mark.parametrize(
     "words",
-    [
+    every(2, [
         "--rate 20", "--concurrency 16 --ttft 0.2 --speed 50", "--rate 5 --policy train",
         "--rate 5 --policy static --patience 1", "--rate 20 --prefill-replicas 1", "--rate 20 --fast-share 0.2",
         "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
         "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
         "--rate 20 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB,host=10GB --replicas 2 --route prefix-aware",
         "--rate 20 --drafts 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
-    ],
+    ]),
 )  # fmt: skip
 def test_simulate(words, closed_forms):
     pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
@@ -663,6 +664,7 @@ def test_exports_say_what_they_wrote(tmp_path):
     assert again.stderr.count("in place of an older file") == 2
 
 
+@pytest.mark.thorough
 def test_engine_files_are_written_over_only_by_force(tmp_path):
     pytest.importorskip("scipy")
     (tmp_path / "runs.csv").write_text(RUNS)

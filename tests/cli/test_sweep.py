@@ -171,6 +171,7 @@ def test_runs_of_ones_own_that_are_kept_are_gone_by(tmp_path, monkeypatch):
     assert "runs that `steptime anchors` keeps are left out" in several.stderr
 
 
+@pytest.mark.thorough
 def test_sweep_over_a_rate_shows_the_cost_at_that_rate(both_forms):
     found = run("sweep plan llama-3.1-8b hgx-h100 --over rate=1,100 --speed 40 --json")
     table = json.loads(found.stdout)["table"]

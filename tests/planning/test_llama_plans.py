@@ -52,6 +52,7 @@ def test_the_command_has_the_slots_of_the_plan(planned):
     assert {"-kvu", "-cram"} & set(words) == {"-kvu"}
 
 
+@pytest.mark.thorough
 def test_formats_with_a_rule_of_the_engine_have_no_warning(planned):
     assert not [words for words in planned.warnings if "multiplied" in words]
 

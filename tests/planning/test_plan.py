@@ -186,6 +186,7 @@ def test_requests_have_tokens(sizes):
         equal_requests(input_tokens=sizes[0], output_tokens=sizes[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_launch_commands_carry_the_layout(plan, apart, engine):
     text = "\n".join(launch_commands(plan, engine))

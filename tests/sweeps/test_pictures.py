@@ -52,6 +52,7 @@ def test_names_are_intervals_and_a_third_axis_is_panels():
     assert titles == ["tp 1", "tp 2"]
 
 
+@pytest.mark.thorough
 def test_the_front_of_two_answers_is_what_no_other_beats():
     found = st.sweep("step", {"batch": [1, 8, 64], "tp": [1, 2]}, **ON)
     place = draw_sweep(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]

@@ -225,6 +225,7 @@ def test_a_file_that_is_not_there_or_holds_no_rows_is_refused(tmp_path):
         st.load_anchor(path)
 
 
+@pytest.mark.thorough
 def test_runs_are_kept_found_and_removed(tmp_path):
     catalog = str(tmp_path)
     assert st.load_anchor(catalog=catalog).anchors == ()
