@@ -34,8 +34,8 @@ from steptime.questions.step_question import step_summary
 from steptime.questions.train_comparison import compare_training
 from steptime.result_base import Result, Tabular, entries, in_words, json_key, plain, problem, to_json, unit
 from steptime.reversible.avalanche import mixing
+from steptime.reversible.memory_tradeoff import KINDS, ErrorPoint, StackPoint, Stacks
 from steptime.reversible.sboxes import sbox_card
-from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
 from steptime.scaling.compute_optimal import optimal, predict_losses
 from steptime.svg import curve, stacked
 from steptime.validation.engine_metrics import read_scrape, window_between

@@ -11,8 +11,8 @@ import pytest
 from steptime.launch.launch_commands import ENGINES, launch_commands, launch_files
 from steptime.models.model_loading import load_model
 from steptime.physics.chip_memory import memory_per_chip
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import load_engine
-from steptime.physics.kv_dtype import as_served
 from tests.launch.draws import drawn, plans
 from tests.launch.reading import commands, golden, known, options_file, said
 

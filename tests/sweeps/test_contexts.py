@@ -11,8 +11,8 @@ import pytest
 
 import steptime as st
 from steptime.physics.chip_memory import sequences_that_fit
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import engine_for
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout_space import legal
 from steptime.sweeps.context_limit import tokens
 from tests.cli.test_commands import run
