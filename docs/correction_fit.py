@@ -34,7 +34,6 @@ from engine_cross_validation import (
 from fit_engines import fitted_rows
 from group_cross_validation import STEP, group_labels, solve
 from scipy.optimize import minimize
-from scipy.stats import t as student
 
 from steptime.number_checks import Array
 from steptime.physics.engine import TYPICAL, label_values, with_constants
@@ -242,6 +241,9 @@ def estimate(errors: Errors, quantity: str, mask: Array, start: Covariance | Non
     mask = mask & np.isfinite(errors.values[quantity])
     blocks, limit = blocks_of(errors, mask), LARGEST[quantity]
     target = np.clip(errors.values[quantity], -limit, limit)
+    # It takes longer to import than all others.
+    from scipy.stats import t as student
+
     degrees = float(student.fit(target[mask], floc=0.0)[0])
     logs, weight = START if start is None else np.log([*start.figures().values()][: len(START)]), np.ones(len(target))
     bounds = [(-13.0, 2.0)] * (len(START) - 2) + [(-1.5, 3.0)] * 2

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm, t
 
 from steptime.number_checks import Array
 from steptime.physics.attention_kernels import load_kernels
@@ -523,6 +522,9 @@ def interval_of_groups(log_errors: Array, rows: list[dict[str, str]], mask: Arra
     order = np.argsort(errors)
     shares = (np.cumsum(weight[order]) - weight[order] / 2) / weight.sum()
     models = len({row["model"] for row, is_known in zip(rows, known, strict=True) if is_known})
+    # It takes longer to import than all others.
+    from scipy.stats import norm, t
+
     low, high = np.exp(t.ppf(0.95, models - 1) / norm.ppf(0.95) * np.interp([0.05, 0.95], shares, errors[order]))
     return [round(float(low), 4), round(float(high), 4)]
 

@@ -76,7 +76,7 @@ from steptime.pricing.price_estimate import Reading
 from steptime.result_base import entries
 from steptime.reversible.avalanche import Mixing
 from steptime.reversible.sboxes import SboxCard
-from steptime.reversible.stack_results import Stacks
+from steptime.reversible.memory_tradeoff import Stacks
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.step_predictor import StepPredictor
 from steptime.simulation.max_rate import HighestRate

@@ -7,7 +7,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -103,6 +103,15 @@ def each(names: str, rows: Sequence[Any]) -> Callable[[Callable[..., None]], Cal
         return check
 
     return merge
+
+
+def every(step: int, rows: Iterable[Any]) -> list[Any]:
+    """Return the rows of a law: every `step`-th one is checked every day, the others in the slow stage of .ci/run."""
+    further = pytest.mark.thorough
+    return [
+        row if n % step == 0 else pytest.param(*row if isinstance(row, tuple) else (row,), marks=further)
+        for n, row in enumerate(rows)
+    ]
 
 
 RENT = Rent(low=2 / 3600, typical=2 / 3600, high=2 / 3600)

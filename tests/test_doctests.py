@@ -20,9 +20,7 @@ WITH_EXAMPLES = sorted(
 )
 
 
-TORCH = {
-    f"steptime.reversible.{name}" for name in ("reversible_blocks", "reversible_stacks", "torch_memory")
-}  # which are of the extra torch
+TORCH = {f"steptime.reversible.{name}" for name in ("reversible_blocks", "reversible_stacks")}  # which are of the extra torch
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)

@@ -34,10 +34,8 @@ START = """
 import sys, os, signal, json, asyncio, multiprocessing, multiprocessing.popen_spawn_posix, concurrent.futures.process
 import ctypes, subprocess, mmap, shutil, socket, threading, webbrowser
 import numpy, typer, rich.console, plotille
-try:
+if {web!r}:
     import uvicorn, fastapi
-except ImportError:
-    pass
 sys.platform = {platform!r}
 for module, names in {names!r}.items():
     for name in names:
@@ -54,6 +52,7 @@ def run(system: str, code: str) -> str:
         platform="win32" if windows else "darwin",
         names=WINDOWS if windows else DARWIN,
         blocked=MODULES_OF_UNIX if windows else (),
+        web="steptime.web" in code,
     )
     done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -98,6 +97,7 @@ def test_a_message_after_a_while_comes_without_an_alarm(system):
     assert "still at work" in printed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.thorough), "windows"])
 def test_files_are_written_whole_elsewhere_too(system, tmp_path):
     printed = run(

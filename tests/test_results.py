@@ -34,8 +34,8 @@ from steptime.questions.step_question import step_summary
 from steptime.questions.train_comparison import compare_training
 from steptime.result_base import Result, Tabular, entries, in_words, json_key, plain, problem, to_json, unit
 from steptime.reversible.avalanche import mixing
+from steptime.reversible.memory_tradeoff import KINDS, ErrorPoint, StackPoint, Stacks
 from steptime.reversible.sboxes import sbox_card
-from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
 from steptime.scaling.compute_optimal import optimal, predict_losses
 from steptime.svg import curve, stacked
 from steptime.validation.engine_metrics import read_scrape, window_between
@@ -228,8 +228,11 @@ MAKE = {
     "predictor": lambda: st.compile_predictor("llama-3.1-8b", "hgx-h100", max_batch=8, max_tokens=64, max_context=512),
 }
 
-LONG = {"machine budget", "mixing", "plan", "price proposal", "prices", "ranking", "refit", "replay"}
-"""What takes more than half a second to make."""
+LONG = {
+    "calibrated", "context walls", "machine budget", "mixing", "plan", "price proposal", "prices", "ranking", "refit", "replay",
+    "scaling", "self-hosting",
+}  # fmt: skip
+"""What takes more than a third of a second to make."""
 EACH = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MAKE]
 
 
@@ -515,7 +518,9 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
         pytest.param("prices llama-3.1-8b --mix 1k:256", "prices", marks=pytest.mark.thorough),
         ("prices openai/gpt-6-sol --read", "price-reading"),
         ("prices openai/o3 --history", "price-history"),
-        ("prices llama-3.1-8b hgx-h100 --target-margin 2 --mix 1k:256", "price-proposal"),
+        pytest.param(
+            "prices llama-3.1-8b hgx-h100 --target-margin 2 --mix 1k:256", "price-proposal", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_what_a_command_prints_as_json_has_a_schema_and_the_keys_of_the_page(words, schema, tmp_path, closed_forms):

@@ -62,7 +62,7 @@ QUESTIONS = {
 }
 
 
-DETAILED = ("how-to/", "notebooks/", "tutorials/train")
+DETAILED = ("how-to/", "notebooks/", "physics/", "tutorials/train")
 
 
 # The stages `site` and `slow` of .ci/run run the commands of all pages.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, SupportsFloat
 
 from steptime.errors import RangeError, UnitError, short_repr
@@ -106,6 +107,7 @@ def _symbol(text: str) -> tuple[str, float] | None:
     return None
 
 
+@lru_cache(maxsize=1024)
 def _unit(text: str) -> tuple[str, float] | None:
     """Return the dimension and the size of a unit: "TB/s" is "B/s" times 1e12."""
     for short, long in CONTRACTIONS.items():

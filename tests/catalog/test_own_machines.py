@@ -153,6 +153,7 @@ def test_a_chip_with_fp8_alone_says_which_peak_is_missing_and_where_it_goes(read
         st.decode_step(st.load_model("llama-3.1-8b"), system, batch=8, context=100)
 
 
+@pytest.mark.thorough
 def test_what_is_odd_about_a_step_is_told(read, closed_forms):
     model = st.load_model("gpt2")
     assert warnings_of_step(model, st.load_system("hgx-h100"), reach=1000) == ()

@@ -58,6 +58,10 @@ def test_an_answer_says_what_it_was_before(runs, closed_forms):
     assert told["tpot"]["factor"] == pytest.approx(1.3 ** (1 - covariance.noise / covariance.total), rel=1e-6)
     assert (before["anchor"], before["unanchored"]) == (None, None)
     assert "Without your runs" in run(f"{STEP} --anchor {runs}").stdout
+
+
+@pytest.mark.thorough
+def test_a_plan_says_what_it_was_before(runs, closed_forms):
     plan = words(run(f"plan llama-3.1-8b hgx-h100 --chips 1 --anchor {runs}").stdout)
     assert "Without your runs, the same layout and batch: " in plan
     assert "None of your runs has this layout" not in plan

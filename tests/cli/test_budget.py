@@ -25,7 +25,7 @@ RL = "rl qwen3-30b-a3b hgx-h100 --chips 32 --tp 2 --rollouts 2048 --output 3200 
     [
         SPOKEN,
         pytest.param(SERVED, marks=pytest.mark.slow),
-        RL,
+        pytest.param(RL, marks=pytest.mark.thorough),
         "laws",
         pytest.param("laws epoch", marks=pytest.mark.thorough),
         pytest.param("laws --params 70B --tokens 15T", marks=pytest.mark.thorough),

@@ -132,6 +132,7 @@ def test_pairs_that_cannot_be_tried_are_refused_before_the_work(words, message):
 SMALL = "--input 1k --output 256 --speed 40 --ttft 1 --chips 2"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "load",
     [

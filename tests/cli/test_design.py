@@ -66,6 +66,7 @@ def test_wrong_words_get_one_message_and_exit_code_2(words, message):
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.thorough
 def test_limits_that_nothing_meets_and_memory_that_nothing_fits_are_answers_with_exit_code_1():
     found = run("design llama-3.1-8b hgx-h100 --over times.bandwidth=1,2 --chips 1 --speed 100000")
     assert found.returncode == 1

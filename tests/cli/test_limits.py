@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import every
 
 SMALL = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 "
 
@@ -112,7 +113,7 @@ def test_the_highest_rate_of_a_trace_is_one_the_trace_meets(trace, columns):
 
 
 @pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("more", ["", " --prefill-replicas 1", " --replicas 2"])
+@pytest.mark.parametrize("more", every(3, ["", " --prefill-replicas 1", " --replicas 2"]))
 def test_the_most_clients(more, columns):
     shown = run(SMALL + f"--concurrency 8 --find-rate --ttft 0.1 --speed 60{more}", columns=columns)
     assert shown.returncode == 0, shown.stderr
@@ -122,6 +123,7 @@ def test_the_most_clients(more, columns):
     assert max(map(len, shown.stdout.splitlines())) <= columns
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "more",
     [
@@ -144,6 +146,7 @@ def test_no_rate_of_a_trace_is_an_answer_with_exit_code_1(trace):
         assert "within the limits, at p90." in words(shown.stdout)
 
 
+@pytest.mark.thorough
 def test_the_csv_of_clients_has_their_number(tmp_path):
     run(SMALL + "--concurrency 8 --find-rate --ttft 0.1 --csv c.csv", folder=tmp_path)
     head, first, *_ = (tmp_path / "c.csv").read_text().splitlines()

@@ -79,7 +79,7 @@ def test_the_energy_of_a_token_by_its_own_figures(both_forms):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (PLAN, "not added, because the rent includes it"),
+        pytest.param(PLAN, "not added, because the rent includes it", marks=pytest.mark.thorough),
         pytest.param(
             PLAN + " --rent owned", "not added, because this cost of ownership may include it", marks=pytest.mark.thorough
         ),
@@ -116,6 +116,7 @@ def test_without_a_rent_nothing_is_unknown_and_nothing_is_money(columns, tmp_pat
     assert "NaN" not in run("plan llama-3.1-8b m3-ultra --json").stdout
 
 
+@pytest.mark.thorough
 def test_a_rent_that_is_given_brings_the_money_back(both_forms):
     assert "per million output tokens" in flat("plan llama-3.1-8b m3-ultra --rent 1.20")
 

@@ -23,6 +23,7 @@ from steptime.cli.output import check_outputs, patience, wrap_for_terminal
 from steptime.cli.views.widgets import stacked, table
 from steptime.errors import DataFileError, InputError
 from tests.cli.test_commands import run
+from tests.conftest import every
 
 RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s
 a,llama-3.1-8b,hgx-h100,vllm,1024,512,16,1,1,1,1,bf16,,0.1,0.0095
@@ -48,7 +49,8 @@ def process(words: str, **more):
 @pytest.mark.parametrize(
     "words",
     [
-        "plan deepseek-v3 gb200-nvl72 --speed 50", "plan llama-3.1-8b cs-3", "step deepseek-v3 hgx-h200 --dp 8 --ep 8",
+        pytest.param("plan deepseek-v3 gb200-nvl72 --speed 50", marks=pytest.mark.thorough),
+        "plan llama-3.1-8b cs-3", "step deepseek-v3 hgx-h200 --dp 8 --ep 8",
         "models deepseek-v3", "models --like gpt-oss", "models --table deepseek-v3 kimi-k2", "systems",
         pytest.param("engines vllm", marks=pytest.mark.thorough),
         "validate --columns",
@@ -100,7 +102,7 @@ def test_columns_are_left_out_before_a_header_or_a_number_breaks():
     assert "7,890" in texts[24]
 
 
-@pytest.mark.parametrize("columns", ["0", "-3", "wide", ""])
+@pytest.mark.parametrize("columns", every(2, ["0", "-3", "wide", ""]))
 def test_a_width_that_is_none_is_80(columns):
     with patch("os.get_terminal_size", side_effect=OSError):  # there is no terminal that could tell
         shown = run("systems", columns=columns)
@@ -117,7 +119,7 @@ def test_parts_of_a_bar_and_curves_differ_without_colour():
     assert all(bar.count(glyph) > 5 for glyph in (*glyphs, "░"))
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+@pytest.mark.parametrize("encoding", every(3, ["latin-1", "ascii", "cp1252"]))
 @pytest.mark.parametrize("words", [PLAN, "--help", "systems gb200-nvl72 --json", "models deepseek-v3"])
 def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding, closed_forms):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
@@ -145,6 +147,7 @@ def test_a_full_disk_gets_one_message(words):
     assert (shown.returncode, shown.stderr.strip()) == (2, "steptime: cannot print: No space left on device")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_process_that_finds_the_disk_full_gets_one_message():
     with open("/dev/full", "wb") as full:
@@ -168,6 +171,7 @@ def test_a_reader_that_goes_is_no_error():
     assert shown.stderr == ""
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_with_130_and_no_words():
     code = "import signal, sys, steptime.questions.plan_question as m, steptime.cli.main as t, time\n"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background may ignore it
@@ -247,7 +251,7 @@ def test_a_file_that_may_not_be_written_is_found_before_the_work():
 @pytest.mark.parametrize(
     ("words", "rows", "column"),
     [
-        ("plan deepseek-v3 gb200-nvl72 --speed 50", 20, "tokens_per_s_per_chip"),
+        pytest.param("plan deepseek-v3 gb200-nvl72 --speed 50", 20, "tokens_per_s_per_chip", marks=pytest.mark.thorough),
         ("step llama-3.1-8b hgx-h100", 1, "total_s"),
         ("models --like gpt-oss", 2, "total_parameters"),
         ("models --table deepseek-v3 kimi-k2", 2, "decode_flop_per_token"),

@@ -34,6 +34,7 @@ def test_the_answer_comes_first_then_a_table_and_bars(columns):
     assert found.stdout.count("│") == 10  # nine bars, and what the mark means
 
 
+@pytest.mark.thorough
 def test_indices_have_their_confidence():
     pytest.importorskip("scipy")
     found = run(f"{ASKED} --sobol --samples 1024 --seed 1", columns=120)
@@ -44,6 +45,7 @@ def test_indices_have_their_confidence():
     assert "bootstrap of 1,024 samples" in text
 
 
+@pytest.mark.thorough
 def test_json_csv_and_the_picture_hold_the_same(tmp_path, closed_forms):
     pytest.importorskip("matplotlib")
     found = run(f"{ASKED} --json --csv {tmp_path / 'a.csv'} --plot {tmp_path / 'a.svg'}")

@@ -61,6 +61,7 @@ def test_what_nothing_meets_so_surely_is_told_with_exit_code_1():
     assert "Not possible: with probability 0.99, " in words(shown.stdout)
 
 
+@pytest.mark.thorough
 def test_what_lies_beyond_the_runs_is_named(closed_forms):
     asked = "plan llama-3.1-70b hgx-h200 --chips 8 --input 2k --output 256 --speed 33 --mode disaggregated"
     said = "separate prefill and decode pools"

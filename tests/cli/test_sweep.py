@@ -154,6 +154,7 @@ def test_a_system_without_a_rent_says_so():
     assert "2 points without a cost: no rent of the system is known" in " ".join(found.stdout.split())
 
 
+@pytest.mark.thorough
 def test_runs_of_ones_own_that_are_kept_are_gone_by(tmp_path, monkeypatch):
     own = tmp_path / "own"
     own.mkdir()
@@ -170,6 +171,7 @@ def test_runs_of_ones_own_that_are_kept_are_gone_by(tmp_path, monkeypatch):
     assert "runs that `steptime anchors` keeps are left out" in several.stderr
 
 
+@pytest.mark.thorough
 def test_sweep_over_a_rate_shows_the_cost_at_that_rate(both_forms):
     found = run("sweep plan llama-3.1-8b hgx-h100 --over rate=1,100 --speed 40 --json")
     table = json.loads(found.stdout)["table"]
@@ -180,6 +182,7 @@ def test_sweep_over_a_rate_shows_the_cost_at_that_rate(both_forms):
     assert table["usd_per_month"][0] == pytest.approx(alone["usd_per_month"], rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_sweep_of_compare_over_a_rate_names_the_cheapest_system_in_80_columns(both_forms):
     found = run("sweep compare llama-3.1-8b hgx-h100,l4-8 --over rate=1,10 --evidence any", columns=80)
     assert any(line.split()[:2] == ["rate", "system"] for line in found.stdout.splitlines())

@@ -39,11 +39,10 @@ def refused(words: str) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        SPARSE,
         LORA,
         f"{SMALL} --tokens 15T",
         f"{PIPED} --explain",
-        *(pytest.param(words, marks=pytest.mark.thorough) for words in (DENSE, PIPED, f"{SMALL} --scaling")),
+        *(pytest.param(words, marks=pytest.mark.thorough) for words in (SPARSE, DENSE, PIPED, f"{SMALL} --scaling")),
     ],
 )
 def test_pages_keep_to_their_width(words, columns):
@@ -110,6 +109,7 @@ def test_what_is_given_is_in_the_layout():
     assert {name: layout[name] for name in told} == told
 
 
+@pytest.mark.thorough
 def test_a_run_of_tokens():
     found = answer(f"{SMALL} --tokens 1T")
     cost = found["run"]
@@ -135,12 +135,14 @@ def test_ramps_and_stages_add_to_a_run():
     assert longer["seconds_s"] > plain["seconds_s"]
 
 
+@pytest.mark.thorough
 def test_rents_are_those_that_are_given():
     one, two = (answer(f"{SMALL} --tokens 1T --rent {rent}")["run"] for rent in ("1.5", "3"))
     assert two["usd"] == pytest.approx(2 * one["usd"])
     assert one["usd"] == pytest.approx(1.5 * one["chip_hours"])
 
 
+@pytest.mark.thorough
 def test_a_machine_that_is_changed_is_timed_so():
     before, after = (answer(f"{DENSE} {more}")["step"]["total_s"] for more in ("", "--set scale_out.bandwidth=10GB/s"))
     assert after > before
@@ -268,6 +270,7 @@ def test_wrong_input_is_refused_in_one_line(words, says):
     assert says in refused(words)
 
 
+@pytest.mark.thorough
 def test_train_of_a_model_that_does_not_fit_leaves_with_1_and_names_the_excess(closed_forms):
     shown = run("train llama-3.1-405b hgx-h100 --chips 8 --batch 8")
     assert shown.returncode == 1

@@ -17,6 +17,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.thorough
 def test_json_of_a_pair_has_both_systems_and_what_each_costs_alone(closed_forms):
     shown = run(PAIR + "--rent owned --prefill-rent 1.50 --json")
     assert shown.returncode == 0, shown.stderr

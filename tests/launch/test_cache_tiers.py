@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from steptime.launch.launch_commands import ENGINES, launch_commands, launch_files
-from steptime.planning.session_result import SessionCache, TierHits
+from steptime.planning.session_hits import SessionCache, TierHits
 from steptime.workload.sessions import Sessions
 from tests.launch.conftest import pool
 from tests.launch.reading import commands, golden, known, options_file

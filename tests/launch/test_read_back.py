@@ -11,8 +11,8 @@ import pytest
 from steptime.launch.launch_commands import ENGINES, launch_commands, launch_files
 from steptime.models.model_loading import load_model
 from steptime.physics.chip_memory import memory_per_chip
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import load_engine
-from steptime.physics.kv_dtype import as_served
 from tests.launch.draws import drawn, plans
 from tests.launch.reading import commands, golden, known, options_file, said
 
@@ -121,9 +121,10 @@ def test_read_back_a_command_takes_the_memory_of_the_plan(count):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_scripts_say_what_is_printed(engine):
+@drawn
+def test_scripts_say_what_is_printed(engine, count):
     """Each script is a command of the same flags, with the variables of the shell filled in or set before it."""
-    for made, *_ in plans(8):
+    for made, *_ in plans(count):
         printed = {frozenset(read.flags) for read in commands(launch_commands(made, engine))}
         for name, text in launch_files(made, engine).items():
             if not name.endswith(".sh") or name == "addresses.sh":

@@ -11,6 +11,7 @@ import pytest
 from steptime.errors import UnknownName
 from steptime.models.model_loading import load_model
 from steptime.models.release_names import SHAPE_NOTE, find_release, parse_release
+from tests.conftest import every
 
 MEASURED = Path(__file__).parents[3] / "shared" / "data" / "measured"
 
@@ -57,7 +58,7 @@ def test_load_model_another_release_takes_shape_and_format_with_a_note(name, ent
 
 @pytest.mark.parametrize(
     "name",
-    [
+    every(2, [
         # Other shapes of known families.
         "Llama-3.2-8B", "Qwen3-32B-A3B", "Qwen3-Next-32B", "Qwen/Qwen3-Reranker-8B", "Qwen/Qwen3-Embedding-8B",
         "Qwen3-8B-speculator.eagle3", "EAGLE3-LLaMA3.1-Instruct-8B", "nvidia/Llama-3.1-Nemotron-70B-Instruct",
@@ -66,7 +67,7 @@ def test_load_model_another_release_takes_shape_and_format_with_a_note(name, ent
         "Qwen/Qwen2.5-7B-Instruct-1M", "cerebras/Qwen3-Coder-REAP-25B-A3B", "R1",
         # No release of full size, several formats, no format.
         "tiny-random/Qwen3-32B", "Qwen/Qwen3-32B-FP8-Int4", "unsloth/Qwen3-32B-GGUF",
-    ],
+    ]),
 )  # fmt: skip
 def test_load_model_other_shape_or_unclear_name_is_refused(name):
     with pytest.raises(UnknownName):

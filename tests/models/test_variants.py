@@ -108,6 +108,7 @@ def test_models_of_text_and_pictures_keep_both():
     assert found.stem != ()
 
 
+@pytest.mark.thorough
 def test_depth_that_makes_up():
     found = variant(LLAMA, {"width": 4096, "equal": "total", "by": "layers"})
     assert total_parameters(found) == pytest.approx(total_parameters(load_model(LLAMA)), rel=0.01)

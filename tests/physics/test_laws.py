@@ -202,7 +202,8 @@ def test_doubling_rent_doubles_usd(rack, closed_forms):
     workload, slo = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
     small = st.load_model("llama-3.1-8b")
     once = st.plan(small, rack, workload, slo, chips=4, engine="ideal", alternatives=False)
-    twice = st.plan(small, scale(rack, "rent", 2.0), workload, slo, chips=4, engine="ideal", alternatives=False)
+    dear = scale(rack, "rent", 2.0)
+    twice = st.plan(small, dear, workload, slo, chips=4, engine="ideal", alternatives=False, elasticities=False)
     for figure in (
         "usd_per_million_output_tokens",
         "prefill_usd_per_million_tokens",

@@ -59,7 +59,10 @@ def counted(model, system, chips) -> set[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize(("model", "system", "chips"), COUNTS)
+@pytest.mark.parametrize(
+    ("model", "system", "chips"),
+    [pytest.param(*case, marks=pytest.mark.thorough) if count > 1000 else case for case, count in COUNTS.items()],
+)
 def test_legal_layouts_are_counted(model, system, chips):
     described, on = st.load_model(model), st.load_system(system)
     found = list(legal(described, on, chips))

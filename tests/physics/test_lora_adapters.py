@@ -216,6 +216,7 @@ def test_a_loaded_model_keeps_its_adapters_and_refuses_others():
         st.ask("step", model=adapted, **values, lora_adapters=9)
 
 
+@pytest.mark.thorough
 def test_a_plan_has_less_room_and_slower_tokens_with_adapters():
     values = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "tp": 1, "speed": 40, "percentile": "mean"}
     plain, adapted = (st.ask("plan", **values, **more) for more in ({}, {"lora_adapters": 32, "lora_rank": 64}))

@@ -9,7 +9,7 @@ import pytest
 import steptime as st
 from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention, kv_bytes_per_token, weight_bytes, with_formats
-from steptime.physics.kv_dtype import as_served, is_narrow, with_small_cache
+from steptime.physics.compute_dtype import as_served, is_narrow, with_small_cache
 from steptime.simulation.simulator import simulate
 from steptime.workload.traffic import Lengths, open_loop
 from tests.conftest import engine, experts, machine, matrix, model_of

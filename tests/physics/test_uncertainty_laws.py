@@ -20,7 +20,7 @@ from steptime.physics.uncertainty import (
     step_range,
     uncertain_constants,
 )
-from tests.conftest import examples, machine, one_matrix
+from tests.conftest import every, examples, machine, one_matrix
 
 SHIPPED = ("vllm", "sglang", "trtllm", "typical")
 STEPS = {
@@ -41,7 +41,7 @@ def made(**changes) -> Engine:
 
 
 @pytest.mark.parametrize("phase", STEPS)
-@pytest.mark.parametrize(("model", "system"), [("llama-3.1-8b", "hgx-h100"), ("deepseek-v3", "hgx-h200")])
+@pytest.mark.parametrize(("model", "system"), every(2, [("llama-3.1-8b", "hgx-h100"), ("deepseek-v3", "hgx-h200")]))
 def test_gradient_is_the_difference_between_scalar_engines(model, system, phase):
     model, system, engine = st.load_model(model), st.load_system(system), load_engine("vllm")
     given_ = STEPS[phase] | {"layout": st.Layout(tp=8)}
@@ -70,6 +70,7 @@ def test_gradient_of_many_points_is_that_of_each(deepseek, rack):
     assert together[:, 1, 0] == pytest.approx(one, abs=1e-8)
 
 
+@pytest.mark.thorough
 def test_many_engines_on_many_points_are_cut_in_blocks_without_a_trace():
     """Constants on a leading axis and an input large enough to be cut: each point is what it is alone."""
     model, system, batch = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), np.arange(1, 150_001)
@@ -85,7 +86,9 @@ def test_many_engines_on_many_points_are_cut_in_blocks_without_a_trace():
 
 @pytest.mark.parametrize("phase", STEPS)
 @pytest.mark.parametrize("engine", SHIPPED)
-@pytest.mark.parametrize(("model", "system"), [("deepseek-v3", "gb200-nvl72"), ("gpt-oss-20b", "mi300x-8"), ("gpt2", "tpu7x")])
+@pytest.mark.parametrize(
+    ("model", "system"), every(3, [("deepseek-v3", "gb200-nvl72"), ("gpt-oss-20b", "mi300x-8"), ("gpt2", "tpu7x")])
+)
 def test_a_range_holds_its_prediction(model, system, engine, phase):
     model, system = st.load_model(model), st.load_system(system)
     seconds = st.mixed_step(model, system, engine=engine, **STEPS[phase]).total

@@ -111,6 +111,7 @@ def test_a_range_of_speed_turns_that_of_tpot_round():
     assert replace(shared(), tpot_range=(2e-3, 8e-3)).speed_range == pytest.approx((125, 500))
 
 
+@pytest.mark.thorough
 def test_a_range_of_throughput_is_that_of_cost_turned_round_and_needs_no_rent():
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
     work = equal_requests(input_tokens=1000, output_tokens=201)

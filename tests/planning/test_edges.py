@@ -18,6 +18,7 @@ from tests.planning.cases import case, closed_plan, equal_requests
 SHORT = equal_requests(input_tokens=8192, output_tokens=16)
 
 
+@pytest.mark.thorough
 def test_few_at_a_time_serve_no_more_than_their_time_allows():
     """Where a first token has hardly time for its prompt, a token is made among less than two; less than one is in flight."""
     found = closed_plan(
@@ -101,7 +102,8 @@ def test_seats_are_those_of_all_replicas():
     assert (float(late.wait), float(late.share)) == (0, 0.5)
 
 
-@pytest.mark.parametrize(("speed", "least", "most"), [pytest.param(98, 120, 140, marks=pytest.mark.thorough), (90, 40, 47)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("speed", "least", "most"), [(98, 120, 140), (90, 40, 47)])
 def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most):
     """DeepSeek-V3 on eight H200: alone 9.8 ms, two at once 10.5; at 98 tok/s a token meets half another."""
     pytest.importorskip("numba")

@@ -258,7 +258,9 @@ def test_binding_where_the_ttft_limits_the_prefill_pool_is_first_token():
 @pytest.mark.parametrize(
     ("system", "sure", "names"),
     [
-        ("hgx-h100", None, ("first token",)),  # separate pools, 83 % utilization of prefill, first token 999 ms of 1 s
+        pytest.param(
+            "hgx-h100", None, ("first token",), marks=pytest.mark.thorough
+        ),  # separate pools, 83 % utilization of prefill, first token 999 ms of 1 s
         pytest.param(
             "hgx-h200", None, ("first token",), marks=pytest.mark.thorough
         ),  # the decode pool just matches that prefill pool

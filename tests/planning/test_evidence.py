@@ -94,6 +94,7 @@ def test_chunks_are_powers_of_two_and_one_whole_prompt():
     assert chunk_sizes(long, PUBLISHED).tolist() == powers[2:]
 
 
+@pytest.mark.thorough
 def test_a_plan_of_a_real_model_prefers_what_was_measured(closed_forms):
     """Llama 70B on eight H100: one pool without pipeline stages, although other layouts would be a third cheaper."""
     found = st.plan(

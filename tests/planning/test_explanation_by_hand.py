@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.cli.views.plan_view import explain_json
 from steptime.models.model import Attention, Layer
-from steptime.physics.kv_dtype import as_served
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 from steptime.planning.plan_result import Pool

@@ -34,8 +34,8 @@ from steptime.planning.finalists import (
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Candidate, Pinned, Table
 from steptime.planning.plan_search import best_of_families, best_of_prefill_layouts
 from steptime.planning.rate_curve import GRID, Curve
+from steptime.planning.session_hits import SessionCase
 from steptime.planning.session_loop import FIRST_TURNS, TURNS
-from steptime.planning.session_result import SessionCase
 from steptime.planning.simulated_rate import Run
 from steptime.workload.sessions import PRESETS
 from tests.conftest import engine

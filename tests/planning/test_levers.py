@@ -13,7 +13,7 @@ from steptime.hardware.system import Rent
 from steptime.models.model import with_kv
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Alternative
-from tests.conftest import machine, matrix, model_of, one_matrix
+from tests.conftest import every, machine, matrix, model_of, one_matrix
 from tests.planning.cases import MODEL, NODES, WHOLE, WORK, closed_plan, equal_requests, shared
 
 CHAT = equal_requests(input_tokens=2000, output_tokens=500)
@@ -30,7 +30,7 @@ def llama():
     return closed_plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, **WHOLE)
 
 
-@pytest.mark.parametrize(("option", "given"), [("--weights", {"weights": "fp8"}), ("--kv", {"kv": "fp8"})])
+@pytest.mark.parametrize(("option", "given"), every(2, [("--kv", {"kv": "fp8"}), ("--weights", {"weights": "fp8"})]))
 def test_a_format_is_worth_what_a_plan_with_it_costs(llama, option, given):
     """Near the chosen layout never better than a whole search, and within 3 % of it here."""
     lever = by_option(llama)[option]
@@ -63,6 +63,7 @@ def test_levers_are_left_out_where_nobody_asks(llama):
     assert plain.usd_per_million_output_tokens == llama.usd_per_million_output_tokens
 
 
+@pytest.mark.thorough
 def test_half_the_bytes_halve_the_cost_where_weights_are_all_that_is_read():
     """10 GB in 16 bits at 4 TB/s: at most as fast as 3 ms allow, in 8 bits as many sequences in half the time."""
     wide = model_of(matrix(weights=1e9, stored="bf16"), layers=5)

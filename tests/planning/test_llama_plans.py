@@ -39,6 +39,7 @@ def test_batches_beyond_the_runs_widen_the_range(batch, applies):
     assert LARGE_BATCH not in [flag for flag, there in distances(other, system, Layout(), batch=batch) if there]
 
 
+@pytest.mark.thorough
 def test_the_command_has_the_slots_of_the_plan(planned):
     words = " ".join(line.removesuffix("\\") for line in launch_commands(planned, "llama.cpp") if line[0] != "#").split()
     assert words[:3] == ["llama-server", "-m", '"$GGUF"']
@@ -51,6 +52,7 @@ def test_the_command_has_the_slots_of_the_plan(planned):
     assert {"-kvu", "-cram"} & set(words) == {"-kvu"}
 
 
+@pytest.mark.thorough
 def test_formats_with_a_rule_of_the_engine_have_no_warning(planned):
     assert not [words for words in planned.warnings if "multiplied" in words]
 

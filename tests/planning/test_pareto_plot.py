@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.colors import to_rgb
 
 from steptime.planning.pareto_plot import TICKS, draw_pareto_front
+from tests.conftest import every
 from tests.planning.cases import equal_requests
 
 
@@ -159,7 +160,7 @@ def test_a_front_of_less_than_two_points_has_no_picture(count):
         draw_pareto_front(replace(MADE, front=MADE.front[:count]))
 
 
-@pytest.mark.parametrize("ending", ["svg", "png", pytest.param("pdf", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("ending", every(3, ["svg", "png", "pdf"]))
 def test_plot_writes_the_kind_of_its_ending(tmp_path, ending, closed_forms):
     path = tmp_path / f"front.{ending}"
     MADE.plot(str(path))

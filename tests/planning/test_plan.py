@@ -186,6 +186,7 @@ def test_requests_have_tokens(sizes):
         equal_requests(input_tokens=sizes[0], output_tokens=sizes[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_launch_commands_carry_the_layout(plan, apart, engine):
     text = "\n".join(launch_commands(plan, engine))
@@ -240,6 +241,7 @@ def test_one_output_token_is_all_prefill():
 # --- engines and ranges -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_default_is_a_real_engine(deepseek, rack):
     """One that is slower than the bound beside it, whatever its constants are."""
     found = closed_plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, diagnostics=True)
@@ -264,6 +266,7 @@ def test_chips_on_which_one_model_was_measured_say_so():
     assert ideal[0] == ideal[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", ["tpu7x", pytest.param("trn2-16", marks=pytest.mark.thorough)])
 def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
     found = closed_plan(

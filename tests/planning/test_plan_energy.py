@@ -44,6 +44,7 @@ def test_plan_energy_of_separate_pools_counts_static_power_of_waiting_prefill(cl
     assert energy_coefficients(load_system("hgx-h100")).static < found.energy.chip_watts < 700
 
 
+@pytest.mark.thorough
 def test_plan_energy_unknown_power_or_price_is_none(closed_forms):
     assert plan("llama-3.1-8b", "tpu-v6e", WORK, LIMITS, chips=8, **QUICK).energy is None
     energy = plan("llama-3.1-8b", "hgx-h100", WORK, LIMITS, chips=1, **QUICK).energy

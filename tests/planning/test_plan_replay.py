@@ -11,7 +11,7 @@ import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning import plan_replay
 from steptime.planning.finalists import SimulatedPool
-from steptime.planning.session_result import TierHits
+from steptime.planning.session_hits import TierHits
 from steptime.workload.sessions import Sessions
 from tests.conftest import engine
 from tests.planning.cases import MODEL, NODES, WORK

@@ -165,6 +165,7 @@ def test_points_of_one_chip_make_their_batch_times_their_speed():
         assert point.usd_per_million_output_tokens == pytest.approx(2 / 3600 / tokens * 1e6)
 
 
+@pytest.mark.thorough
 def test_the_runner_up_is_another_layout_of_the_same_question():
     found = closed_plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5), diagnostics=True)
     given = replace(case(), engine=engine(compute_efficiency=0.5))

@@ -30,7 +30,7 @@ from steptime.planning.refinement import (
     within,
 )
 from steptime.planning.steady_state import load_shares
-from tests.conftest import engine, machine
+from tests.conftest import engine, every, machine
 from tests.planning.cases import WORK, case
 
 TABLES = {"tpot": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}, "ttft": {"prompt": [0.9, 1.1], "queue": [0.9, 1.2]}}
@@ -80,7 +80,9 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize(("slo", "sure"), [(st.Slo(tpot=4e-3, ttft=0.1), 0.9), (st.Slo(tpot=4e-3), 0.7), (st.Slo(), None)])
+@pytest.mark.parametrize(
+    ("slo", "sure"), every(2, [(st.Slo(tpot=4e-3, ttft=0.1), 0.9), (st.Slo(tpot=4e-3), 0.7), (st.Slo(), None)])
+)
 @pytest.mark.parametrize(("candidates", "closer"), [(SHARED, True), (APART, False), (APART, True)])
 def test_peaks_of_many_candidates_are_those_of_each_batch(slo, sure, candidates, closer):
     given = replace(case(slo=slo), system=TIGHT, engine=FITTED, sure=sure)
@@ -147,15 +149,18 @@ def test_what_a_candidate_serves_is_the_rate_of_its_pools(candidate):
 
 @pytest.mark.parametrize(
     ("candidate", "slo"),
-    [
-        (SHARED[0], st.Slo(tpot=3e-3)),
-        (SHARED[0], st.Slo()),
-        (SHARED[1], st.Slo(tpot=6e-3, ttft=0.1)),
-        (replace(SHARED[1], batch=70), st.Slo()),
-        (SHARED[2], st.Slo()),
-        (APART[0], st.Slo(tpot=2.65e-3)),
-        (APART[1], st.Slo(ttft=0.05)),
-    ],
+    every(
+        2,
+        [
+            (SHARED[0], st.Slo(tpot=3e-3)),
+            (SHARED[0], st.Slo()),
+            (SHARED[1], st.Slo(tpot=6e-3, ttft=0.1)),
+            (replace(SHARED[1], batch=70), st.Slo()),
+            (APART[0], st.Slo(tpot=2.65e-3)),
+            (SHARED[2], st.Slo()),
+            (APART[1], st.Slo(ttft=0.05)),
+        ],
+    ),
 )
 def test_a_refined_batch_is_the_fastest_of_those_that_serve_as_much(candidate, slo):
     """Within a quarter of a percent; whole sequences of each rank and micro-batch before half a sequence less."""

@@ -21,7 +21,7 @@ from steptime.planning.plan_search import PROMISING, chunk_sizes, fitting, ranke
 from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit
 from steptime.planning.refinement import matched_rate
 from steptime.planning.steady_state import aggregated, decode_pool
-from tests.conftest import engine, experts, machine, model_of, one_matrix, sparse_matrix
+from tests.conftest import engine, every, experts, machine, model_of, one_matrix, sparse_matrix
 from tests.planning.cases import equal_requests
 
 WORK = equal_requests(input_tokens=1000, output_tokens=201)
@@ -161,7 +161,7 @@ def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(monk
     assert all(table.row(found[key]).layout == expected[key][0] for key in found)
 
 
-@pytest.mark.parametrize("slo", [st.Slo(), st.Slo(ttft=0.02)])
+@pytest.mark.parametrize("slo", every(2, [st.Slo(ttft=0.02), st.Slo()]))
 @pytest.mark.parametrize("up", [pytest.param(1e30, marks=pytest.mark.thorough), 2e9])
 def test_pools_apart_are_matched_for_the_highest_rate(slo, up):
     """Every two sizes in every number: the best of all prefill layouts is reached; links carry nine tenths at most."""

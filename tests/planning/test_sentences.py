@@ -52,6 +52,7 @@ def test_small_shares_are_not_told():
     )
 
 
+@pytest.mark.thorough
 def test_a_machine_that_nothing_helps():
     """All time is the engine's overhead."""
     found = told_plan(

@@ -13,8 +13,8 @@ from steptime.hardware.system import MemoryTier
 from steptime.physics.layout import Layout
 from steptime.planning import session_loop
 from steptime.planning.finalists import SimulatedPool
+from steptime.planning.session_hits import SessionCase
 from steptime.planning.session_loop import SessionLoop, replica_cache, replica_of_sessions
-from steptime.planning.session_result import SessionCase
 from steptime.planning.simulated_rate import Deployment
 from steptime.workload.sessions import Sessions
 from tests.conftest import engine

@@ -14,7 +14,7 @@ from steptime.hardware.system import MemoryTier
 from steptime.models.model import cached_token_bytes
 from steptime.physics.layout import Layout
 from steptime.planning import session_plan
-from steptime.planning.session_hits import flow_of_sessions, found_tokens
+from steptime.planning.session_hits import SessionCache, SessionCase, SessionRun, flow_of_sessions, found_tokens
 from steptime.planning.session_plan import (
     TOO_SLOW,
     UNSETTLED,
@@ -36,7 +36,6 @@ from steptime.planning.session_plan import (
     whole_plan,
     with_loads,
 )
-from steptime.planning.session_result import SessionCache, SessionCase, SessionRun
 from steptime.workload.sessions import Sessions
 from steptime.workload.workload import NONE
 from tests.planning.cases import made

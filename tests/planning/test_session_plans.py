@@ -117,7 +117,7 @@ def pace():
 @pytest.mark.parametrize(
     ("sessions", "rate", "answer", "sizes"),
     [
-        (CHAT, 20.0, 5.0, (4e5, 1e6, 2e6, 4e6, 8e6)),
+        pytest.param(CHAT, 20.0, 5.0, (4e5, 1e6, 2e6, 4e6, 8e6), marks=pytest.mark.thorough),
         (replace(CHAT, system_prompt=2000), 20.0, 5.0, (4e5, 2e6, 8e6)),
         (replace(AGENT, turns=20, system_prompt=4000), 5.0, 6.0, (4e5, 1e6, 2e6, 3e6, 6e6)),
         (replace(CHAT, think_time=15), 20.0, 10.0, (2e5, 1e6)),
@@ -249,6 +249,7 @@ def test_a_plan_with_everything_held_is_that_of_its_cached_share():
     assert plan.slo == st.Slo(speed=20, ttft=3)
 
 
+@pytest.mark.thorough
 def test_loads_take_bytes_over_bandwidth():
     plan = planned("hbm=0GB,host=20TB")
     host = plan.session_cache.tiers[1]

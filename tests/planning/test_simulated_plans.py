@@ -91,6 +91,7 @@ def test_sizes_of_the_user_are_those_of_every_pool():
     assert [pool.layout.tp for pool in (*shared.pools, *apart.pools)] == [2, 2, 2]
 
 
+@pytest.mark.thorough
 def test_sizes_chunk_and_slots_of_the_user_are_those_of_a_plan():
     both = plan(sizes={"tp": 2, "pp": 1, "dp": 1, "ep": 1, "cp": 1}, chunk=600, max_num_seqs=70, modes=AGGREGATED)
     (pool,) = both.pools

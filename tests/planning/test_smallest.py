@@ -74,7 +74,7 @@ def test_a_request_must_fit_beside_the_weights():
     [
         ("llama-3.1-8b", 1, 1.0),
         pytest.param("llama-3.3-70b", 4, 4.0, marks=pytest.mark.thorough),
-        ("deepseek-v3", 16, 20.0),
+        pytest.param("deepseek-v3", 16, 20.0, marks=pytest.mark.thorough),
         pytest.param("moonshotai/Kimi-K2-Instruct", 16, 40.0, marks=pytest.mark.thorough),
     ],
 )

@@ -9,8 +9,7 @@ from steptime.errors import InputError, RangeError, UnknownName
 from steptime.questions.plan_question import PLAN, RequestSizes, solve
 from steptime.questions.registry import find_question
 from steptime.questions.step_question import with_layout
-from steptime.workload.public_traces import PUBLIC_TRACES, few_requests_caution, trace_lengths
-from steptime.workload.trace_files import read_trace
+from steptime.workload.trace_files import PUBLIC_TRACES, few_requests_caution, read_trace, trace_lengths
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
 FILES = {

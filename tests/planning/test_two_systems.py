@@ -12,7 +12,7 @@ from steptime.hardware.what_if import vary
 from steptime.physics.engine import engine_for
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import cache_moved
-from steptime.planning import two_systems
+from steptime.planning import planner, two_systems
 from steptime.planning.finalists import simulate_candidate
 from steptime.planning.pd_matching import replica_counts
 from steptime.planning.plan_problem import DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state, moving
@@ -50,7 +50,9 @@ def pair_plan(system=FIRST, prefill_system=SECOND, *, chips=2, prefill_chips=4, 
 
 @pytest.fixture(scope="module")
 def planned():
-    return pair_plan(diagnostics=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "find_spec", lambda name: None)
+        return pair_plan(diagnostics=True)
 
 
 # --- the same system on both sides ----------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ def test_plan_compares_each_system_alone_for_the_same_rent(planned):
 
 
 @pytest.mark.thorough
-def test_lower_rent_and_faster_chips_do_not_cost_more(planned):
+def test_lower_rent_and_faster_chips_do_not_cost_more(planned, closed_forms):
     cost = planned.usd_per_million_output_tokens
     cheap = pair_plan(prefill_system=vary(SECOND, {"rent": 1.0 / HOUR}))
     assert cheap.usd_per_million_output_tokens == pytest.approx(cost * (2 * 3 + 4 * 1) / (2 * 3 + 4 * 2), rel=0.02)

@@ -107,6 +107,7 @@ def test_variants_are_products_of_their_own():
     assert match_family("GLM-5.3-FP8") == ("glm-5.3", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not HAVE, reason="genai-prices (extra [prices]) is not installed")
 def test_the_package_and_the_normaliser_agree():
     """`find_model` matches beginnings of names: wherever it and the normaliser disagree, its answer is not taken."""

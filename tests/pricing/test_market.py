@@ -58,7 +58,9 @@ def test_systems_are_chosen_by_the_stated_rule():
     ("model", "system"),
     [("llama-3.1-8b", "hgx-h100"), pytest.param("qwen3-30b-a3b", "hgx-h200", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("speed", [pytest.param(15.0, marks=pytest.mark.slow), 60.0, 5000.0])
+@pytest.mark.parametrize(
+    "speed", [pytest.param(15.0, marks=pytest.mark.slow), pytest.param(60.0, marks=pytest.mark.thorough), 5000.0]
+)
 def test_a_cost_is_the_same_without_what_other_speeds_cost(model, system, speed, closed_forms):
     given = {"model": _loaded(model, None), "workload": Workload(input_tokens=4096, output_tokens=1024)}
     whole, alone = (cost_on(load_system(system), **given, slo=limits(speed=speed), front=front) for front in (True, False))
@@ -92,6 +94,7 @@ def test_survey_has_mode_chips_layout_and_aggregated_cost_of_each_system(llama):
         )
 
 
+@pytest.mark.thorough
 def test_survey_plan_and_compare_at_the_same_chips_give_one_cost(llama, closed_forms):
     cost = next(one for one in llama.costs if one.system == "hgx-h200")
     weights = "fp8" if llama.weights == "fp8" else ""

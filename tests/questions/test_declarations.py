@@ -192,6 +192,7 @@ def test_ask_array_without_a_shape_or_values_is_refused(value):
     assert st.ask("step", **ON, batch=[1, 2])["time"].shape == (2,)
 
 
+@pytest.mark.thorough
 def test_ask_text_that_may_be_a_number_takes_both():
     asked = {**ON, "chips": 1, "tpot": 0.02, "mode": "aggregated", "rate": 1.0}
     numbers, words = (dict(st.ask("plan", **asked, carbon=value)) for value in (300, "300"))

@@ -39,6 +39,7 @@ def test_a_deadline_takes_the_fewest_chips_that_end_in_time(sizes):
     assert found.run.seconds == pytest.approx(sizes[128][0])
 
 
+@pytest.mark.thorough
 def test_a_budget_takes_the_fastest_run_within_it(sizes):
     limit = sizes[64][1] * 1.001
     found = solve(budget=math.ceil(limit))

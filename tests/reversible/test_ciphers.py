@@ -122,6 +122,7 @@ def test_random_networks_flip_as_the_correlation_map_says(name):
         assert share == pytest.approx(expected, rel=0.06, abs=4 * error)
 
 
+@pytest.mark.thorough
 def test_residual_paths_with_layer_norms_keep_inputs_together():
     curves = {name: networks.expected_shares(64, 256, residual=r, normed=n) for name, (r, n) in networks.KINDS.items()}
     assert curves["network, random"][-1] > 0.45

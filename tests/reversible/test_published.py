@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'steptime[torch]'")
 
-from steptime.reversible.torch_memory import LiveBytes, SavedBytes  # noqa: E402
+from steptime.reversible.reversible_stacks import LiveBytes, SavedBytes  # noqa: E402
 from tests.reversible.published_networks import Retaining, VisionTransformer, resnet  # noqa: E402
 
 pytestmark = pytest.mark.slow

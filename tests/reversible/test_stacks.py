@@ -12,8 +12,7 @@ from steptime.errors import InputError, RangeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'steptime[torch]'")
 
-from steptime.reversible.reversible_stacks import gradient_errors, measure_stacks  # noqa: E402
-from steptime.reversible.torch_memory import LiveBytes, SavedBytes, flop_counter  # noqa: E402
+from steptime.reversible.reversible_stacks import LiveBytes, SavedBytes, flop_counter, gradient_errors, measure_stacks  # noqa: E402  # noqa: E402
 
 pytestmark = pytest.mark.slow  # the stage that has PyTorch
 

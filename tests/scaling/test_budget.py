@@ -109,6 +109,7 @@ def test_usd_are_flop_at_the_rent():
     assert money.params == pytest.approx(same.params)
 
 
+@pytest.mark.thorough
 def test_unique_tokens_make_models_larger():
     free, tight = (budget("10B@2T", Demand(served=1e13), law="muennighoff", **more).choice for more in ({}, {"unique": 0.5e12}))
     assert tight.params > 1.05 * free.params
@@ -213,6 +214,7 @@ def test_cheaper_tokens_take_more_training():
     assert (np.diff(losses, axis=1) < 0).all()
 
 
+@pytest.mark.thorough
 def test_open_models_are_overtrained_as_the_lecture_says():
     """Lecture, section 19: Llama-3-8B on 15 T tokens 94x, DeepSeek-V3 on 14.8 T with 37 B active 20x."""
     known = {one.model: one for one in open_models()}

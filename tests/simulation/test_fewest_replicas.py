@@ -110,6 +110,7 @@ def test_what_the_search_needs(options):
     assert run(f"{REQUEST} {options} --find-replicas").returncode == 2
 
 
+@pytest.mark.thorough
 def test_limits_that_no_number_meets():
     shown = run(f"{REQUEST} --ttft 0.000001 --find-replicas --json")
     assert (shown.returncode, json.loads(shown.stdout)["error"]) == (1, "Impossible")

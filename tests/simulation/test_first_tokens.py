@@ -16,7 +16,7 @@ from steptime.planning.steady_state import aggregated
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
 from steptime.workload.traffic import Lengths, Traffic, open_loop
-from tests.conftest import engine, machine, one_matrix
+from tests.conftest import engine, every, machine, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK, closed_plan, equal_requests
 
 LIGHT = replace(one_matrix(kv_bytes=1e-6), width=1)  # a cache and activations that cost nothing; 20 GFLOP a token
@@ -120,7 +120,7 @@ def replica(model, batch):
     return state, simulate(model, STREAM, traffic, policy=policy, engine=engine()).requests
 
 
-@pytest.mark.parametrize(("model", "batch"), [(SMALL, 20), (SMALL, 60), (LIGHT, 60)])
+@pytest.mark.parametrize(("model", "batch"), every(3, [(SMALL, 20), (SMALL, 60), (LIGHT, 60)]))
 def test_an_arrival_finds_one_sequence_fewer_than_share_its_tokens(model, batch):
     """B - 1 in flight in the mean, whether steps grow with them or not, and a time per token as of B: within 4 %."""
     state, found = replica(model, batch)

@@ -103,6 +103,7 @@ def test_a_trace_of_one_moment_has_no_rate(things, given, n):
         find_scale(*things, moment, **given)
 
 
+@pytest.mark.thorough
 def test_a_prefix_cache_raises_the_rate_of_a_trace(things, given):
     trace = with_sessions(st.open_loop(5, 400, st.Lengths(mean=4096), SIZES["outputs"]), prefixes=4, prefix_tokens=3840)
     cache = Cache(tiers=(Tier(name="hbm", capacity=8e9, bandwidth=1e12),))
@@ -125,6 +126,7 @@ def loop(clients, requests):
     return st.closed_loop(clients, requests, **SIZES)
 
 
+@pytest.mark.thorough
 def test_the_most_clients_hold_and_one_more_does_not(things, given):
     found = find_clients(*things, loop, start=8, **given)
     assert 20 < found.clients < 200

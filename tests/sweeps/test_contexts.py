@@ -11,8 +11,8 @@ import pytest
 
 import steptime as st
 from steptime.physics.chip_memory import sequences_that_fit
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import engine_for
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout_space import legal
 from steptime.sweeps.context_limit import tokens
 from tests.cli.test_commands import run
@@ -45,6 +45,7 @@ def test_a_wall_is_where_no_layout_goes_on(tpot):
     assert not holds(found.longest * 1.01)
 
 
+@pytest.mark.thorough
 def test_figures_at_the_length_asked_are_those_of_a_step(found):
     for one in found.walls:
         model = st.with_techniques(st.load_model(PAIR[0]), one.technique)

@@ -55,6 +55,7 @@ def test_tables_of_arrow_and_pandas(steps, tmp_path):
     assert read["system"].tolist() == ["hgx-h100", "hgx-b200"] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", ["nc", pytest.param("zarr", marks=pytest.mark.thorough)])
 def test_labelled_arrays_with_units(steps, tmp_path, ending, closed_forms):
     xarray = pytest.importorskip("xarray")

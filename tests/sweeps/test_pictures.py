@@ -31,6 +31,7 @@ def test_curves_with_their_ranges():
     assert sum(len(line.get_xdata()) for line in full) == np.count_nonzero(found.answers["memory_share"].values > 1)
 
 
+@pytest.mark.thorough
 def test_a_map_of_two_long_axes_with_the_memory_that_is_full():
     found = st.sweep("step", {"batch": "1:1000:40", "context": "1000:100000:30"}, **ON)
     figure = draw_sweep(found)
@@ -41,6 +42,7 @@ def test_a_map_of_two_long_axes_with_the_memory_that_is_full():
     assert mesh.get_array().reshape(30, 40)[3, 7] == pytest.approx(found.answers["usd_per_million_tokens"].values[7, 3])
 
 
+@pytest.mark.thorough
 def test_names_are_intervals_and_a_third_axis_is_panels():
     found = st.sweep("step", {"system": ["hgx-h100", "hgx-b200"]}, model="llama-3.1-8b", batch=64)
     place = draw_sweep(found).axes[0]
@@ -50,6 +52,7 @@ def test_names_are_intervals_and_a_third_axis_is_panels():
     assert titles == ["tp 1", "tp 2"]
 
 
+@pytest.mark.thorough
 def test_the_front_of_two_answers_is_what_no_other_beats():
     found = st.sweep("step", {"batch": [1, 8, 64], "tp": [1, 2]}, **ON)
     place = draw_sweep(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]

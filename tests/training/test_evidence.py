@@ -10,8 +10,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import UnknownName
-from steptime.training.search_optimism import search_optimism
-from steptime.training.training_evidence import LAYOUT_ERROR, is_measured_kind
+from steptime.training.training_evidence import LAYOUT_ERROR, is_measured_kind, search_optimism
 from steptime.training.training_job import TrainingLayout
 from steptime.training.training_planner import SEARCH_TERM
 from steptime.training.training_stack import (

@@ -87,6 +87,7 @@ def test_host_memory_has_an_end():
     assert replace(roomy, host_capacity=1e13).fits
 
 
+@pytest.mark.thorough
 def test_an_offload_is_named_next_to_a_narrower_optimizer():
     """Adam in 8 bits changes the arithmetic; host memory holds the same states."""
     with pytest.raises(NothingFits, match=r"it fits with --optimizer adamw-fp8 or with --offload optimizer$"):

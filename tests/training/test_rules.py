@@ -130,6 +130,7 @@ def test_axes_that_are_given_to_a_search_are_checked(given, says):
         st.train(SMALL, "hgx-h100", **{"batch": 64} | given)
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_says_by_how_much_and_what_would():
     with pytest.raises(NothingFits) as refused:
         st.train(BIG, "hgx-h100", chips=64, seq=8192, batch=64)

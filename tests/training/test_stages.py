@@ -191,6 +191,7 @@ def test_layers_that_are_not_those_of_a_pipeline_are_named(layout, words):
         st.train("llama-3.1-405b", "hgx-h100", chips=1280, batch=640, seq=4096, layout=layout)
 
 
+@pytest.mark.thorough
 def test_layers_say_stages_and_a_search_keeps_them():
     found = st.train("llama-3.1-405b", "hgx-h100", chips=1024, batch=512, seq=8192, layout={"layers": [7, *[8] * 14, 7]})
     assert (found.step.layout.pp, found.step.layout.virtual_stages, found.step.layout.layers) == (16, 1, "7,8x14,7")

@@ -150,6 +150,7 @@ def test_own_runs_warn_of_runs_far_outside_and_of_more_runs_outside_than_expecte
     assert warning.count("Check whether") == 3
 
 
+@pytest.mark.thorough
 def test_causes_leave_out_what_the_row_states():
     (own,) = st.load_anchor(measured([2.8], sampling="top-p")).anchors
     assert "sampling" not in own.explanations[0]
@@ -224,6 +225,7 @@ def test_a_file_that_is_not_there_or_holds_no_rows_is_refused(tmp_path):
         st.load_anchor(path)
 
 
+@pytest.mark.thorough
 def test_runs_are_kept_found_and_removed(tmp_path):
     catalog = str(tmp_path)
     assert st.load_anchor(catalog=catalog).anchors == ()

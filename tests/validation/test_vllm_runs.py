@@ -140,6 +140,7 @@ def test_the_shipped_engine_without_a_fit(one_chip, two_chips):
         assert within(run, replay(run, VLLM), 0.20, 0.20, 0.20), ratios(run, replay(run, VLLM))
 
 
+@pytest.mark.thorough
 def test_a_fit_finds_the_constants_that_made_a_run():
     """A run replayed with a faster memory is fitted back to it; links of one chip stay at the prior."""
     made = with_constants(VLLM, {"memory_efficiency": 0.93, "attention_time": 0.95})

@@ -39,7 +39,11 @@ def asked(name, **body):
     return CLIENT.post(f"/api/boards/{name}", json=body)
 
 
-@pytest.mark.parametrize("name", BOARDS)
+# Boards whose answers have tests of their own.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.thorough) if name in ("compare", "mixing", "plan") else name for name in BOARDS],
+)
 def test_a_board_answers_its_defaults_with_columns_of_one_length_and_a_sentence(name, closed_forms):
     answer = asked(name)
     assert answer.status_code == 200, answer.text

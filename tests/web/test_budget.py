@@ -5,18 +5,16 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
 from steptime.scaling.scaling_laws import loss, tokens_for
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
 ROUTE = "/api/boards/budget"
-client = TestClient(app_for(hosts=("*",)))
 
 
 def test_its_bill_is_six_n_d_and_what_serving_takes():
-    shown = client.post(ROUTE, json={"served": 200, "law": "hoffmann"}).json()
+    shown = CLIENT.post(ROUTE, json={"served": 200, "law": "hoffmann"}).json()
     found = st.budget("100B@200T", st.Demand(served=200e12), law="hoffmann")
     best, price = found.choice, found.rent / (989.4e12 * found.mfu)
     bill = shown["tables"]["bill"]
@@ -29,7 +27,7 @@ def test_its_bill_is_six_n_d_and_what_serving_takes():
 
 
 def test_the_least_is_the_least_and_more_served_means_smaller_models_trained_longer():
-    few, many = (client.post(ROUTE, json={"served": served}).json() for served in (20, 2000))
+    few, many = (CLIENT.post(ROUTE, json={"served": served}).json() for served in (20, 2000))
     for shown in (few, many):
         assert min(usd for usd in shown["tables"]["bill"]["total"] if usd) == pytest.approx(shown["marks"]["usd"], rel=1e-9)
     assert many["marks"]["params"] < few["marks"]["params"]
@@ -39,13 +37,13 @@ def test_the_least_is_the_least_and_more_served_means_smaller_models_trained_lon
 
 
 def test_sizes_that_no_tokens_make_as_good_have_no_bill():
-    bill = client.post(ROUTE, json={}).json()["tables"]["bill"]
+    bill = CLIENT.post(ROUTE, json={}).json()["tables"]["bill"]
     assert bill["total"][0] is None
     assert bill["total"][-1] > 0
 
 
 @pytest.mark.parametrize("quality", ["large", "100B@", "no-such-model@1T"])
 def test_a_wrong_quality_is_told_at_its_field(quality):
-    answer = client.post(ROUTE, json={"quality": quality})
+    answer = CLIENT.post(ROUTE, json={"quality": quality})
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["field"] == "quality"

@@ -6,12 +6,10 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
-CLIENT = TestClient(app_for(hosts=("*",)))
 GIVEN = {"model": "llama-3.1-8b", "systems": "hgx-h100, hgx-b200", "prompt": 1024, "output": 256, "speed": 40.0, "ttft": 1.0}
 
 
@@ -46,6 +44,7 @@ def test_more_speed_costs_no_less_and_the_cheapest_is_first(closed_forms):
     assert min(fast["cost"]) >= min(slow["cost"]) * (1 - 1e-9)
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_stands_last_with_its_reason(closed_forms):
     found = ask(model="deepseek-ai/DeepSeek-V3", systems="hgx-h100,hgx-b200", ttft=10.0, speed=20.0).json()["tables"]["systems"]
     assert found["system"] == ["hgx-b200", "hgx-h100"]

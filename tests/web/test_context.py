@@ -3,19 +3,17 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
 from steptime.lecture.current_figures import build_pair
 from steptime.physics.chip_memory import sequences_that_fit
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
-client = TestClient(app_for(hosts=("*",)))
 LLAMA = {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 256, "context": 8192}
 
 
 def asked(**inputs):
-    answer = client.post("/api/boards/context", json=LLAMA | inputs)
+    answer = CLIENT.post("/api/boards/context", json=LLAMA | inputs)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -55,5 +53,5 @@ def test_what_does_not_fit_is_an_answer():
 
 
 def test_wrong_input_is_told_at_its_field():
-    answer = client.post("/api/boards/context", json=LLAMA | {"batch": 0})
+    answer = CLIENT.post("/api/boards/context", json=LLAMA | {"batch": 0})
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, "batch")

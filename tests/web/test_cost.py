@@ -3,19 +3,17 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
 from steptime.lecture.current_figures import build_pair
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
-client = TestClient(app_for(hosts=("*",)))
 LLAMA = {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 64, "context": 8192}
 PARTS = ("compute", "weights", "kv", "network", "overhead")
 
 
 def asked(**inputs):
-    answer = client.post("/api/boards/cost", json=LLAMA | inputs)
+    answer = CLIENT.post("/api/boards/cost", json=LLAMA | inputs)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -54,5 +52,5 @@ def test_what_does_not_fit_is_an_answer():
 
 @pytest.mark.parametrize(("wrong", "field"), [({"batch": 1e9}, "batch"), ({"system": "m3-ultra"}, "rent")])
 def test_wrong_input_is_told_at_its_field(wrong, field):
-    answer = client.post("/api/boards/cost", json=LLAMA | wrong)
+    answer = CLIENT.post("/api/boards/cost", json=LLAMA | wrong)
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)

@@ -176,7 +176,7 @@ def test_the_command_gives_the_same_figure():
 @pytest.mark.parametrize(
     "tool",
     [
-        pytest.param(name, marks=pytest.mark.thorough) if name == "plan" else name
+        pytest.param(name, marks=pytest.mark.thorough) if name in ("plan", "roofline") else name
         for name in CALLS
         if name not in ("compare", "prices", "context", "rl")
     ],
@@ -330,6 +330,7 @@ def environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("PYTHONPATH", "NUMBA_CACHE_DIR", "HOME", "PATH") if name in os.environ}
 
 
+@pytest.mark.thorough
 def test_the_sdk_lists_and_calls_tools_over_standard_input_and_output():
     asyncio_run(_talk, ["step", "lecture", "catalogue", "laws"])
 

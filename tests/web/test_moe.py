@@ -3,16 +3,13 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.web.app import app_for
-
-client = TestClient(app_for(hosts=("*",)))
+from tests.web.page_client import CLIENT
 
 
 def asked(**inputs):
-    answer = client.post("/api/boards/moe", json=inputs)
+    answer = CLIENT.post("/api/boards/moe", json=inputs)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -57,5 +54,5 @@ def test_a_law_far_outside_its_runs_says_so():
     ("wrong", "field"), [({"experts": 0}, "experts"), ({"law": "chinchilla"}, "law"), ({"system": "cs-3"}, "system")]
 )
 def test_wrong_input_is_told_at_its_field(wrong, field):
-    answer = client.post("/api/boards/moe", json=wrong)
+    answer = CLIENT.post("/api/boards/moe", json=wrong)
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)

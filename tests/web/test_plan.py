@@ -6,12 +6,11 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
-CLIENT = TestClient(app_for(hosts=("*",)))
+pytestmark = pytest.mark.usefixtures("closed_forms")
 GIVEN = {"model": "openai/gpt-oss-120b", "system": "hgx-h100", "prompt": 2048, "output": 512, "ttft": 2.0}
 
 
@@ -56,6 +55,7 @@ def test_a_rough_answer_is_near_and_a_faster_one_dearer():
     assert costs == sorted(costs)
 
 
+@pytest.mark.thorough
 def test_what_is_too_fast_or_too_large_is_answered():
     fast = ask(speed=1000).json()
     assert not fast["marks"]["feasible"]

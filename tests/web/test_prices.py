@@ -5,18 +5,16 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
 ROUTE = "/api/boards/prices"
 LIST = {"input": 2, "output": 12, "cache_read": 0.2, "tiers": [{"above_tokens": 200_000, "input": 4, "output": 18}]}
-client = TestClient(app_for(hosts=("*",)))
 
 
 def test_its_readings_are_those_of_the_library():
-    shown = client.post(ROUTE, json={}).json()
+    shown = CLIENT.post(ROUTE, json={}).json()
     found = st.read_prices(LIST)
     sizes = dict(zip(shown["tables"]["bytes"]["name"], shown["tables"]["bytes"]["bytes"], strict=True))
     assert sizes["price break only"] == pytest.approx(100e9 / (300 * 200_000), rel=1e-12)
@@ -35,19 +33,19 @@ def test_its_readings_are_those_of_the_library():
 
 def test_a_later_break_means_fewer_bytes():
     sizes = [
-        client.post(ROUTE, json={"tier": tier}).json()["tables"]["bytes"]["bytes"][0] for tier in (50_000, 200_000, 800_000)
+        CLIENT.post(ROUTE, json={"tier": tier}).json()["tables"]["bytes"]["bytes"][0] for tier in (50_000, 200_000, 800_000)
     ]
     assert sizes == sorted(sizes, reverse=True)
 
 
 def test_a_list_without_a_step_of_output_is_not_identifiable():
-    shown = client.post(ROUTE, json={"dearer": 12}).json()
+    shown = CLIENT.post(ROUTE, json={"dearer": 12}).json()
     assert not shown["marks"]["identifiable"]
     assert "does not determine" in shown["sentence"]
     assert shown["tables"]["bytes"]["bytes"][0] is None
 
 
 def test_a_hit_dearer_than_input_is_told_at_its_field():
-    answer = client.post(ROUTE, json={"cached": 3})
+    answer = CLIENT.post(ROUTE, json={"cached": 3})
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["field"] == "cached"

@@ -7,13 +7,11 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
 from steptime.physics.network_time import exchange
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
-CLIENT = TestClient(app_for(hosts=("*",)))
 GIVEN = {"model": "deepseek-ai/DeepSeek-V3", "system": "hgx-h100", "batch": 512, "context": 4096}
 
 

@@ -5,19 +5,17 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 from steptime.training.schedule_timeline import simulate_step
 from steptime.training.schedules.schedule import schedule_named
-from steptime.web.app import app_for
 from steptime.web.boards.schedule import NAMES
+from tests.web.page_client import CLIENT
 
 ROUTE = "/api/boards/schedule"
-client = TestClient(app_for(hosts=("*",)))
 
 
 def test_its_boxes_are_those_of_the_walk():
-    shown = client.post(ROUTE, json={"schedule": "interleaved", "stages": 4, "microbatches": 8, "virtual": 2}).json()
+    shown = CLIENT.post(ROUTE, json={"schedule": "interleaved", "stages": 4, "microbatches": 8, "virtual": 2}).json()
     done = simulate_step(schedule_named("interleaved").order(4, 8, 2), 0.5, 1.0, 0.5)
     boxes = shown["tables"]["boxes"]
     np.testing.assert_allclose(boxes["start"], done.start, rtol=1e-12)
@@ -28,20 +26,20 @@ def test_its_boxes_are_those_of_the_walk():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_walk_is_as_the_closed_form_says(name):
-    shown = client.post(ROUTE, json={"schedule": name, "stages": 4, "microbatches": 12}).json()
+    shown = CLIENT.post(ROUTE, json={"schedule": name, "stages": 4, "microbatches": 12}).json()
     figures = {figure["name"]: figure["value"] for figure in shown["figures"]}
     assert figures["idle, simulated"] == pytest.approx(figures["idle, closed form"], rel=1e-12)
     assert figures["in flight, simulated"] == pytest.approx(figures["in flight, closed form"], rel=1e-12)
 
 
 def test_more_microbatches_leave_a_smaller_share_idle():
-    shares = [client.post(ROUTE, json={"microbatches": m}).json()["marks"]["share"] for m in (4, 8, 16, 32)]
+    shares = [CLIENT.post(ROUTE, json={"microbatches": m}).json()["marks"]["share"] for m in (4, 8, 16, 32)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(3 / 7, rel=1e-12)
 
 
 def test_a_schedule_that_cannot_run_is_an_answer_with_the_others():
-    shown = client.post(ROUTE, json={"schedule": "dualpipe", "stages": 5}).json()
+    shown = CLIENT.post(ROUTE, json={"schedule": "dualpipe", "stages": 5}).json()
     assert "even number of stages" in shown["sentence"]
     assert shown["tables"]["boxes"]["start"] == []
     assert "1f1b" in shown["tables"]["schedules"]["name"]
@@ -49,6 +47,6 @@ def test_a_schedule_that_cannot_run_is_an_answer_with_the_others():
 
 
 def test_an_unknown_schedule_is_told_at_its_field():
-    answer = client.post(ROUTE, json={"schedule": "2f2b"})
+    answer = CLIENT.post(ROUTE, json={"schedule": "2f2b"})
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["field"] == "schedule"

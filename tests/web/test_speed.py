@@ -6,13 +6,11 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
 from steptime.lecture.current_figures import build_pair
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
-CLIENT = TestClient(app_for(hosts=("*",)))
 GIVEN = {"model": "openai/gpt-oss-120b", "system": "hgx-h100", "context": 4096}
 
 

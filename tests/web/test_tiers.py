@@ -3,20 +3,18 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from fastapi.testclient import TestClient
 
 import steptime as st
 from steptime.describe.kv_tradeoff import cache_trade
 from steptime.pricing.kv_storage_cost import tiers
-from steptime.web.app import app_for
+from tests.web.page_client import CLIENT
 
-client = TestClient(app_for(hosts=("*",)))
 PAIR = {"model": "deepseek-ai/DeepSeek-V3", "system": "gb200-nvl72"}
 TIERS = ("hbm", "host", "ssd", "hdd")
 
 
 def asked(**inputs):
-    answer = client.post("/api/boards/tiers", json=PAIR | inputs)
+    answer = CLIENT.post("/api/boards/tiers", json=PAIR | inputs)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -59,5 +57,5 @@ def test_a_cache_that_no_memory_pays_for_is_made_again():
     ("wrong", "field"), [({"context": 4_000_000}, "context"), ({"hold_seconds": 0}, "hold_seconds"), ({"price": "x"}, "price")]
 )
 def test_wrong_input_is_told_at_its_field(wrong, field):
-    answer = client.post("/api/boards/tiers", json=PAIR | wrong)
+    answer = CLIENT.post("/api/boards/tiers", json=PAIR | wrong)
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)

@@ -336,6 +336,8 @@ def entry_labels(kind: str, catalog: str | os.PathLike[str] | None = None) -> di
     return {name: (name, *_aliases(path)) for name, path in files(kind, catalog).items()}
 
 
+# A look-up compares a name with those of hundreds of files.
+@lru_cache(maxsize=4096)
 def folded(name: str) -> str:
     """Return a name in the form in which names are compared.
 

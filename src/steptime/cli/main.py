@@ -21,7 +21,7 @@ ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 MODULES = {
     "anchors": "validate", "calibrate": "validate", "rl": "budget", "laws": "budget", "systems": "models", "engines": "models",
     "context": "compare", "design": "sweep", "sensitivity": "sweep", "roofline": "lecture", "web": "lecture",
-    "mcp": "lecture",
+    "mcp": "lecture", "fleet": "plan", "predictor": "step", "watch": "validate", "reversible": "lecture",
 }  # fmt: skip
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
@@ -225,7 +225,7 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
         module = None if is_listed_only else import_module(f"steptime.cli.{MODULES.get(name, name)}")
         command = _stub if module is None else getattr(module, name)
         # A command that reads a file shows its keys.
-        summary = "\n\n".join(filter(None, (SUMMARIES[name], getattr(module, "FILE_FORMAT", ""))))
+        summary = "\n\n".join(filter(None, (SUMMARIES[name], getattr(module, f"{name.upper()}_FILE", ""))))
         notes = _mcp_notes() if name == "mcp" and module is not None else ()
         epilog = "\n\n".join([*notes, "Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
         app.command(name, cls=StrictCommand, help=summary, epilog=epilog, context_settings=FREE if name in OPEN else {})(

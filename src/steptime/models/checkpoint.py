@@ -92,21 +92,6 @@ def _groups(module: str) -> tuple[str, str]:
     return next(iter(groups), "other"), next((name for name in groups if name != DRAFT), "other")
 
 
-def module_group(module: str) -> str:
-    """Return the part of a model of a module, from its name.
-
-    Args:
-        module: Path of the module.
-
-    Returns:
-        Name of the part, one of `GROUPS`, or "other".
-
-    >>> module_group("model.layers.3.mlp.experts.7.up_proj"), module_group("model.layers.3.mlp.gate"), module_group("lm_head")
-    ('routed experts', 'router', 'head')
-    """
-    return _groups(_NUMBER.sub("0", module))[0]
-
-
 def parted(name: str) -> tuple[str, str]:
     """Return the module of a tensor and the role of the tensor in it.
 

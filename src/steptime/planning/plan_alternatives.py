@@ -21,8 +21,8 @@ from steptime.hardware.number_formats import number_format
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.models.model import weight_bytes, with_formats
 from steptime.number_checks import MOST_CHIPS
+from steptime.physics.compute_dtype import as_served, with_small_cache
 from steptime.physics.engine_rules import LLAMA_CPP, has_pools
-from steptime.physics.kv_dtype import as_served, with_small_cache
 from steptime.physics.layout import Layout
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_state
 from steptime.planning.plan_result import Alternative, Plan

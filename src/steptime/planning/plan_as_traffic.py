@@ -14,8 +14,8 @@ from steptime.hardware.system import System
 from steptime.models.draft_models import EAGLE3, with_draft_model
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine, serving_engine
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.planning.plan_result import Plan, Pool

@@ -20,7 +20,7 @@ from steptime.physics.chip_power import (
     step_work,
     surrounding_watts,
 )
-from steptime.physics.kv_dtype import as_served
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.uncertainty import Z90
 from steptime.planning.energy_result import PlanEnergy
 from steptime.planning.plan_problem import PlanProblem

@@ -31,7 +31,7 @@ from steptime.physics.operator_time import TINY
 from steptime.planning.batch_queue import LEVELS, queue_share, upper_tail
 from steptime.planning.evidence import ANY
 from steptime.planning.prefill_pool import Prefill, prefill_pool, within_limit
-from steptime.planning.session_result import SessionCase
+from steptime.planning.session_hits import SessionCase
 from steptime.planning.steady_state import (
     MOST_UTILISED,
     SPARE_DEVIATIONS,

@@ -24,8 +24,8 @@ from steptime.planning.plan_as_traffic import (
     workload_traffic,
 )
 from steptime.planning.plan_result import Plan
+from steptime.planning.session_hits import SessionCache, SessionCase
 from steptime.planning.session_loop import replica_cache
-from steptime.planning.session_result import SessionCache, SessionCase
 from steptime.result_base import Result, unit
 from steptime.simulation.max_rate import meets, run_until_settled
 from steptime.simulation.run_metrics import Answers, Judged, at_percentile, judge

@@ -18,7 +18,7 @@ from steptime.picture_files import save_picture
 from steptime.planning.energy_result import PlanEnergy
 from steptime.planning.fleet import Fleet
 from steptime.planning.launch_facts import Served
-from steptime.planning.session_result import SessionCache, SessionRun
+from steptime.planning.session_hits import SessionCache, SessionRun
 from steptime.planning.slo_probability import likelihood
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.svg import curve

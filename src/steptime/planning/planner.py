@@ -27,9 +27,9 @@ from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chunked_evaluation import keep_memory
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, model_for, serving_engine
 from steptime.physics.engine_rules import has_pools, most_sequences
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
@@ -58,7 +58,7 @@ from steptime.planning.plan_problem import (
 from steptime.planning.plan_result import Alternative, Plan, SingleSystem, chosen_point
 from steptime.planning.plan_search import absent_because, fitting, ranked, search
 from steptime.planning.refinement import best
-from steptime.planning.session_result import SessionCase
+from steptime.planning.session_hits import SessionCase
 from steptime.planning.slo_probability import check_percentile, check_sure, point, target_levels
 from steptime.planning.steady_state import mean_context
 from steptime.planning.two_systems import (

@@ -17,11 +17,11 @@ import numpy as np
 from steptime.hardware.system import System
 from steptime.models.model import Model, cached_token_bytes
 from steptime.physics.layout import Layout
-from steptime.planning.session_result import SessionCase, SessionRun
+from steptime.planning.session_hits import SessionCase, SessionRun
 from steptime.planning.simulated_rate import Deployment, Loop, Run, busy_share, joined_traffic
 from steptime.simulation.prefix_cache import ANSWER_SHARE, Cache, CacheUse, cache_with_capacities, use_cache
 from steptime.simulation.replica_pools import serve
-from steptime.simulation.session_turns import serve_turns
+from steptime.simulation.session_cache import serve_turns
 from steptime.simulation.simulator import pipeline_delay_seconds, user_visible_times
 from steptime.workload.sessions import draw_sessions
 from steptime.workload.traffic import Traffic

@@ -30,15 +30,14 @@ from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cached_token_bytes, stored_formats
 from steptime.models.model_loading import ModelLike
 from steptime.physics.chip_memory import cache_parts
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import anchored, model_for, serving_engine
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.uncertainty import has_range
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED
 from steptime.planning.plan_problem import DISAGGREGATED
 from steptime.planning.plan_result import Plan, Pool
 from steptime.planning.planner import MODES, plan
-from steptime.planning.session_hits import Flow, find_hits, flow_of_sessions, found_tokens
-from steptime.planning.session_result import SessionCache, SessionCase, TierHits
+from steptime.planning.session_hits import Flow, SessionCache, SessionCase, TierHits, find_hits, flow_of_sessions, found_tokens
 from steptime.planning.slo_probability import QUANTILES
 from steptime.workload.sessions import PRESETS, Sessions, as_workload, held_share, mean_history, mean_turns, turn_shares
 from steptime.workload.workload import Slo, Workload, decode_steps

@@ -36,7 +36,7 @@ from steptime.planning.plan_as_traffic import (
     within_context,
     workload_prompts,
 )
-from steptime.planning.session_result import SessionRun
+from steptime.planning.session_hits import SessionRun
 from steptime.planning.steady_state import MOST_LOADED, mean_context
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve

@@ -20,7 +20,7 @@ from steptime.hardware.system import System
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, whole_number
-from steptime.physics.kv_dtype import as_served
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.layout import host_chips, shaped, stacked
 from steptime.planning.batch_grids import batch_grid
 from steptime.planning.evidence import ANY, MEASURED, PUBLISHED, deployment_evidence

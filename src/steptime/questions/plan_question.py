@@ -39,7 +39,7 @@ from steptime.questions.subject import (
     with_prompt_media,
 )
 from steptime.units import DAY
-from steptime.workload.public_traces import trace_lengths
+from steptime.workload.trace_files import trace_lengths
 from steptime.workload.workload import LARGEST_SPREAD, LONGEST_TPOT, Slo, Workload, limits
 
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from steptime.errors import NUMBA_MISSING, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine
 from steptime.physics.engine_releases import TOP_P
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import default_layout
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, text
@@ -108,8 +108,7 @@ class TrafficInputs(SessionInputs):
             RangeError: Not exactly one of trace, rate and concurrency is given; a trace has its own prefixes; or sessions are
                 combined with other kinds of requests.
         """
-        from steptime.workload.public_traces import check_arrivals
-        from steptime.workload.trace_files import read_trace
+        from steptime.workload.trace_files import check_arrivals, read_trace
         from steptime.workload.traffic import Lengths, draw_traffic, longer, scaled, with_sessions
 
         # A run has one source of requests.

@@ -20,7 +20,6 @@ from steptime.simulation.loop_state import (
     GAPS,
     RECORDED,
     REJECTED,
-    SEAT_SECONDS,
     SHORTEST,
     WIDTH,
     Replicas,
@@ -521,22 +520,6 @@ def timeline(requests: Any, pools: list[tuple[Rules, Replicas]], points: int = 4
     moved = done[np.isfinite(done["resumed"])]
     queue = waiting(done["arrival"], done["scheduled"], grid) + waiting(moved["moved"], moved["resumed"], grid)
     return {"seconds": grid, "decoding": decoding, "kv": used_blocks / max(room, 1.0), "waiting": queue}
-
-
-def little(requests: Any, p: Replicas) -> tuple[float, float]:
-    """Return both sides of Little's law for the slots.
-
-    They are equal where no sequence was preempted.
-
-    Args:
-        requests: Finished requests, rows of `REQUEST`.
-        p: Replicas of the pool.
-
-    Returns:
-        Sequence-seconds, counted by the loop and summed over requests.
-    """
-    done = served(requests)
-    return float(p.seconds[:, SEAT_SECONDS].sum()), float((done["finish"] - done["scheduled"]).sum())
 
 
 PASSED, MISSED = "MET", "MISSED"

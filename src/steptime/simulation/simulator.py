@@ -19,8 +19,8 @@ from steptime.models.model import Model, cached_token_bytes, stored_formats
 from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, model_for, serving_engine
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import stays_inside
@@ -39,7 +39,7 @@ from steptime.simulation.replica_pools import (
 )
 from steptime.simulation.run_metrics import DEFAULT_PERCENTILE, answers, check_percentile, judge, timeline
 from steptime.simulation.scheduling_policy import Policy
-from steptime.simulation.session_turns import serve_turns
+from steptime.simulation.session_cache import serve_turns
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.step_time_model import Pace, sample_pace, slowed
 from steptime.workload.traffic import Traffic, checked

@@ -33,8 +33,8 @@ from steptime.models.model import (
 from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_CHIPS, Array, Number, limit, positive, single, whole_number
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine, engine_for, model_for
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step

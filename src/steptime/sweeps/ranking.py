@@ -26,16 +26,16 @@ from steptime.hardware.system import Rent, System
 from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, whole_number
+from steptime.physics.compute_dtype import with_small_cache
 from steptime.physics.engine import Engine, engine_for, load_engine, with_sampling
 from steptime.physics.engine_releases import TOP_P
-from steptime.physics.kv_dtype import with_small_cache
 from steptime.planning.evidence import ANY as NO_EVIDENCE
 from steptime.planning.evidence import EVIDENCE, MEASURED, PUBLISHED, check_evidence
 from steptime.planning.fleet import MONTH, Fleet, size_fleet
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, likely_prefill, plan
-from steptime.planning.session_result import SessionCache
+from steptime.planning.session_hits import SessionCache
 from steptime.planning.slo_probability import check_percentile
 from steptime.planning.two_systems import LikelyPair
 from steptime.processes import can_fork, map_in_processes

@@ -13,8 +13,7 @@ from steptime.errors import Impossible, InputError, LayoutError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.training.search_optimism import search_optimism, searched_axes
-from steptime.training.training_evidence import MEASURED
+from steptime.training.training_evidence import MEASURED, search_optimism, searched_axes
 from steptime.training.training_job import (
     ACTIVATIONS,
     NO_OFFLOAD,

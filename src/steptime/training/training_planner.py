@@ -22,9 +22,8 @@ from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
 from steptime.training.schedule_timeline import Timeline, simulate_step, timeline, trace_events
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.search_optimism import SearchOptimism, search_optimism, searched_axes
 from steptime.training.training_alternatives import Change, infeasibility_error, training_alternatives
-from steptime.training.training_evidence import ANY, MEASURED, TRAINING_EVIDENCE
+from steptime.training.training_evidence import ANY, MEASURED, TRAINING_EVIDENCE, SearchOptimism, search_optimism, searched_axes
 from steptime.training.training_job import (
     AXES,
     DEGREES,

@@ -32,8 +32,8 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.physics.chip_memory import reserved_per_chip, weights_per_chip
+from steptime.physics.compute_dtype import with_small_cache
 from steptime.physics.engine import IDEAL, Engine
-from steptime.physics.kv_dtype import with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import draft_bytes, drafted_step
 from steptime.validation.closed_loop import Runs, running_sequences, solve_closed_loops

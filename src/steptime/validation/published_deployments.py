@@ -231,7 +231,7 @@ POLLING = (
     ("glm-5", ("nvfp4",), BLACKWELL, "2026-04-09"),
     ("glm-5", ("fp8",), MI300, ""),
 )
-# Formats of KV caches that differ from those of `kv_dtype.as_served`: SGLang's --kv-cache-dtype fp8_e4m3, and vLLM without a
+# Formats of KV caches that differ from those of `as_served`: SGLang's --kv-cache-dtype fp8_e4m3, and vLLM without a
 # flag. The first day of runs on one node with them, and the day from which on they are gone.
 CACHES = (
     ("sglang", "deepseek-r1", ("fp8", "nvfp4"), BLACKWELL, "fp8", "", LATER),

@@ -26,9 +26,9 @@ from steptime.models.model import Model, gguf_formats
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics import uncertainty
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import TYPICAL, Engine
 from steptime.physics.engine_releases import SAMPLINGS, TOP_P
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import READ_ENGINES, Layout
 from steptime.physics.layout_rules import check
 from steptime.units import count, counted

@@ -33,8 +33,8 @@ from steptime.hardware.rental_prices import origin_in_words, usd
 from steptime.hardware.system import Rent, System
 from steptime.models.model import Model
 from steptime.physics.bias_correction import OperatingPoint
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.uncertainty import SEPARATE_POOLS
 from steptime.planning.elasticity import IN_WORDS

@@ -14,8 +14,8 @@ from steptime.cli.views.terminal_plots import Axis, Curve, draw
 from steptime.cli.views.widgets import Answer, facts, footnote, listing, section, table
 from steptime.describe.kv_tradeoff import CacheTrade, HeldContext
 from steptime.reversible.avalanche import Mixing
+from steptime.reversible.memory_tradeoff import KINDS, Stacks
 from steptime.reversible.sboxes import SboxCard
-from steptime.reversible.stack_results import KINDS, Stacks
 from steptime.units import show
 
 GLYPHS = {"plain": ("p", "red"), "checkpointed": ("c", "yellow"), "reversible": ("r", "green")}

@@ -26,7 +26,7 @@ from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, at_percentile, latencies
 from steptime.simulation.simulation_result import Simulation
 from steptime.units import DAY, HOUR, counted, in_digits, request_rate, show
-from steptime.workload.public_traces import few_requests_caution
+from steptime.workload.trace_files import few_requests_caution
 from steptime.workload.traffic import Traffic, repeated_share
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
