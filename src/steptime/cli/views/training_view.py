@@ -315,7 +315,7 @@ def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     saving = share_in_words(training.unmeasured_saving, 0)
     unmeasured = f"{training.unmeasured}: {saving} less time, if its prediction holds (--evidence any)"
     allowance = (
-        f"times contain {share_in_words(training.search_factor - 1, 0)}, because layouts that a search chooses run slower than "
+        f"times contain {share_in_words(training.search_factor - 1, 0)}, because searched layouts run slower than "
         "predicted; with the layout given (--tp, --pp and so on) nothing is added"
     )
     return [
