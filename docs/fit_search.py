@@ -26,7 +26,7 @@ from steptime.training.training_search import search
 from steptime.training.training_stack import DENSE, SPARSE, TYPICAL, TrainingEngine, load_stack, on_chip, training_engine
 from steptime.training.training_step import step_seconds
 from steptime.validation.training_run_table import AUTOMODEL, TrainingRun, read_training_runs
-from steptime.validation.training_validation import Fitted, Runs, fit, fits_without, resolve_layout
+from steptime.validation.training_validation import Fitted, Runs, attention_kernel, fit, fits_without, resolve_layout
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "src" / "steptime" / "data" / "training_search.toml"
@@ -40,8 +40,8 @@ BATCHES = 2.0
 # A measured layout whose pipeline is idle for more than this share of a step is a demonstration, not a choice: with four
 # micro-batches per stage, from which GPipe calls its idle time negligible, it is 1/5 (arXiv 1811.06965, section 2.3).
 MOST_IDLE = 1 / 5
-# Words of a layout that the recipes of a framework give for all their runs: its search has them too.
-RECIPES = {AUTOMODEL: {"recompute": "full"}}
+# Words of a layout that the recipes of a stack decide without regard to speed: its search has them too.
+RECIPES = {AUTOMODEL: ("recompute",)}
 # Further models without a deviation, as if they were in each stack and each architecture.
 PRIOR_MODELS = 3.0
 
@@ -54,7 +54,7 @@ def stack_of(name: str, fitted: Fitted, runs: Sequence[TrainingRun]) -> Training
     chips = {}
     for chip, architecture in ARCHITECTURES.items():
         slower = fitted.differs.get(("chip", "", chip), 0.0) + fitted.differs.get(("architecture", "", architecture), 0.0)
-        attention = fitted.differs.get(("architecture", "attention_efficiency", architecture), 0.0)
+        attention = fitted.differs.get(("kernel", "attention_efficiency", attention_kernel(name, architecture)), 0.0)
         chips[chip] = {"speed": float(np.exp(-slower)), "attention": float(np.exp(attention))}
     own = {run.system.chip.name for run in runs if name in (run.stack, "typical")}
     speeds = [float(np.exp(-fitted.differs.get(("stack", "", stack), 0.0))) for stack in (name, "typical")]
@@ -135,13 +135,13 @@ def searched(
     best = min(job, key=seconds_per_sequence)
     engine = stack_of(best.stack, fitted, others)
     tuned = on_chip(engine, best.system, experts=best.experts, date=best.date)
-    fixed = next((words for name, words in RECIPES.items() if best.framework.casefold().startswith(name)), {})
+    layout = resolve_layout(best, engine)
+    fixed = {name: getattr(layout, name) for name in RECIPES.get(best.stack, ())}
     found = search(best.model, best.system, best.job, tuned, chips=best.chips, fixed=fixed)
     row: dict[str, Any] = {
         "id": best.id, "model": best.model.name, "stack": best.stack, "chip": best.system.chip.name, "chips": best.chips,
         "architecture": ARCHITECTURES.get(best.system.chip.name, ""), "experts": best.experts, "task": best.job.task,
     }  # fmt: skip
-    layout = resolve_layout(best, engine)
     own = step_seconds(best.model, best.job, best.system, tuned, layout)
     idle = float(np.asarray(own.terms.get("pipeline idle", 0.0))) / float(own.total)
     row["evident"] = bool(is_measured_kind(layout, best.job, tuned, experts=best.experts)) and idle <= MOST_IDLE

@@ -13,14 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import training_regression
 
 from steptime.number_checks import Array
-from steptime.training.training_stack import IDEAL, TrainingEngine, decimal_year
+from steptime.training.training_stack import IDEAL, TYPICAL, TrainingEngine, decimal_year
 from steptime.validation.training_run_table import TrainingRun, read_training_runs
 from steptime.validation.training_validation import (
     NAMES,
     Fitted,
     Runs,
+    attention_kernel,
     fit,
     fits_without,
     from_free,
@@ -45,32 +47,44 @@ ARCHITECTURES = {
 TRAITS = {
     "megatron": {"title": "Megatron-Bridge, NVIDIA's recipes of 2025 and 2026", "gradient_bytes": 2.0, "narrow_gather": True,
                  "logit_bytes": 6.0, "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"],
-                 "shardings": ["zero1"], "fused_experts": ["deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B"],
-                 "narrow_attention": [
-                     "deepseek-ai/DeepSeek-V3@gb300", "deepseek-ai/DeepSeek-V3@b300", "Qwen/Qwen3-30B-A3B@gb200",
-                     "Qwen/Qwen3-30B-A3B@gb300", "Qwen/Qwen3-30B-A3B@b300"], "narrow_heads": ["deepseek-ai/DeepSeek-V3"]},
+                 "shardings": ["zero1"], "fused_experts": ["deepseek_v3", "qwen3_moe"],
+                 # `target_modules` of scripts/performance/configs/llama/llama3_llm_finetune.py of Megatron-Bridge
+                 "adapted": ["qkv"],
+                 "narrow_attention": ["deepseek_v3@gb300", "deepseek_v3@b300", "qwen3_moe@gb200", "qwen3_moe@gb300",
+                                      "qwen3_moe@b300"],
+                 "narrow_heads": ["deepseek_v3"]},
     "megatron-lm": {"title": "Megatron-LM as papers and others ran it", "gradient_bytes": 4.0, "logit_bytes": 6.0,
                     "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
     # its reserve is that with which peaks of BLOOM, as the driver showed them, are off least at the median
     "megatron-deepspeed": {"title": "Megatron-DeepSpeed of 2022 (BLOOM)", "gradient_bytes": 2.0, "logit_bytes": 10.0,
                            "reserved_bytes": 9.5e9, "cached": 0.15, "schedules": ["1f1b"], "shardings": ["zero1"]},
-    "nemo": {"title": "NeMo 24.07", "gradient_bytes": 4.0, "logit_bytes": 6.0, "reserved_bytes": 1e9, "cached": 0.15,
+    # `attention_qkv` is the default of `target_modules`, megatron_gpt_finetuning_config.yaml of https://github.com/NVIDIA/NeMo
+    "nemo": {"title": "NeMo 24.07", "gradient_bytes": 4.0, "adapted": ["qkv"], "logit_bytes": 6.0, "reserved_bytes": 1e9,
+             "cached": 0.15,
              "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
     # bf16 gradients (`grad_reduce_in_fp32=False`) and weights gathered in 8 bits (`FP8_PARAMS`): pretrain.py and
     # config_common.sh of NVIDIA's llama31_405b in https://github.com/mlcommons/training_results_v5.0
+    # `lora_target_modules` of the reference: https://github.com/mlcommons/training/tree/master/llama2_70b_lora
     "nemo-mlperf": {"title": "NeMo as tuned for MLPerf Training 4.0 to 5.0", "gradient_bytes": 2.0, "narrow_gather": True,
+                    "adapted": ["qkv", "output"],
                     "logit_bytes": 6.0, "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"],
                     "shardings": ["zero1"]},
     "torchtitan": {"title": "torchtitan of December 2024", "gradient_bytes": 4.0, "logit_bytes": 10.0, "reserved_bytes": 1e9,
                    "cached": 0.15, "schedules": ["1f1b", "interleaved", "zbv", "gpipe", "dualpipev"], "shardings": ["zero3"],
                    "gathered_inputs": True,
                    "recomputes": ["none", "alternate", "full"]},
+    # bf16 parameters and gradients: `torch_dtype` and torch.optim.Adam of its benchmarks,
+    # https://github.com/NVIDIA-NeMo/Automodel/tree/main/examples/llm_benchmark
+    "automodel": {"title": "NeMo AutoModel (FSDP2) of 2025 and 2026", "gradient_bytes": 2.0, "logit_bytes": 6.0,
+                  "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero3"],
+                  "recomputes": ["none", "full"]},
     "maxtext": {"title": "MaxText on TPUs", "gradient_bytes": 2.0, "logit_bytes": 6.0, "reserved_bytes": 2e8, "cached": 0.0,
                 "prefetched": 0.0, "schedules": ["1f1b", "interleaved"], "shardings": ["zero3"],
         "recomputes": ["none", "norms+activation", "norms+mlp", "full"]},
     "llm-foundry": {"title": "llm-foundry (FSDP) of 2023", "gradient_bytes": 2.0, "logit_bytes": 8.0, "reserved_bytes": 1e9,
                     "cached": 0.15, "schedules": ["1f1b"], "shardings": ["zero3"], "recomputes": ["none", "full"]},
-    "rocm-mlperf": {"title": "PyTorch on ROCm as tuned for MLPerf Training", "gradient_bytes": 4.0, "logit_bytes": 6.0,
+    "rocm-mlperf": {"title": "PyTorch on ROCm as tuned for MLPerf Training", "gradient_bytes": 4.0,
+                    "adapted": ["qkv", "output"], "logit_bytes": 6.0,
                     "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"]},
     "typical": {"title": "all stacks together: for one that is not known", "gradient_bytes": 4.0, "logit_bytes": 6.0,
                 "reserved_bytes": 1e9, "cached": 0.15},
@@ -120,12 +134,23 @@ def quantiles(off: Array, tail: float) -> tuple[float, float]:
     return float(np.exp(low)), float(np.exp(high))
 
 
-def centred(off: Array, groups: list[str]) -> Array:
-    """Return errors minus the median of all other groups: runs outside the fit are slower than predicted."""
+def carried(runs: Sequence[TrainingRun]) -> Array:
+    """Return whether the stack of each run has runs on several chips other than its own, so that its speed holds there."""
+    chips: dict[str, set[str]] = {}
+    for run in runs:
+        chips.setdefault(run.stack, set()).add(run.system.chip.name)
+    return np.array([run.stack != TYPICAL and len(chips[run.stack] - {run.system.chip.name}) > 1 for run in runs])
+
+
+def centred(off: Array, groups: list[str], is_carried: Array) -> Array:
+    """Return errors minus the median of all other groups: runs outside the fit are slower than predicted.
+
+    As in a prediction, this factor applies to stacks that did not run on several other chips.
+    """
     g = np.array(groups)
     found = off.copy()
     for group in set(groups):
-        found[g == group] -= np.median(off[g != group])
+        found[(g == group) & ~is_carried] -= np.median(off[(g != group) & ~is_carried])
     return found
 
 
@@ -161,9 +186,14 @@ def main(paths: Sequence[str]) -> None:
     kinds = ["experts" if run.experts else "dense" for run in runs]
     models, systems, alike = [run.model.name for run in runs], [run.system.name for run in runs], ["all"] * len(runs)
     tables["systems, constants alone"] = table(outs["systems"])
-    elsewhere = float(np.exp(np.median(outs["systems"])))
-    outs["systems"] = centred(outs["systems"], systems)
+    is_carried = carried(runs)
+    elsewhere = float(np.exp(np.median(outs["systems"][~is_carried])))
+    outs["systems"] = centred(outs["systems"], systems, is_carried)
     tables |= {name: table(out) for name, out in outs.items()}
+    tables["experts"] = table(outs["models"][np.array(kinds) == "experts"])
+    for name, group in by.items():
+        errors = training_regression.left_out_errors(runs, layouts, [group(run) for run in runs])
+        tables[f"{name}, regression"] = table(errors)
     tail = tail_for(outs["models"], kinds, models)
     intervals = {kind: quantiles(outs["models"][np.array(kinds) == kind], tail) for kind in ("dense", "experts")}
     tables["models"] |= {"held": held(outs["models"], kinds, models, tail), "tail": tail}
@@ -232,7 +262,7 @@ def toml(name: str, found: Fitted, runs: list[TrainingRun], intervals: dict[str,
     lines.append(f"speed = {np.exp(-found.differs.get(('stack', '', name), 0.0)):.4g}")
     # The speed of a stack that ran on several chips held on chips that were left out; that of others is not known.
     chips = sorted({run.system.chip.name for run in own})
-    carries = name != "typical" and len(chips) > 1
+    carries = name != TYPICAL and len(chips) > 1
     lines.append(f"elsewhere = {1.0 if carries else elsewhere:.4g}")
     lines += ["", "[source]", f'url = "{URL}"', 'date = "2026-11-22"', 'grade = "measured"',
               f'note = "{len(own):,} of {len(runs):,} public runs of 2021 to 2026; fitted by docs/fit_training.py"', "",
@@ -240,7 +270,7 @@ def toml(name: str, found: Fitted, runs: list[TrainingRun], intervals: dict[str,
     lines += [f"{constant} = {value:.4g}" for constant, value in constants.items()]
     for chip, architecture in ARCHITECTURES.items():
         slower = found.differs.get(("chip", "", chip), 0.0) + found.differs.get(("architecture", "", architecture), 0.0)
-        attention = found.differs.get(("architecture", "attention_efficiency", architecture), 0.0)
+        attention = found.differs.get(("kernel", "attention_efficiency", attention_kernel(name, architecture)), 0.0)
         if slower or attention:
             lines += ["", f"[chips.{chip}]", f"speed = {np.exp(-slower):.4g}", f"attention = {np.exp(attention):.4g}"]
     many = len(NAMES)

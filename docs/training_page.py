@@ -28,17 +28,19 @@ by `docs/generate.py`.
 | part | formula | source |
 |---|---|---|
 | products | outputs, gradients of inputs and of weights (none with a frozen base, LoRA). Each is the larger time of arithmetic and memory traffic. Writes that arithmetic does not hide are added. So are the outputs that a chip loses while it is not filled (2 k FLOP each, for sums of k values). No product exceeds the best timed share of its chip | [AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) |
-| attention | causal pairs, 2.5 times backward with flash attention; without fusion, all pairs, with scores in memory | arXiv 2307.08691 |
+| attention | causal pairs, 2.5 times backward with flash attention; without fusion, all pairs, with scores in memory. On Hopper, stacks with FlashAttention-2 (llm-foundry, torchtitan, nanotron among `typical`) have their own rate: it reaches 35 % of the data sheet, later kernels up to 75 % | arXiv 2307.08691, arXiv 2407.08608 |
+| LoRA adapters | each reads its input and moves four times its output forward; backward it moves five times its input and twice its output. `megatron` and `nemo` adapt queries, keys and values, MLPerf's stacks attention, others all dense products | [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/peft/lora_layers.py), [MLPerf](https://github.com/mlcommons/training/tree/master/llama2_70b_lora), [AutoModel](https://github.com/NVIDIA-NeMo/Automodel/tree/main/examples/llm_benchmark) |
+| launches | a layer takes the longer of the host's launches and the kernels of the chip. Layers of experts add a time in which the host waits for the sizes of their groups | |
 | scans | states of chunks of 128 tokens pass through memory four times; inputs, convolution and outputs once each | [mamba](https://github.com/state-spaces/mamba/blob/main/mamba_ssm/ops/triton/ssd_combined.py) |
 | element-wise | norms, residuals, rotary positions, activations, permutation of expert rows; each value is read or written once | |
 | sustained rate | min(1, chip power per TFLOP/s in bf16 / 1 W) to a fitted exponent: below about 1 W per TFLOP/s a chip lowers its clock | |
 | tensor parallel | 4 collectives per layer forward, 6 backward, with sequence parallelism; inputs of products in 8 or 4 bits are gathered in this format | arXiv 2205.05198, [Transformer Engine](https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/module/layernorm_linear.py) |
 | context parallel | keys and values to all chips of a sequence, once forward and twice backward, hidden by attention but for the first step of the ring; outputs of steps are added up | arXiv 2310.01889 |
 | experts | dispatch and combine, forward and backward; a token crosses a link once per destination domain; DualPipe and steps with fused experts hide them behind another micro-batch, on 20 of 132 multiprocessors | arXiv 2412.19437 |
-| recomputation | norms, activations and up-projections discard their output; `mlp`, `shared_experts` and `moe` run the whole block again, `moe` with its exchange | [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py) |
+| recomputation | norms, activations and up-projections discard their output; `mlp`, `shared_experts` and `moe` run the whole block again, `moe` with its exchange and its shared experts | [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/moe/moe_layer.py) |
 | pipeline | m (f + b) of the slowest stage, plus idle time and hops of the schedule; the head is on the last stage | arXiv 2104.04473 |
 | data parallel | reduce-scatter of gradients, all-gather of weights, minus the part that passes hide; ZeRO-3 per micro-batch. `megatron` and `nemo-mlperf` gather weights of fp8 and mxfp8 in 8 bits, and reduce bf16 gradients | arXiv 1910.02054, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/training/mixed_precision.py), [MLPerf Training v5.0](https://github.com/mlcommons/training_results_v5.0) |
-| fused experts | recipes of DeepSeek-V3 and Qwen3 in mxfp8 since NeMo 26.06: activation and quantization are inside the products, exchanges overlap with another micro-batch, and a captured step launches nothing from the host. The head of DeepSeek-V3 is in 8 bits, and attention on GB300 and of Qwen3 (1.62 times as fast as in 16 bits, arXiv 2407.08608) | [Megatron-Bridge 0.5.0](https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.5.0/scripts/performance/configs) |
+| fused experts | recipes of the families of DeepSeek-V3 and Qwen3 in mxfp8 since NeMo 26.06: activation and quantization are inside the products, exchanges overlap with another micro-batch, and a captured step launches nothing from the host. The head of DeepSeek-V3 is in 8 bits, and attention on GB300 and of Qwen3 (1.62 times as fast as in 16 bits, arXiv 2407.08608) | [Megatron-Bridge 0.5.0](https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.5.0/scripts/performance/configs) |
 | offload | `--offload optimizer`: the CPU reads and writes the states at the bandwidth of host memory, while gradients and weights cross the link. `--offload activations`: saved activations cross the link once in each pass, hidden by computation as data-parallel exchanges are; two layers stay on the chip | arXiv 2101.06840, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/training/cpu-offloading.md) |
 | optimizer | states, gradients and weights are read and written once, at the data sheet bandwidth | |
 | gathered inputs | saved by stacks on DTensor (torchtitan), which then do not gather them again; others save their part | [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py) |
@@ -57,10 +59,11 @@ def page() -> str:
     many = data["tables"]["fitted"]["runs"]
     lines += [
         f"Predicted over measured step time of {many:,} public runs (Megatron-Bridge, MLPerf Training, llm-foundry, BLOOM, MaxText, "
-        "SimuMax, NeMo, torchtitan, papers). Left-out rows are predicted by constants fitted without all runs of their model, system or "
+        "SimuMax, NeMo, AutoModel, torchtitan, papers). Left-out rows are predicted by constants fitted without all runs of their model, system or "
         "source, from the derivatives of the fit of all runs. `covered`: share inside the 90 % range of the other groups. Runs on left-out systems are slower than the "
-        "constants predict, so a stack has a factor (`elsewhere`) on chips without runs. In the table each system's factor comes "
-        "from all other systems.",
+        "constants predict, so a stack that ran on fewer than two other chips has a factor (`elsewhere`) on chips without runs. "
+        "In the table each system's factor comes from all other systems. SimuMax timed the products of its B200s, which reach "
+        "0.485 of the data sheet; AIConfigurator's reach 0.693. Its rows take its own timings.",
         "",
         "| | runs | median | mean | 90th percentile | bias | covered |",
         "|---|---|---|---|---|---|---|",
@@ -68,12 +71,18 @@ def page() -> str:
     names = {
         "fitted": "fitted",
         "models": "models left out",
+        "experts": "of these, models with experts",
         "systems": "systems left out",
         "sources": "sources left out",
         "systems, constants alone": "systems left out, without the factor",
+        "models, regression": "models left out, regression without physics",
+        "systems, regression": "systems left out, regression without physics",
+        "sources, regression": "sources left out, regression without physics",
     }
     for key, words in names.items():
         lines.append(f"| {words} {_row(data['tables'][key])}")
+    lines += ["", "The regression without physics ([`training_regression.py`](training_regression.py)) has 39 numbers of a run: model, job, "
+              "layout, chip, links, stack and date. It is a ridge regression on logarithms, with the best of five strengths."]  # fmt: skip
     lines += ["", "By source: median error of the fit, and with models, systems and sources left out.", "",
               "| source | runs | fitted | models | systems | sources |", "|---|---|---|---|---|---|"]  # fmt: skip
     for cell in data["by"]:
@@ -105,7 +114,7 @@ def _searches() -> list[str]:
         "what an unmeasured layout would save. Rules: [`training_evidence.py`](../src/steptime/training/training_evidence.py).", "",
         "The times of a searched layout are corrected: `docs/fit_search.py` searches every measured job without its layout, with",
         "constants fitted without its model, and compares with the best measured layout. Releases of a stack, and batches within a",
-        "factor of 2, are one job. Jobs of NeMo AutoModel keep the full recomputation of all its recipes. The correction has a value for",
+        "factor of 2, are one job. Jobs of NeMo AutoModel keep the recomputation of its recipes. The correction has a value for",
         "dense models and experts, and deviations by stack and chip architecture; it never makes a search faster. The upper end of the 90 % range",
         "is that of these jobs. A layout with given tp and pp (and ep) is not corrected.", "",
         "Two kinds of jobs are set apart. A stack may be new on the chip, once the model is left out: its speed there is not known.",
@@ -204,10 +213,10 @@ def _stacks() -> list[str]:
     system = load_system("hgx-h100")
     stacks = [training_engine(name, system) for name in files("stacks")]
     lines = ["## Stacks", "", "`--engine NAME`. All stacks share the constants below; a stack has a factor on its speed and on element-wise passes.",
-             "Without it, NVIDIA chips have `megatron-lm` for dense models and `typical` for experts, AMD `rocm-mlperf`, and TPUs `maxtext`.",
+             "Without it, AMD has `rocm-mlperf`, TPUs have `maxtext`, and other chips have `typical`, which is the nearest to published runs.",
              "`megatron` are recipes tuned by NVIDIA; where they ran, the answer says how much faster they are. A stack has its speed on",
              "chips where it ran. On other chips with runs it is at most as fast as all stacks together. On a chip without any run its",
-             "speed holds if it ran on several chips; else `elsewhere` applies. Recipes on B200, GB200, GB300 and H200 were within 3 %",
+             "speed holds if it ran on several chips; else `elsewhere` applies. Recipes on B200, GB200, GB300 and H200 were within 6 %",
              "of predictions without these chips. Both factors are never multiplied.",
              "", "| stack | description | runs | speed |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| `{s.name}` | {s.title} | {s.fit.get('runs', 0):,} | {float(s.speed):.2f} |" for s in stacks]

@@ -67,7 +67,7 @@ def test_training_answer_has_days_cost_and_mfu_in_its_first_lines(columns):
 
 @pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.thorough)])
 def test_full_training_answer_has_every_figure(columns):
-    shown = run(f"{DENSE} --tokens 15T --full", columns=columns).stdout
+    shown = run(f"{DENSE} --tokens 15T --full --engine megatron-lm", columns=columns).stdout
     text = " ".join(shown.split())
     for says in (
         "512 sequences of 8,192 tokens in bf16, stack megatron-lm", "without losses", "without overlap", "Tokens per chip",
@@ -226,7 +226,7 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
         (f"{SMALL} --pp 1 --vpp 2", "pp=1 has none"),
         (f"{SMALL} --schedule 2f2b", "unknown schedule '2f2b'"),
         (
-            f"{SMALL} --pp 4 --schedule zb-h1",
+            f"{SMALL} --pp 4 --schedule zb-h1 --engine megatron-lm",
             "stack megatron-lm has no schedule zb-h1; it has 1f1b, interleaved; --engine typical has all",
         ),
         (f"{SMALL} --sharding zero9", "unknown sharding 'zero9'; did you mean zero"),

@@ -18,7 +18,7 @@ from steptime.training.training_alternatives import NothingFits
 from steptime.training.training_job import TrainingLayout, host_memory
 from steptime.training.training_memory import BUFFERED_LAYERS, training_memory
 from steptime.training.training_runs import LARGEST_RUN_OVERHEAD
-from steptime.training.training_stack import IDEAL
+from steptime.training.training_stack import IDEAL, load_stack
 from steptime.training.training_step import fullest_stage_parameters, step_seconds
 from tests.training.cases import SMALL, job, model, system
 
@@ -91,12 +91,12 @@ def test_host_memory_has_an_end():
 def test_an_offload_is_named_next_to_a_narrower_optimizer():
     """Adam in 8 bits changes the arithmetic; host memory holds the same states."""
     with pytest.raises(NothingFits, match=r"it fits with --optimizer adamw-fp8 or with --offload optimizer$"):
-        st.train("llama-3.1-405b", "hgx-h100", chips=64, seq=4096, batch=256)
+        st.train("llama-3.1-405b", "hgx-h100", chips=64, seq=4096, batch=256, engine="megatron-lm")
 
 
 def test_a_job_that_does_not_fit_names_an_offload_that_does():
     with pytest.raises(NothingFits, match=r"it fits with --offload optimizer$"):
-        st.train(SMALL, "hgx-h100", chips=1, seq=4096, batch=8)
+        st.train(SMALL, "hgx-h100", chips=1, seq=4096, batch=8, engine="megatron-lm")
     found = st.train(SMALL, "hgx-h100", chips=1, seq=4096, batch=8, offload="optimizer", changes=False)
     assert found.step.fits
     assert float(found.step.memory.host) == pytest.approx(12 * 8.03e9, rel=0.01)
@@ -155,6 +155,16 @@ def test_fused_experts_launch_nothing_and_move_less():
     assert float(found["bf16"]["launch"]) > 0
     other = st.training_step("moonshotai/Kimi-K2-Instruct", "gb200-nvl72", dtype="mxfp8", **asked).terms
     assert float(other["launch"]) > 0
+
+
+def test_models_of_one_family_have_its_recipe():
+    recipes = load_stack("megatron")
+    for name, fused in (
+        ("deepseek-ai/DeepSeek-R1", True),
+        ("Qwen/Qwen3-235B-A22B", True),
+        ("moonshotai/Kimi-K2-Instruct", False),
+    ):
+        assert recipes.recipe_flags(st.load_model(name).family, "gb300")["fused_experts"] is fused
 
 
 def test_the_range_of_a_run_is_wider_than_that_of_a_step():

@@ -11,6 +11,7 @@ from steptime.models.model import Attention
 from steptime.training.layer_profile import MODULES, Stem, layer_profiles
 from steptime.training.layer_time import (
     FLASH_BACKWARD,
+    activation_bytes,
     is_aligned,
     layer_passes,
     power_limit_factor,
@@ -199,13 +200,45 @@ def test_element_wise_operators_move_bytes_twice_as_many_backward():
     assert float(found.backward["element-wise"]) == pytest.approx(2 * once)
 
 
-def test_launches_take_their_time_whatever_the_size():
-    found = passes(engine=lossy(seconds_per_layer=1e-3))
-    assert (float(found.forward["launch"]), float(found.backward["launch"])) == (1e-3, 2e-3)
+def test_launches_add_what_they_take_longer_than_the_chip():
+    plain = passes()
+    busy = {direction: float(plain.total(direction)) for direction in ("forward", "backward")}
+    hidden, exposed_launches = (passes(engine=lossy(seconds_per_layer=seconds)) for seconds in (busy["forward"] / 3, 1.0))
+    assert float(hidden.forward["launch"]) == float(hidden.backward["launch"]) == 0
+    assert float(exposed_launches.total("forward")) == pytest.approx(1.0)
+    assert float(exposed_launches.total("backward")) == pytest.approx(2.0)
+    assert "launch" not in plain.forward
+
+
+def test_the_host_waits_for_the_sizes_of_groups_of_experts():
     ((sheet, _),) = layer_profiles(model(SPARSE))
-    sparse = layer_passes(sheet, TWO, CHIP, lossy(seconds_per_layer=1e-3, seconds_per_expert_layer=2e-3), ALONE)
-    assert float(sparse.forward["launch"]) == 3e-3
-    assert "launch" not in passes().forward
+    sparse = layer_passes(sheet, TWO, CHIP, lossy(seconds_per_expert_layer=2e-3), ALONE)
+    assert (float(sparse.forward["launch"]), float(sparse.backward["launch"])) == (2e-3, 4e-3)
+
+
+def test_adapters_of_fewer_products_move_less_and_hold_less():
+    """Llama 3 8B, forward: each adapter reads its input and moves four times its output."""
+    ((sheet, _),) = layer_profiles(model(SMALL))
+    assert sheet.adapted_widths["qkv"] == (3 * 4096, 4096 + 2 * 1024)
+    assert sheet.adapted_widths["output"] == (4096, 4096)
+    assert sheet.adapted_widths["mlp"] == (2 * 4096 + 14336, 2 * 14336 + 4096)
+    found = layer_passes(
+        sheet, job(seq=SEQ, batch=1, task="lora", adapted=("qkv",)), slow_memory(1e12), lossy(memory_efficiency=0.5), ALONE
+    )
+    assert float(found.forward["adapters"]) == pytest.approx(SEQ * (3 * 4096 + 4 * 6144) * 2 / 1e12 / 0.5)
+    assert float(found.backward["adapters"]) == pytest.approx(SEQ * (5 * 3 * 4096 + 2 * 6144) * 2 / 1e12 / 0.5)
+
+
+def test_recomputed_moe_has_its_shared_experts_once():
+    _, (sheet, _) = layer_profiles(model("deepseek-ai/DeepSeek-V3"))
+
+    def again(recompute):
+        return float(layer_passes(sheet, TWO, CHIP, lossy(), TrainingLayout(recompute=recompute)).backward["recompute"])
+
+    assert sheet.recompute_work["moe"][0] == sheet.recompute_work["shared_experts"][0] == 3 * 2 * 7168 * 2048
+    assert again("moe+shared_experts+moe_act") == again("moe") > again("shared_experts")
+    kept = [float(activation_bytes(sheet, TWO, TrainingLayout(recompute=r))[0]) for r in ("moe", "moe+shared_experts")]
+    assert kept[0] == kept[1]
 
 
 def test_recomputed_experts_run_the_whole_block_and_its_exchange_again():
@@ -273,6 +306,7 @@ def test_words_for_recomputation():
     assert recomputed_modules("full") == MODULES
     assert recomputed_modules("selective") == ("attention",)
     assert recomputed_modules("norms+moe_act") == ("norms", "moe_act")
+    assert recomputed_modules("moe+norms+moe_act+shared_experts") == ("moe", "norms")
 
 
 @pytest.mark.parametrize(

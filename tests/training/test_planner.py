@@ -164,9 +164,7 @@ def test_ranges_are_wider_for_chips_and_models_that_a_fit_has_not_seen():
 
 
 def test_stacks_by_vendor_name_and_file(tmp_path):
-    assert training_engine(None, system()).name == "megatron-lm"
-    assert training_engine(None, system(), experts=True).name == "typical"
-    assert training_engine(None, system("tpu-v5p"), experts=True).name == "maxtext"
+    assert training_engine(None, system()).name == "typical"
     assert training_engine(None, system("tpu-v5p")).name == "maxtext"
     assert training_engine(None, CHIP).name == "typical"
     assert training_engine("Ideal", CHIP) is IDEAL

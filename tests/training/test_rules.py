@@ -84,7 +84,7 @@ def vars_of_a_layout():
         ),
         ({"virtual_stages": 2}, LayoutError, "vpp=2: "),
         (
-            {"pp": 4, "schedule": "zbv", "virtual_stages": 2},
+            {"pp": 4, "schedule": "zbv", "virtual_stages": 2, "engine": "megatron-lm"},
             LayoutError,
             "stack megatron-lm has no schedule zbv; it has 1f1b, interleaved",
         ),
@@ -121,7 +121,10 @@ def test_layouts_that_cannot_run_are_refused_by_name(given, kind, says):
         ({"chips": 8, "batch": 7, "layout": {"dp": 8}}, "batch=7 does not divide over dp=8"),
         ({"chips": 8, "layout": {"virtual_stages": 2, "schedule": "1f1b"}}, "schedule 1f1b has no virtual stages"),
         ({"chips": 8, "layout": {"virtual_stages": 2, "pp": 1}}, "pp=1 has none"),
-        ({"chips": 8, "layout": {"pp": 4, "schedule": "zb-h1"}}, "stack megatron-lm has no schedule zb-h1"),
+        (
+            {"chips": 8, "layout": {"pp": 4, "schedule": "zb-h1"}, "engine": "megatron-lm"},
+            "stack megatron-lm has no schedule zb-h1",
+        ),
         ({"chips": 0}, "chips must be at least 1"),
     ],
 )
@@ -146,7 +149,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
 
 def test_the_change_that_is_named_does_fit():
     with pytest.raises(NothingFits, match="it fits 16 chips"):
-        st.train("llama-3.1-70b", replace(system(), tiers=()), chips=8, seq=4096, batch=8)
+        st.train("llama-3.1-70b", replace(system(), tiers=()), chips=8, seq=4096, batch=8, engine="megatron-lm")
     assert st.train("llama-3.1-70b", "hgx-h100", chips=16, seq=4096, batch=16, changes=False).step.fits
     assert st.train("llama-3.1-70b", "hgx-h100", chips=8, seq=4096, batch=8, task="lora", changes=False).step.fits
     with pytest.raises(NothingFits, match="it fits with another recompute than none"):

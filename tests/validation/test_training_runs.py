@@ -22,6 +22,7 @@ from steptime.validation.training_run_table import (
 from steptime.validation.training_validation import (
     COLUMNS,
     Runs,
+    attention_kernel,
     calibrate_training,
     fit,
     fits_without,
@@ -108,6 +109,32 @@ def test_what_a_row_leaves_out_is_as_most_stacks_have_it(tmp_path):
     assert (x.pp, x.cp, x.dp, x.micro_batch, x.sharding, x.schedule) == (1, 1, 8, 1, "zero1", "1f1b")
     assert found.open
     assert one(tmp_path, tp="", dp="", pp="").layout is None
+
+
+@pytest.mark.parametrize(("chips", "recompute"), [("1", "none"), ("8", "full")])
+def test_runs_of_automodel_have_the_flags_of_its_recipes(tmp_path, chips, recompute):
+    """bf16 parameters with torch.optim.Adam; benchmarks on one chip do not checkpoint."""
+    found = one(tmp_path, framework="NeMo AutoModel (FSDP2)", task="lora", sharding="zero3", chips=chips, dp=chips)
+    assert (found.stack, found.layout.recompute, found.open) == ("automodel", recompute, False)
+    assert (found.job.optimizer, found.job.gradient_bytes, found.job.adapted) == ("adam-bf16", 2.0, ("qkv", "output", "mlp"))
+    bridge = one(tmp_path, task="lora")
+    assert (bridge.job.adapted, bridge.job.optimizer) == (("qkv",), "adamw")
+
+
+def test_a_machine_whose_products_its_source_timed_has_their_rate(tmp_path):
+    row = {"system": "hgx-b200", "framework": "Megatron-LM", "date": "2026-04"}
+    timed, usual = one(tmp_path, source="SimuMax v1.2 B200 real runs", **row), one(tmp_path, **row)
+    assert timed.system.chip.reached["compute"] == 0.485 < usual.system.chip.reached["compute"]
+    assert predict_training(timed).step > predict_training(usual).step
+
+
+def test_stacks_with_flash_attention_2_share_a_rate_on_hopper():
+    names = {(stack, chips): attention_kernel(stack, chips) for stack in ("torchtitan", "llm-foundry", "megatron")
+             for chips in ("hopper", "ampere")}  # fmt: skip
+    assert names["torchtitan", "hopper"] == names["llm-foundry", "hopper"] != names["megatron", "hopper"] == "hopper"
+    assert {name for (_, chips), name in names.items() if chips == "ampere"} == {"ampere"}
+    torchtitan, nemo = (training_engine(stack, load_system("hgx-h100")).chips["h100"] for stack in ("torchtitan", "nemo"))
+    assert torchtitan["attention"] < nemo["attention"]
 
 
 def test_torchtitan_cuts_a_batch_in_as_many_micro_batches_as_stages(tmp_path):

@@ -62,7 +62,7 @@ class TrainInputs(ModelOnSystem):
     engine: Any = text(
         None, "training stack: megatron-lm, megatron or megatron-bridge (recipes tuned by NVIDIA), torchtitan, maxtext, "
         "llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
-        default_words="megatron-lm; typical for experts; those of other vendors",
+        default_words="typical; those of AMD and Google on their chips",
     )  # fmt: skip
     expert_imbalance: Any = number(
         1.0, "token rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced", minimum=1.0,
@@ -263,7 +263,7 @@ def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, A
     inputs = bind(TrainInputs, values, "train")
     system = read_machine(values)
     model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else resolve_model(inputs.model)
-    return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog, experts=model.routed)
+    return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog)
 
 
 def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:

@@ -45,7 +45,14 @@ QUANTISE_PASSES = 2
 # Grouped GEMMs of routed experts: gate and up together, and down.
 EXPERT_GEMMS = 2
 MODULES = ("attention", "norms", "activation", "mlp", "moe_act", "mla_up_proj", "shared_experts", "moe_input", "moe")
-"""Modules that can be recomputed, by engine names; `mlp` includes `activation`, `moe` includes `moe_input` and `moe_act`."""
+"""Modules that can be recomputed, by engine names."""
+PARTS_OF_MODULES = {"mlp": ("activation",), "moe": ("moe_input", "moe_act", "shared_experts")}
+"""Modules inside others: `MoELayer.forward` computes shared experts inside its checkpoint,
+https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/moe/moe_layer.py."""
+
+
+# Groups of products with LoRA adapters: those of the inputs and of the output of attention, and those of feed-forward blocks.
+ADAPTED = ("qkv", "output", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +117,8 @@ class LayerProfile:
     exchanged: float
     # Parameters of norms and other small operators.
     small: float
-    # Inputs and outputs of dense products: the parameters of an adapter of rank 1.
-    widths: float
+    # Inputs and outputs of dense products, by the groups of `ADAPTED`.
+    adapted_widths: dict[str, tuple[float, float]]
     # FLOPs of five Newton-Schulz iterations: of dense products, and of all experts.
     orthogonal: tuple[float, float]
     # Values per row that the convolution and the scan of a state read and write, and the channels of the scan.
@@ -240,19 +247,18 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
     # their output. Source: `recompute_modules` in
     # https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py.
     # FLOPs and element values per row to compute a module again; `layer_time` adds the attention pass.
+    shared_experts = within("shared experts")
+    shared_work = total(lambda op: op.flops_per_row, shared_experts), total(_stored_values, shared_experts)
     recompute_work = {
         "attention": (0.0, 0.0),
         "norms": (0.0, total(lambda op: op.inputs + op.outputs, norms)),
         "mlp": (total(lambda op: op.flops_per_row, within("feed-forward")), total(_stored_values, within("feed-forward"))),
         "activation": (0.0, 3 * total(lambda op: op.inputs * (op.name in CLOSING), within("feed-forward"))),
         "mla_up_proj": (total(lambda op: op.flops_per_row, within("projections", latent=True)), 0.0),
-        "shared_experts": (
-            total(lambda op: op.flops_per_row, within("shared experts")),
-            total(_stored_values, within("shared experts")),
-        ),
+        "shared_experts": shared_work,
         "moe_input": (0.0, 2 * width * active),
-        # The products of experts and their exchange come from the forward pass.
-        "moe": (0.0, active * (4 * width + 3 * expert_columns)),
+        # The products of routed experts and their exchange come from the forward pass.
+        "moe": (shared_work[0], shared_work[1] + active * (4 * width + 3 * expert_columns)),
         "moe_act": (0.0, 3 * active * expert_columns),
     }
     has_state = any(a.state_bytes for a in layer.attention)
@@ -278,7 +284,7 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         fused_values=(3 + QUANTISE_PASSES) * active * expert_columns if gated == GATED_PRODUCTS else 0.0,
         exchanged=sum(_exchanged_values(a) for a in layer.attention),
         small=total(lambda op: op.total_weights, [op for op in ops if op not in matrices]),
-        widths=total(lambda op: op.inputs + op.outputs, [op for op in matrices if op.rows == "tokens" and op.name != "router"]),
+        adapted_widths=_adapted_widths(matrices),
         orthogonal=(
             total(_newton_schulz, [op for op in matrices if op.rows == "tokens"]),
             routed.experts * 3 * _newton_schulz_of(width, expert_columns) if routed and expert_columns else 0.0,
@@ -288,6 +294,17 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         scan_channels=scan_channels,
         scores=float(sum(a.heads for a in layer.attention if not a.state_bytes)),
     )
+
+
+def _adapted_widths(matrices: list[Op]) -> dict[str, tuple[float, float]]:
+    """Return the inputs and outputs of dense products by the groups of `ADAPTED`."""
+    widths = dict.fromkeys(ADAPTED, (0.0, 0.0))
+    for op in matrices:
+        if op.rows == "tokens" and op.name != "router":
+            group = "mlp" if op.term != "projections" else "output" if op.name in CLOSING else "qkv"
+            inputs, outputs = widths[group]
+            widths[group] = inputs + op.inputs, outputs + op.outputs
+    return widths
 
 
 def _newton_schulz(op: Op) -> float:

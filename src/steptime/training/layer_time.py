@@ -48,7 +48,15 @@ from steptime.physics import network_time
 from steptime.physics.layout import shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import REACHED
-from steptime.training.layer_profile import ACTIVATION_BYTES, MODULES, QUANTISE_PASSES, LayerProfile, Product, Stem
+from steptime.training.layer_profile import (
+    ACTIVATION_BYTES,
+    MODULES,
+    PARTS_OF_MODULES,
+    QUANTISE_PASSES,
+    LayerProfile,
+    Product,
+    Stem,
+)
 from steptime.training.training_job import ACTIVATIONS, OPTIMIZER, UNFUSED, TrainingJob, TrainingLayout, host_memory
 from steptime.training.training_stack import TrainingEngine, largest_narrow_share
 
@@ -130,7 +138,7 @@ def recomputed_modules(recompute: str) -> tuple[str, ...]:
         recompute: "none", "full", "reversible", "selective", or modules joined by "+".
 
     Returns:
-        Module names; all modules for "full".
+        Module names, without parts of other modules; all modules for "full".
     """
     if recompute in ("none", ""):
         return ()
@@ -138,7 +146,9 @@ def recomputed_modules(recompute: str) -> tuple[str, ...]:
         return MODULES
     if recompute == "selective":
         return SELECTIVE
-    return tuple(recompute.split("+"))
+    modules = recompute.split("+")
+    contained = {part for module in modules for part in PARTS_OF_MODULES.get(module, ())}
+    return tuple(module for module in modules if module not in contained)
 
 
 def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -> tuple[Number, Number]:
@@ -197,11 +207,7 @@ def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -
         # The gather follows a norm, which is computed again.
         return kept_bytes, peak_bytes
     recomputed = recomputed_modules(x.recompute)
-    dropped = (
-        set(recomputed)
-        | ({"activation"} if "mlp" in recomputed else set())
-        | ({"moe_act", "moe_input"} if "moe" in recomputed else set())
-    )
+    dropped = {*recomputed, *(part for module in recomputed for part in PARTS_OF_MODULES.get(module, ()))}
     stored_bytes = chip_rows * (sum(value for name, value in module_bytes.items() if name not in dropped) + masks)
     # The next product reads the output of attention, which therefore stays.
     if "attention" in recomputed:
@@ -288,10 +294,8 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
         backward[name] = backward.get(name, 0.0) + inputs + weights
         weight_gradients = weight_gradients + weights
 
-    # LoRA adapters: a forward pass, and gradients of their inputs and their weights.
     if job.task == "lora":
-        adapters = rows / x.tp * 2 * job.lora_rank * sheet.widths / wide_rate
-        forward["adapters"], backward["adapters"] = adapters, 2 * adapters
+        forward["adapters"], backward["adapters"] = _adapter_seconds(sheet, job, system, engine, chip_rows, wide_rate)
 
     scores = _attention_seconds(sheet, job, system, engine, x, wide_rate)
     forward["attention"], backward["attention"] = scores
@@ -310,10 +314,8 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
     )
     forward["element-wise"], backward["element-wise"] = elements, 2 * elements
     _add_exchanges(forward, backward, sheet, job, system, engine, x)
-    # A captured step launches nothing from the host.
-    launch_seconds = 0.0 if is_fused else c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
-    if has_nonzero(launch_seconds):
-        forward["launch"], backward["launch"] = launch_seconds + 0.0 * chip_rows, 2 * launch_seconds + 0.0 * chip_rows
+    if not is_fused:
+        _add_launches(forward, backward, sheet, engine)
     _add_recompute(forward, backward, sheet, x, chip_rows=chip_rows, rate=narrow_rate, element_bandwidth=element_bandwidth)
     tier = host_memory(system)
     if tier is not None and job.offloads(ACTIVATIONS):
@@ -321,6 +323,41 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
         for terms in (forward, backward):
             terms["offload"] = np.maximum(link_seconds - c.data_overlap * sum(terms.values(), 0.0), 0.0)
     return Passes(forward, backward, weight_gradients)
+
+
+def _adapter_seconds(
+    sheet: LayerProfile, job: TrainingJob, system: System, engine: TrainingEngine, chip_rows: Number, rate: Number
+) -> tuple[Number, Number]:
+    """Return the seconds of LoRA adapters, forward and backward.
+
+    Their products are thin, so that they are bound by memory. Forward, an adapter reads its input and writes its output,
+    which is added to that of the product (two reads and a write). Backward, the gradient of the output is read for both
+    matrices; the input is read and the gradient of the input is written, and added to that of the product. Source: `forward`
+    of https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/peft/lora_layers.py.
+    """
+    inputs, outputs = (sum(sheet.adapted_widths[group][side] for group in job.adapted) for side in (0, 1))
+    flops = 2 * job.lora_rank * (inputs + outputs)
+    bandwidth = system.chip.hbm.bandwidth * engine.constants.memory_efficiency
+    forward, backward = (
+        chip_rows * np.maximum(factor * flops / rate, values * ACTIVATION_BYTES / bandwidth)
+        for factor, values in ((1, inputs + 4 * outputs), (2, 5 * inputs + 2 * outputs))
+    )
+    return forward, backward
+
+
+def _add_launches(forward: Terms, backward: Terms, sheet: LayerProfile, engine: TrainingEngine) -> None:
+    """Add the launches of the host, unless a captured step has none.
+
+    The host launches kernels while the chip runs earlier ones, so that a layer takes the longer of both. The sizes of the
+    groups of experts are read by the host, which waits for them.
+    """
+    c = engine.constants
+    expert_seconds = c.seconds_per_expert_layer if sheet.routed else 0.0
+    if not has_nonzero(c.seconds_per_layer) and not has_nonzero(expert_seconds):
+        return
+    for terms, factor in ((forward, 1.0), (backward, 2.0)):
+        waiting_seconds = np.maximum(factor * c.seconds_per_layer - sum(terms.values(), 0.0), 0.0)
+        terms["launch"] = waiting_seconds + factor * expert_seconds
 
 
 def _product_seconds(

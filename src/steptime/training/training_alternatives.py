@@ -25,7 +25,7 @@ from steptime.training.training_job import (
     show_training_layout,
 )
 from steptime.training.training_search import MEMORY_MARGIN, Recommendation, SearchResult, legal_degrees, search
-from steptime.training.training_stack import DEFAULT, TUNED, TYPICAL, TrainingEngine, load_stack, on_chip
+from steptime.training.training_stack import PAPERS, TUNED, TYPICAL, TrainingEngine, load_stack, on_chip
 from steptime.training.training_step import step_seconds
 from steptime.units import counted
 
@@ -211,14 +211,15 @@ def training_alternatives(
 
     # NVIDIA's tuned recipes count as a separate stack, where it ran on the chip.
     recipes = load_stack(TUNED)
-    if engine.name in (TYPICAL, DEFAULT["NVIDIA"]) and recipes.has_run_on(system.chip.name):
+    if engine.name in (TYPICAL, PAPERS) and recipes.has_run_on(system.chip.name):
         recipe_engine = on_chip(recipes, system, experts=model.routed)
         recipe_job = replace(
             job,
             gradient_bytes=recipes.gradient_bytes,
             logit_bytes=recipes.logit_bytes,
             narrow_gather=recipes.narrow_gather,
-            **recipes.recipe_flags(model.name, system.chip.name),
+            adapted=recipes.adapted,
+            **recipes.recipe_flags(model.family, system.chip.name),
         )
         recipe_best = _best_or_none(model, system, recipe_job, recipe_engine, chips, fixed_axes, evidence)
         if recipe_best is not None:

@@ -63,8 +63,8 @@ class TrainingJob:
     """Work of a step: `batch` sequences of `seq` tokens over all chips.
 
     Numbers may be arrays. dtype: format of the products of layers; weights and attention stay in 16 bits. gradient_bytes:
-    bytes per gradient, as it is stored and reduced. lora_rank: rank of the adapters, with task "lora". mtp: whether
-    multi-token-prediction layers are trained.
+    bytes per gradient, as it is stored and reduced. lora_rank: rank of the adapters, with task "lora"; adapted: groups of
+    products that have them. mtp: whether multi-token-prediction layers are trained.
 
     attention: "flash", or "unfused" where scores go through memory. sequence_parallel: whether tensor-parallel ranks divide
     the activations between blocks. logit_bytes: bytes per logit at one time: 6 with a fused cross-entropy (16-bit logits,
@@ -87,6 +87,7 @@ class TrainingJob:
     optimizer: str = "adamw"
     gradient_bytes: float = 4.0
     lora_rank: int = 16
+    adapted: tuple[str, ...] = ("qkv", "output", "mlp")
     mtp: bool = False
     attention: str = FLASH
     sequence_parallel: bool = True

@@ -150,7 +150,10 @@ def training_memory(
     stem = stem_profile(model)
     layer_parameters = [parameters_per_layer(sheet, x) for sheet, _ in layer_profiles(model)]
     layer_activations, layer_peaks = zip(*(activation_bytes(sheet, job, x) for sheet, _ in layer_profiles(model)), strict=True)
-    widths = [sheet.widths if job.task == "lora" else 0.0 for sheet, _ in layer_profiles(model)]
+    has_adapters = job.task == "lora"
+    widths = [
+        sum(sum(sheet.adapted_widths[group]) for group in job.adapted) * has_adapters for sheet, _ in layer_profiles(model)
+    ]
     draft = (
         [(parameters_per_layer(sheet, x), activation_bytes(sheet, job, x)[0], n) for sheet, n in draft_layer_profiles(model)]
         if job.mtp

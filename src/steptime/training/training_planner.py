@@ -283,8 +283,8 @@ def training_job(
     job = TrainingJob(
         seq=seq, batch=batch, dtype=dtype, task=task, optimizer=optimizer, lora_rank=lora_rank, mtp=mtp, attention=attention,
         gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes, gathered_inputs=engine.gathered_inputs,
-        narrow_gather=engine.narrow_gather, expert_imbalance=expert_imbalance, offload=offload,
-        **({} if model is None else engine.recipe_flags(model.name, system.chip.name)),
+        narrow_gather=engine.narrow_gather, adapted=engine.adapted, expert_imbalance=expert_imbalance, offload=offload,
+        **({} if model is None else engine.recipe_flags(model.family, system.chip.name)),
     )  # fmt: skip
     return check_job(job, system)
 
@@ -321,7 +321,7 @@ def training_step(
         InputError: If the chip does not compute in the format.
     """
     model, system = resolve_model(model), resolve_system(system)
-    engine = training_engine(engine, system, experts=model.routed)
+    engine = training_engine(engine, system)
     _check_job_options(job_options)
     layout = TrainingLayout() if layout is None else layout
     check_counts({name: getattr(layout, name) for name in AXES})
@@ -443,7 +443,7 @@ def train(
         RangeError: If the run has fewer tokens than one step.
     """
     model, system = resolve_model(model), resolve_system(system)
-    engine = training_engine(engine, system, experts=model.routed)
+    engine = training_engine(engine, system)
     chips = int(whole_number("chips", chips, maximum=MOST_CHIPS, unit="chip"))
     _check_job_options(job_options)
     if evidence not in TRAINING_EVIDENCE:

@@ -97,10 +97,12 @@ class TrainingEngine(Result):
     narrow_gather: whether weights of products in 8 bits are gathered in this format
     (`fp8_param_gather` of https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/training/mixed_precision.py).
 
-    fused_experts: models whose recipes have fused kernels for experts in mxfp8, in a captured step that overlaps exchanges
-    (`cutedsl_fused_grouped_mlp`, `full_iteration`, `moe_a2a_overlap`). narrow_attention: of these, "model@chip" with attention
-    in 8 bits (`fp8_dot_product_attention`). narrow_heads: models with the head in 8 bits (`fp8_output_proj`). Source:
-    https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.5.0/scripts/performance/configs.
+    adapted: groups of products with LoRA adapters: qkv, output, mlp.
+
+    fused_experts: families of models whose recipes have fused kernels for experts in mxfp8, in a captured step that overlaps
+    exchanges (`cutedsl_fused_grouped_mlp`, `full_iteration`, `moe_a2a_overlap`). narrow_attention: of these, "family@chip" with
+    attention in 8 bits (`fp8_dot_product_attention`). narrow_heads: families with the head in 8 bits (`fp8_output_proj`).
+    Source: https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.5.0/scripts/performance/configs.
 
     reserved_bytes: memory of driver, libraries and buffers per chip. cached: share of the allocated bytes that an allocator
     keeps in addition.
@@ -122,6 +124,7 @@ class TrainingEngine(Result):
     prefetched: float = 1.0
     gathered_inputs: bool = False
     narrow_gather: bool = False
+    adapted: tuple[str, ...] = ("qkv", "output", "mlp")
     fused_experts: tuple[str, ...] = ()
     narrow_attention: tuple[str, ...] = ()
     narrow_heads: tuple[str, ...] = ()
@@ -160,23 +163,23 @@ class TrainingEngine(Result):
             return slower
         return self.speed * self.elsewhere
 
-    def recipe_flags(self, model: str, chip: str) -> dict[str, Any]:
+    def recipe_flags(self, family: str, chip: str) -> dict[str, Any]:
         """Return the fields of a job that the recipe of a model decides.
 
         Args:
-            model: Name of the model.
+            family: Family of the model.
             chip: Name of the chip.
 
         Returns:
             Fields of `TrainingJob` by name.
 
-        >>> load_stack("megatron").recipe_flags("deepseek-ai/DeepSeek-V3", "gb200")
+        >>> load_stack("megatron").recipe_flags("deepseek_v3", "gb200")
         {'fused_experts': True, 'narrow_attention': False, 'narrow_head': True}
         """
         return {
-            "fused_experts": model in self.fused_experts,
-            "narrow_attention": f"{model}@{chip}" in self.narrow_attention,
-            "narrow_head": model in self.narrow_heads,
+            "fused_experts": family in self.fused_experts,
+            "narrow_attention": f"{family}@{chip}" in self.narrow_attention,
+            "narrow_head": family in self.narrow_heads,
         }
 
     def headline(self) -> tuple[str, dict[str, str]]:
@@ -190,9 +193,11 @@ class TrainingEngine(Result):
 
 
 IDEAL: Final = TrainingEngine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
-# Stacks of published runs. Those of NVIDIA's tuned recipes are faster, and only for models and layouts that were tuned.
-DEFAULT: Final = {"NVIDIA": "megatron-lm", "AMD": "rocm-mlperf", "Google": "maxtext"}
+# Stacks of chips whose runs have one. Runs on NVIDIA's chips have many: production runs are as fast as all of them together,
+# tuned recipes and papers faster.
+DEFAULT: Final = {"AMD": "rocm-mlperf", "Google": "maxtext"}
 TYPICAL: Final = "typical"
+PAPERS: Final = "megatron-lm"
 TUNED: Final = "megatron"
 # Other names of stacks: `megatron` has the recipes of Megatron-Bridge.
 ALIASES: Final = {"megatron-bridge": TUNED}
@@ -205,18 +210,16 @@ LARGEST_GEMM_SHARE: Final = {
 
 
 def training_engine(
-    name: str | os.PathLike[str] | TrainingEngine | None, system: System, catalog: str | os.PathLike[str] | None = None, *,
-    experts: bool = False,
-) -> TrainingEngine:  # fmt: skip
+    name: str | os.PathLike[str] | TrainingEngine | None, system: System, catalog: str | os.PathLike[str] | None = None
+) -> TrainingEngine:
     """Return a training stack by name or path, or the usual one.
 
-    Without a name, NVIDIA chips have Megatron-LM as papers ran it for dense models, and all stacks together for experts.
+    Without a name, AMD chips have the stack of MLPerf, TPUs have MaxText, and all others have all stacks together.
 
     Args:
         name: "ideal", a file of data/stacks, a path, or a stack, which is returned; None for the usual stack.
         system: Chips and links.
         catalog: Folder of the catalog; the one of the package if None.
-        experts: Whether the model has routed experts.
 
     Returns:
         Training stack.
@@ -224,8 +227,7 @@ def training_engine(
     if isinstance(name, TrainingEngine):
         return name
     if name is None:
-        usual = TYPICAL if experts and system.chip.vendor == "NVIDIA" else DEFAULT.get(system.chip.vendor, TYPICAL)
-        return load_stack(usual, catalog)
+        return load_stack(DEFAULT.get(system.chip.vendor, TYPICAL), catalog)
     return load_stack(os.fspath(name), catalog)
 
 

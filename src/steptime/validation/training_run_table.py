@@ -34,7 +34,8 @@ STACKS: Final = {
     "megatron-bridge": "megatron", "megatron-lm": "megatron-lm", "megatron-deepspeed": "megatron-deepspeed", "nemo": "nemo",
     "nemo (mlperf)": "nemo-mlperf", "maxtext": "maxtext", "maxtext (mlperf)": "maxtext", "torchtitan": "torchtitan",
     "llm-foundry (fsdp)": "llm-foundry", "llm-foundry": "llm-foundry", "pytorch rocm (mlperf)": "rocm-mlperf",
-    "llmboost (mlperf)": "rocm-mlperf", "megatron": "megatron",
+    "llmboost (mlperf)": "rocm-mlperf", "megatron": "megatron", "nemo automodel (fsdp2)": "automodel",
+    "nemo automodel": "automodel",
 }  # fmt: skip
 """Stack by name of the framework in a file; other frameworks are `typical`."""
 # Year of flash attention in training stacks: the end of 2022 (Dao et al., arXiv 2205.14135).
@@ -58,13 +59,13 @@ LEAST_RECOMPUTED_WITH_EXPERTS: Final = (
     "mla_up_proj+norms+moe", "full",
 )  # fmt: skip
 RECIPE_RECOMPUTES: Final = {
-    ("deepseek-ai/DeepSeek-V3", ""): "mla_up_proj",
-    ("deepseek-ai/DeepSeek-V3", "h100"): "mla_up_proj+mlp",
-    ("moonshotai/Kimi-K2-Instruct", ""): "mla_up_proj",
-    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "h100"): "moe+norms+attention+moe_act",
+    ("deepseek_v3", ""): "mla_up_proj",
+    ("deepseek_v3", "h100"): "mla_up_proj+mlp",
+    ("kimi_k2", ""): "mla_up_proj",
+    ("nemotron_h", "h100"): "moe+norms+attention+moe_act",
 }
-"""Recomputation by model and chip ("": all others) of recipes of Megatron-Bridge, where a row does not record it:
-https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.4.0/scripts/performance/configs."""
+"""Recomputation by family of models with experts and chip ("": all others) of recipes of Megatron-Bridge, where a row does not
+record it: https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.4.0/scripts/performance/configs."""
 OUT_OF_MEMORY: Final = "OUT OF MEMORY"
 # Note of a run that drops tokens beyond an expert's capacity: it does less work.
 DROPPED: Final = "tokendrop"
@@ -73,6 +74,9 @@ NODE: Final = re.compile(r"(\d{1,9}) ?Gbps node-node")
 CAP: Final = re.compile(r"(\d{1,9}) ?W cap")
 MEMORY_RATE: Final = re.compile(r"([\d.]{1,20}) ?TB/s")
 NODE_CHIPS: Final = 8
+# Share of the data sheet that products in 16 bits reach on the machine of a source, where the source timed them: the median
+# of 514 products, https://github.com/MooreThreads/SimuMax/blob/main/configs/system/b200_bf16_ceperm.json.
+TIMED_PRODUCTS: Final = {"SimuMax v1.2 B200 real runs": 0.485}
 # Chunks per stage of a schedule with several, if not configured:
 # https://github.com/pytorch/torchtitan/blob/main/torchtitan/distributed/pipeline_parallel.py
 TORCHTITAN_CHUNKS: Final = 2
@@ -82,9 +86,9 @@ EAGER_LOGIT_BYTES: Final = 12.0
 COMPILED_LOGIT_BYTES: Final = 4.0
 # Release of recipes with fused experts: NeMo 26.06, https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1.
 FUSED_EXPERTS_SINCE: Final = "2026-06-01"
-# Its benchmarks train bf16 parameters with torch.optim.Adam and checkpoint all blocks:
-# https://github.com/NVIDIA-NeMo/Automodel/tree/main/examples/benchmark/configs
-AUTOMODEL: Final = "nemo automodel"
+# Its benchmarks train bf16 parameters with torch.optim.Adam and checkpoint all blocks, but not those on one chip:
+# https://github.com/NVIDIA-NeMo/Automodel/tree/main/examples/llm_benchmark
+AUTOMODEL: Final = "automodel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +215,8 @@ def read_run(
     model = _model(row["model"], folder, catalog)
     note = row.get("note", "")
     system = adjust_system(note, load_system(row["system"], catalog))
+    if timed_share := TIMED_PRODUCTS.get(row.get("source", "")):
+        system = replace(system, chip=replace(system.chip, reached={**system.chip.reached, "compute": timed_share}))
     stack_name = stack or STACKS.get(row.get("framework", "").casefold(), "typical")
     engine = training_engine(stack_name, system, catalog)
     date = row.get("date", "")
@@ -218,8 +224,8 @@ def read_run(
     job = _job(row, note, engine, year, model, system.chip.name)
     chips = _read_whole_number(row, "chips")
     layout, open_ = _layout(row, job, chips, stack_name)
-    if layout and open_ and stack_name == TUNED:
-        chips_recompute, usual = (RECIPE_RECOMPUTES.get((model.name, name), "") for name in (system.chip.name, ""))
+    if layout and open_ and stack_name == TUNED and model.routed:
+        chips_recompute, usual = (RECIPE_RECOMPUTES.get((model.family, name), "") for name in (system.chip.name, ""))
         open_ = not (chips_recompute or usual)
         layout = layout if open_ else replace(layout, recompute=chips_recompute or usual)
     return TrainingRun(
@@ -314,18 +320,16 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float,
     if task == "rl":
         raise InputError("task: an RL step is rollout, training and refit together; only its training part is predicted")
     gradient = engine.gradient_bytes
-    if row.get("framework", "").casefold().startswith(AUTOMODEL):
-        gradient = 2.0
-
     # DeepSpeed keeps 16-bit gradients, and with bf16 also fp32 gradients (BF16_Optimizer).
     if engine.name == "megatron-deepspeed":
         gradient = 6.0 if dtype == "bf16" else 2.0
-    flags = engine.recipe_flags(model.name, chip)
+    flags = engine.recipe_flags(model.family, chip)
     flags["fused_experts"] &= year >= decimal_year(FUSED_EXPERTS_SINCE)
     return TrainingJob(
-        optimizer="adam-bf16" if row.get("framework", "").casefold().startswith(AUTOMODEL) else "adamw",
+        optimizer="adam-bf16" if engine.name == AUTOMODEL else "adamw",
         gathered_inputs=engine.gathered_inputs,
         narrow_gather=engine.narrow_gather,
+        adapted=engine.adapted,
         seq=_read_whole_number(row, "seq_len"),
         batch=_read_whole_number(row, "global_batch"),
         dtype=dtype,
@@ -366,8 +370,8 @@ def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) ->
     if shared * dp != chips:
         raise InputError(f"tp x pp x cp x dp = {shared * dp} is not the {chips} chips of the row")
     recompute = translate_recompute(row.get("recompute", ""), stack)
-    if not recompute and row.get("framework", "").casefold().startswith(AUTOMODEL):
-        recompute = "full"
+    if not recompute and stack == AUTOMODEL:
+        recompute = "full" if chips > 1 else "none"
     schedule = row.get("schedule") or ""
     virtual = sizes["vpp"]
     if schedule == "interleaved" and not row.get("vpp") and stack == "torchtitan":
