@@ -54,17 +54,17 @@ NOT_MODELLED = """## What is not modelled
   are dual boards, so they count as eight chips (`mlperf_data_sets.as_submitted`). Eight chips reach at most 2,962 tok/s for
   Llama-2-70B in bf16, but 3,009 were measured: two results are refused. In int8 all seven are inside the range.
 - Flags that no column records and that change times most. Scripts give some of them, and public runs are predicted with those
-  (`validation/published_deployments.py`): 8-bit KV caches, polling, prompts in decode steps. A file of runs has them as
-  `kv_dtype`, `stream_interval` and `prefill_schedule`. In runs of SGLang on hgx-b200 and hgx-b300 with a median TTFT,
-  first tokens come late: 9 decode steps at the median below 16 clients, and 17 steps from 16 clients on. In runs with a mean
-  TTFT they come two to three times as late. InferenceMAX starts these with a scheduler that polls for requests every 10
-  steps, or every 30 from 16 clients on (`--scheduler-recv-interval`, default 1). A file of runs states it as
-  `stream_interval`. Those runs have no such column, so their first tokens are neither fitted nor scored here. `validate`
-  takes 10 and 20 for them (`validation/published_deployments.py`): the median error is 12 % for runs with a median TTFT and
-  31 % for runs with a mean TTFT. First tokens of TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 steps late on up
-  to four chips, as its script says. With DP attention its public runs wait until each rank has a prompt, at most 60 steps
-  (`published_deployments.balance_period`); those of December 2025 waited up to twice as long. First requests of SGLang with
-  DeepSeek in nvfp4 wait 5 to 9 s on average.
+  (`validation/published_deployments.py`): 8-bit KV caches, tokens of a prefill pass, polling, prompts in decode steps. A file
+  of runs has them as `kv_dtype`, `max_num_batched_tokens`, `stream_interval` and `prefill_schedule`. In runs of SGLang on
+  hgx-b200 and hgx-b300 with a median TTFT, first tokens come late: 9 decode steps at the median below 16 clients, and 17
+  steps from 16 clients on. In runs with a mean TTFT they come two to three times as late. InferenceMAX starts these with a
+  scheduler that polls for requests every 10 steps, or every 30 from 16 clients on (`--scheduler-recv-interval`, default 1). A
+  file of runs states it as `stream_interval`. Those runs have no such column, so their first tokens are neither fitted nor
+  scored here. `validate` takes 10 and 20 for them (`validation/published_deployments.py`): the median error is 12 % for runs
+  with a median TTFT and 31 % for runs with a mean TTFT. First tokens of TensorRT-LLM with Llama-3.1-70B at 1024 in and out
+  come 20 steps late on up to four chips, as its script says. With DP attention its public runs wait until each rank has a
+  prompt, at most 60 steps (`published_deployments.balance_period`); those of December 2025 waited up to twice as long. First
+  requests of SGLang with DeepSeek in nvfp4 wait 5 to 9 s on average.
 """
 
 

@@ -137,6 +137,17 @@ def test_experts_of_attention_groups_without_exchange_ways_are_gathered_alone():
     assert step.terms["dispatch"] == pytest.approx(10 * (64 * 3 / 4 * 1000 / UP + 1e-6))
 
 
+def test_ranks_that_gather_tokens_have_those_of_all_ranks():
+    """64 tokens of 2,000 B: three quarters of them come to each chip, and as many sums go; prompts take two phases twice."""
+    model, given = model_of(experts(weights=1.0)), {"layout": Layout(dp=4, ep=4), "engine": engine(gathers_tokens=1.0)}
+    step = mixed_step(model, NODES, batch=64, context=1, **given)
+    for term in ("dispatch", "combine"):
+        assert step.terms[term] == pytest.approx(10 * (3 / 4 * 64 * 2000 / UP + 1e-6))
+    step = mixed_step(model, NODES, prompts=4, tokens=10_000, **given)
+    for term in ("dispatch", "combine"):
+        assert step.terms[term] == pytest.approx(10 * (2 * 3 / 4 * 40_000 * 2000 / UP + 2e-6))
+
+
 def test_exchanges_of_strided_ways_cross_nodes():
     """Groups of eight chips, one a node: two ways, eight chips apart; bytes between nodes only, but for the gathering."""
     model = model_of(experts(weights=1.0))

@@ -26,6 +26,7 @@ RANGES = {
         "latent_contexts": (1, math.inf),
         "attention_time": (0, 10),
         "exchange_time": (0, 10),
+        "gathers_tokens": (0, 1),
         "chip_departure": (0, 2),
         "roofline_norm": (1, math.inf),  # below 1 overlapping would take longer than one after another
         "fill_bytes": (0, 1e5),
@@ -133,7 +134,7 @@ UNITS = {
     "shape": {"expert_evenness"},
     "tokens": {"step_tokens"},
     "rows": {"expert_tile_rows"},
-    "0 or 1": {"prefill_first", "small_kv", "timed_kernels"},
+    "0 or 1": {"prefill_first", "small_kv", "timed_kernels", "gathers_tokens"},
     "0, 1 or 2": {"two_batch"},
     "decode steps": {"steps_before_answer", "steps_to_balance"},
     "B": {"reserved_bytes", "collective_bytes", "sampling_bytes", "fill_bytes"},

@@ -13,14 +13,18 @@ from steptime.physics.step import decode_step
 from steptime.validation.predictions import grouped, predict, predict_runs
 from steptime.validation.published_deployments import (
     PAIRS,
+    PoolLaunch,
     as_launched,
     cache_format,
     is_scripted,
     latent_contexts,
+    pool_launch,
+    token_budget,
     with_contexts,
+    with_gathering,
 )
-from steptime.validation.run_table import POOLS, is_drafted, read_runs, run_kind
-from tests.validation.rows import SHARED, apart
+from steptime.validation.run_table import POOLS, TOKEN_BUDGET, is_drafted, read_runs, run_kind
+from tests.validation.rows import SHARED, apart, deepseek
 
 ON = load_engine("sglang")
 DECEMBER = {"part": "ix_disaggregated", "system": "gb200-nvl72", "measured": "2025-12-10", "chips": ""}
@@ -85,7 +89,7 @@ def test_groups_that_were_none(changes, ways):
     assert not is_scripted(found)
     assert found["prefill_tp"] == "8.0"
     reads = as_launched(row | {"prefill_tp": "1.0", "prefill_dp": "4.0", "prefill_ep": "4.0"})
-    assert (reads["prefill_tp"] == "4") == (found != row)
+    assert (reads["prefill_tp"] == "4") == (ways == ("4", "1", "1"))
 
 
 def test_predictions_are_of_runs_as_they_were_launched():
@@ -123,6 +127,71 @@ def test_an_engine_without_the_kernel_is_as_it_was():
     assert told.kernels.latent_contexts == 76
     assert with_contexts(told, 40.0) is told  # what an engine tells of itself
     assert with_contexts(IDEAL, 76.0) is IDEAL  # the bound, whatever the kernel
+
+
+SCRIPTED = {"part": "ix_aggregated", "measured": "2026-02-01", "concurrency": "16"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({}, 32768),
+        ({"weight_dtype": "nvfp4"}, 16384),
+        ({"system": "mi300x-8"}, 131072),
+        ({"system": "mi300x-8", "measured": "2025-11-01"}, 196608),
+        ({"system": "mi355x-8", "weight_dtype": "mxfp4"}, 196608),
+        ({"system": "mi355x-8", "weight_dtype": "mxfp4", "input_tokens": "8192", "concurrency": "64"}, 32768),
+        ({"engine": "trtllm"}, 8192),
+        ({"engine": "trtllm", "measured": "2026-01-21"}, 1152),  # 16 + 1,024 + 64, in blocks of 64
+        ({"engine": "trtllm", "input_tokens": "8192"}, 8320),
+        ({"engine": "trtllm", "model": "openai/gpt-oss-120b"}, 20000),
+        ({"engine": "vllm", "model": "moonshotai/Kimi-K2.5", "weight_dtype": "nvfp4"}, 8192),
+        ({"engine": "vllm", "model": "MiniMaxAI/MiniMax-M2.5", "measured": "2026-04-20"}, 2048),
+        ({"engine": "vllm", "system": "mi355x-8"}, 0),
+        ({"part": ""}, 0),  # a run of one's own
+        ({"part": "ix_disaggregated"}, 0),
+    ],
+)
+def test_tokens_of_a_pass_are_those_of_the_script(changes, tokens):
+    row = deepseek(**SCRIPTED | changes)
+    assert token_budget(row) == tokens
+    assert as_launched(row).get(TOKEN_BUDGET, "0") == str(tokens)
+    assert as_launched(row | {TOKEN_BUDGET: "4096"})[TOKEN_BUDGET] == "4096"  # what a row states
+
+
+APART = {"part": "ix_disaggregated", "measured": "2026-02-01", "weight_dtype": "nvfp4", "input_tokens": "8192"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompts", "launch"),
+    [
+        ({"engine": "trtllm"}, 2, {"pass_tokens": 16896.0, "pass_prompts": 2.0}),
+        (
+            {"engine": "trtllm", "system": "gb200-nvl72", "measured": "2025-12-10"},
+            1,
+            {"pass_tokens": 8448.0, "pass_prompts": 1.0},
+        ),
+        ({"engine": "trtllm", "input_tokens": "2048"}, math.inf, {}),  # of no script
+        ({"prefill_dp": "4"}, 1, {"pass_tokens": 8192.0, "gathers_prefill": True, "gathers_decode": True}),
+        ({"system": "gb200-nvl72", "prefill_dp": "4"}, 2, {"pass_tokens": 16384.0, "gathers_prefill": True}),
+        ({"system": "gb200-nvl72", "prefill_dp": "8", "weight_dtype": "fp8"}, 2, {"pass_tokens": 16384.0}),
+        ({"system": "mi355x-8", "ep": "8"}, 35, {"pass_tokens": 262144.0, "pass_prompts": 128.0, "slots": 256.0}),
+        ({"system": "mi355x-8", "prefill_dp": "8"}, 2, {"pass_tokens": 16384.0, "pass_prompts": 3.0, "slots": 128.0}),
+        ({"engine": "vllm"}, math.inf, {}),
+        ({"model": "moonshotai/Kimi-K2.5"}, math.inf, {}),
+        ({"part": ""}, math.inf, {}),
+    ],
+)
+def test_pools_run_with_the_limits_of_their_script(changes, prompts, launch):
+    found = pool_launch(apart(**APART | changes))
+    assert found == PoolLaunch(**launch)
+    assert found.prompts(7373) == prompts
+
+
+def test_an_engine_that_gathers_tokens_is_changed_once():
+    assert with_gathering(ON, False) is ON
+    assert with_gathering(ON, True).kernels.gathers_tokens == 1
+    assert with_gathering(IDEAL, True) is IDEAL
 
 
 @pytest.mark.slow

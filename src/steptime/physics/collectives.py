@@ -73,7 +73,8 @@ def run_network(clock: Clock, hops: Clock, model: Model, context: Pass) -> None:
     if sparse and has_nonzero(has_dp_ranks):
         for layer, n in model.layers:
             if layer.routed:
-                _run_exchange(clock, layer.routed, n * has_dp_ranks, model, context)
+                exchange = _run_gather if has_nonzero(engine.kernels.gathers_tokens) else _run_exchange
+                exchange(clock, layer.routed, n * has_dp_ranks, model, context)
     if np.any(np.asarray(layout.pp) > 1):
         traffic = network_time.point_to_point(system, layout.pp, row_bytes / layout.group, layout.stage)
         run_collective(hops, "pipeline", traffic, system, engine)
@@ -167,6 +168,23 @@ def _run_exchange(clock: Clock, op: Op, count: Number, model: Model, context: Pa
         run_collective(clock, term, per_byte.resized(value_bytes), system, engine, count=count, pipelined=True, phase=phase)
         if gathered is not None:
             run_collective(clock, term, gathered.resized(value_bytes), system, engine, name=SHARED, count=count)
+
+
+def _run_gather(clock: Clock, op: Op, count: Number, model: Model, context: Pass) -> None:
+    """Add the gathering of all tokens before the experts and the sum of the results, without an exchange of tokens.
+
+    In a step with prompts both are all-reduces of the tokens of all ranks, whose numbers differ. In a decode step they are an
+    all-gather and a reduce-scatter of equal numbers (SGLang 0.5.23, layers/dp_attention.py: DpPaddingMode).
+    """
+    work, system, layout, engine = context.work, context.system, context.layout, context.engine
+    every_row = work.everywhere * model.width * ACTIVATION_BYTES
+    phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
+    if has_nonzero(work.prompts):
+        traffic = network_time.all_reduce(system, layout.stage, every_row, overhead=phase, efficiency=reached)
+    else:
+        traffic = network_time.all_gather(system, layout.stage, every_row)
+    for term in ("dispatch", "combine"):
+        run_collective(clock, term, traffic * count, system, engine, name=op.name, count=count)
 
 
 def exchange_phase(system: System, engine: Engine) -> Number:

@@ -85,6 +85,12 @@ class Kernels:
         0.0, "factor on the time of a phase of an exchange of tokens with experts; 0: as other collectives", unit="factor",
         maximum=10.0,
     )  # fmt: skip
+    gathers_tokens: Number = constant(
+        0.0,
+        "1: data-parallel ranks gather all tokens before their experts and add up the results; 0: they exchange tokens",
+        unit="0 or 1",
+        maximum=1.0,
+    )
     chip_departure: Number = constant(
         0.0,
         "exponent on the ratio of a chip's measured share of its data sheet to the usual share",

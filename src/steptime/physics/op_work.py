@@ -403,6 +403,7 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
         return _dense_shares(op, context), experts.expert_time
     factor = expert_factor(context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time)
     exchanges = has_exchange_kernel(chip.generation, stored) & exchanges_experts(context.layout)
+    exchanges = exchanges & (np.asarray(context.engine.kernels.gathers_tokens) < 1)
     if np.any(exchanges):
         # The runs behind a factor were without exchange: other kernels.
         factor = np.where(exchanges, experts.unmeasured_expert_time, factor)

@@ -9,7 +9,8 @@ gives the time per token.
 
 $$ t = t_{step} / a + \frac{C - 1}{O - 1} P $$
 
-An engine that runs prefill first starts the requests of a burst together. They end together unless their lengths differ.
+An engine that runs prefill first starts the requests of a burst together: they share passes up to its token budget, so that
+$P$ is smaller for them. They end together unless their lengths differ.
 In the $r$-th round of all clients the share $1 / (1 + r x)$ is still together. Here $x = s O t_{step} / (a C P)$. The
 spread $s$ of lengths is a share of the mean, at least `DRIFT`. The average share $\omega$ over $R$ rounds waits for half of the
 prefill burst before the first token.
@@ -60,10 +61,11 @@ class Runs:
     Lengths are means. concurrency and requests (of the whole run) are those of one of `replicas`. spread: spread of lengths as
     a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
     decode steps between two checks for new output. slots: most sequences that a replica runs at once; infinite without a
-    limit. prompts: whether the same chips run prefill; False for the decode pool of
-    separate pools. contexts: value of `latent_contexts`. version: a release of the engine; sampling: how tokens were drawn;
-    is_median: whether the measured time per token is the median of intervals between tokens. is_static: whether all requests
-    of a run are one static batch: the prefill of all of them, then decode steps. schedule: "first" or "mixed"
+    limit. budget: prompt tokens of a data-parallel rank in a step; 0 for the engine's own. prompts: whether the same chips
+    run prefill; False for the decode pool of separate pools. contexts: value of `latent_contexts`. version: a release of the
+    engine; sampling: how tokens were drawn; is_median: whether the measured time per token is the median of intervals between
+    tokens. is_static: whether all requests of a run are one static batch: the prefill of all of them, then decode steps.
+    schedule: "first" or "mixed"
     (`run_table.PREFILL_SCHEDULE`); "" for the engine's own.
     """
 
@@ -81,6 +83,7 @@ class Runs:
     acceptance: Array
     interval: Array
     slots: Array
+    budget: Array
     drafts: int = 0
     prompts: bool = True
     contexts: float = math.inf
@@ -109,7 +112,7 @@ class Runs:
             Values by argument.
         """
         lengths = ("input_tokens", "output_tokens", "spread")
-        names = ("model", "system", "layout", "concurrency", *lengths, "drafts", "interval", "slots")
+        names = ("model", "system", "layout", "concurrency", *lengths, "drafts", "interval", "slots", "budget")
         return {name: getattr(self, name) for name in names}
 
     def select(self, positions: Array) -> Runs:
@@ -184,6 +187,7 @@ def closed_loop(
     acceptance: Number = 1.0,
     interval: Number = 1.0,
     slots: Number = np.inf,
+    budget: Number = 0.0,
     prompts: bool = True,
     engine: Engine,
 ) -> ClosedLoop:
@@ -205,6 +209,7 @@ def closed_loop(
         acceptance: Tokens that a step yields per sequence.
         interval: Decode steps between two checks for new output; a first token appears `interval - 1` steps later.
         slots: Most sequences that the replica runs at once; further clients wait.
+        budget: Prompt tokens of a data-parallel rank in a step; 0 for the engine's own.
         prompts: Whether the same chips run prefill. A decode-only pool has no TTFT.
         engine: Engine.
 
@@ -231,7 +236,7 @@ def closed_loop(
         )
     arguments: dict[str, Any] = {"prompts": layout.dp, "drafts": drafts, "layout": layout, "engine": engine}
     prefill_only = drafted_step(model, system, tokens=input_tokens, **arguments, parts=False).total
-    budget = np.asarray(engine.scheduler.step_tokens)
+    budget = np.where(np.asarray(budget) > 0, budget, engine.scheduler.step_tokens)
     chunks = np.where(budget > 0, np.ceil(input_tokens / np.maximum(budget, 1)), 1.0)
     mixed_step = drafted_step(
         model,
@@ -251,8 +256,16 @@ def closed_loop(
         np.where(first, prefill_only, chunks * (mixed_step.total - decode.total)),
         np.where(first, prefill_only, chunks * mixed_step.total),
     )
-    burst, decoding = running / layout.dp * prefill, output_tokens * decode_tpot
+    # Prompts that wait together share passes.
+    shared = np.clip(np.floor(budget / input_tokens), 1.0, np.maximum(np.asarray(running) / layout.dp, 1.0))
+    wave = prefill
+    if np.any(first & (shared > 1)):
+        arguments["prompts"] = layout.dp * shared
+        pass_seconds = drafted_step(model, system, tokens=input_tokens, **arguments, parts=False).total
+        wave = np.where(first & (shared > 1), pass_seconds / shared, prefill)
+    burst, decoding = running / layout.dp * wave, output_tokens * decode_tpot
     together = engine.scheduler.prefill_first * staying(np.maximum(spread, DRIFT) * decoding / burst, 1 / starting)
+    prefill = together * wave + (1 - together) * prefill
     delay = np.maximum(np.asarray(running) - 1, 0.0) / layout.dp * prefill
     tpot = decode_tpot + delay / np.maximum(np.asarray(output_tokens) - 1, 1.0) * (1 - together / 2)
     busy = burst / (burst + decoding)

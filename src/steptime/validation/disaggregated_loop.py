@@ -33,7 +33,7 @@ from steptime.planning.steady_state import Transfer, decode_pool, kv_transfer, t
 from steptime.validation.closed_loop import round_time
 from steptime.validation.data_quality import WRONG, faster, soonest_token, too_heavy
 from steptime.validation.error_summary import with_ranges
-from steptime.validation.published_deployments import latent_contexts, with_contexts
+from steptime.validation.published_deployments import latent_contexts, pool_launch, with_contexts, with_gathering
 from steptime.validation.run_table import AXES, MEANS, PREFILL_WAYS, count_drafts, is_drafted, length_spread, numbers
 from steptime.workload.workload import NONE, Speculation, Workload, choose_speculation
 
@@ -60,7 +60,7 @@ class Pools:
 
     decode and prefill: layouts with their `replicas`; concurrency: requests in flight in the whole deployment; spread: spread
     of lengths as a share of the mean; interval: decode steps between two checks for new output; slots: most sequences of
-    a decode replica.
+    a decode replica; prompts: prompts of a data-parallel rank in a pass of prefill, infinite for those of the engine.
     """
 
     model: Model
@@ -73,6 +73,7 @@ class Pools:
     spread: float
     interval: Array
     slots: Array
+    prompts: Array
 
 
 def predict_pools(rows: list[dict[str, str]], model: Model, system: System, engine: Engine) -> dict[str, Array]:
@@ -91,8 +92,9 @@ def predict_pools(rows: list[dict[str, str]], model: Model, system: System, engi
         pools = build_pools(rows, model, system)
     except InputError as problem:
         return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
-    engine = with_contexts(engine, latent_contexts(rows[0]))
-    figures = closed_pools(pools, engine)
+    engine, launch = with_contexts(engine, latent_contexts(rows[0])), pool_launch(rows[0])
+    prefill, engine = (with_gathering(engine, gathers) for gathers in (launch.gathers_prefill, launch.gathers_decode))
+    figures = closed_pools(pools, engine, prefill)
     flags = distances(engine, system, pools.decode, pools.prefill)
     return with_ranges(figures, engine, REGIMES[0], WAITS[1], system, flags) | {"reason": collect_doubts(rows, pools, engine)}
 
@@ -113,17 +115,19 @@ def build_pools(rows: list[dict[str, str]], model: Model, system: System) -> Poo
     """
     decode = {name: numbers(rows, name, 1.0) for name in AXES}
     prefill = {axis: numbers(rows, name, 1.0) for name, axis in PREFILL_WAYS.items()}
+    work, launches = read_workload(rows[0]), [pool_launch(row) for row in rows]
     return Pools(
         model=model,
         system=system,
-        workload=read_workload(rows[0]),
+        workload=work,
         speculation=_read_speculation(model, rows[0]),
         decode=Layout(**decode, microbatches=decode["pp"], replicas=numbers(rows, "decode_workers", 1.0)),
         prefill=Layout(**prefill, replicas=numbers(rows, "prefill_workers", 1.0)),
         concurrency=numbers(rows, "concurrency", 1.0),
         spread=length_spread(rows[0]),
         interval=numbers(rows, "stream_interval", 1.0),
-        slots=numbers(rows, "max_num_seqs", math.inf),
+        slots=np.minimum(numbers(rows, "max_num_seqs", math.inf), [launch.slots for launch in launches]),
+        prompts=np.array([launch.prompts(work.input_tokens) for launch in launches]),
     )
 
 
@@ -187,12 +191,13 @@ def collect_doubts(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> 
     return reasons
 
 
-def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
+def closed_pools(pools: Pools, engine: Engine, prefill_engine: Engine | None = None) -> dict[str, Array]:
     """Solve closed loops on separate pools.
 
     Args:
         pools: Runs of one group.
-        engine: Engine.
+        engine: Engine of the decode pool.
+        prefill_engine: Engine of the prefill pool; by default that of the decode pool.
 
     Returns:
         TPOT, mean and median TTFT [s], output tokens per second and the bound of decode steps, of shape (runs,).
@@ -203,7 +208,9 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     levels = LEVELS if math.isinf(engine.kernels.latent_contexts) else CLOSER * LEVELS
     batches = max_sequences[:, None] ** np.linspace(0, 1, levels)
     state = decode_pool(pools.model, pools.system, work, layout=shaped(pools.decode, 1), batch=batches, **arguments)
-    prompts = max(1.0, float(engine.scheduler.step_tokens) // work.input_tokens)
+    usual = max(1.0, float(engine.scheduler.step_tokens) // work.input_tokens)
+    prompts = np.where(np.isfinite(pools.prompts), pools.prompts, usual)
+    arguments["engine"] = prefill_engine or engine
     reads = prefill_pool(pools.model, pools.system, work, layout=pools.prefill, prompts=prompts, **arguments)
 
     # KV caches move within the scale-up domain if both pools fit in it.

@@ -48,6 +48,7 @@ from steptime.validation.run_table import (
     REQUESTS,
     SAMPLING,
     STATISTIC,
+    TOKEN_BUDGET,
     count_drafts,
     group_positions,
     is_static_batch,
@@ -148,7 +149,7 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     return columns | {
         "concurrency": concurrency, "spread": spread, "requests": requests, "replicas": replicas,
         "acceptance": numbers(rows, "acceptance"), "interval": np.where(np.isnan(interval), usual, interval),
-        "slots": np.where(np.isnan(slots), np.inf, slots),
+        "slots": np.where(np.isnan(slots), np.inf, slots), "budget": numbers(rows, TOKEN_BUDGET, 0.0),
     }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from steptime.validation.run_table import (
     PREFILL_FIRST,
     PREFILL_SCHEDULE,
     PREFILL_WAYS,
+    TOKEN_BUDGET,
     run_kind,
 )
 
@@ -87,9 +88,11 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     if row.get("part") == MLPERF:
         return as_submitted(row)
     if mixes_chunks(row) and not row.get(PREFILL_SCHEDULE):
-        return {**row, PREFILL_SCHEDULE: MIXED}
+        row = {**row, PREFILL_SCHEDULE: MIXED}
     if not row.get("kv_dtype") and (kv := cache_format(row)):
-        return {**row, "kv_dtype": kv}
+        row = {**row, "kv_dtype": kv}
+    if not row.get(TOKEN_BUDGET) and (budget := token_budget(row)):
+        row = {**row, TOKEN_BUDGET: f"{budget:.0f}"}
     if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _whole_cells(row, LENGTHS) == SHORT):
         return row
     if _whole_cells(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
@@ -192,6 +195,21 @@ def with_contexts(engine: Engine, contexts: float) -> Engine:
     return replace(engine, kernels=replace(engine.kernels, latent_contexts=contexts))
 
 
+def with_gathering(engine: Engine, gathers: bool) -> Engine:
+    """Return the engine whose data-parallel ranks gather all tokens before their experts.
+
+    Args:
+        engine: Engine.
+        gathers: Whether they do.
+
+    Returns:
+        A changed copy, or the same engine.
+    """
+    if not gathers or engine.name == IDEAL.name:
+        return engine
+    return replace(engine, kernels=replace(engine.kernels, gathers_tokens=1.0))
+
+
 def _is_early(row: Mapping[str, str]) -> bool:
     """Check whether a run has DeepSeek-R1 on SGLang's separate pools on GB200, with a known day in 2025."""
     if row.get("part") != SEPARATE_POOLS or row["system"].casefold() != SYSTEM or row["engine"] != ENGINE:
@@ -220,6 +238,7 @@ def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...
 # dsr1_fp4_mi355x.sh, qwen3.5_fp8_b200.sh, qwen3.5_bf16_mi355x.sh, glm5_fp4_b200.sh, glm5_fp8_mi325x.sh and their like; pools in
 # benchmarks/multi_node/srt-slurm-recipes and amd_utils/models.yaml.
 BLACKWELL, HOPPER = ("hgx-b200", "hgx-b300"), ("hgx-h100", "hgx-h200")
+RACKS = ("gb200-nvl72",)
 MI300, MI355 = ("mi300x-8", "mi325x-8"), ("mi355x-8",)
 # --scheduler-recv-interval 10, or 30 from 16 clients: decode steps until the next check for new requests, as 185 median first
 # tokens show them. Other scripts, such as glm5_fp8_b200.sh, and the engine's defaults check in each step.
@@ -242,12 +261,40 @@ CACHES = (
     ("sglang", "glm-5", ("fp8", "nvfp4"), (*BLACKWELL, *MI300), "fp8", "", LATER),
     ("sglang", "glm-5", ("fp8",), MI355, "fp8", "2026-04-17", LATER),
     ("sglang", "glm-5", ("mxfp4",), MI355, "fp8", "", LATER),
+    ("sglang", "deepseek-r1", ("fp8", "nvfp4"), RACKS, "fp8", "2026-01-01", LATER),
     ("vllm", "minimax-m2.5", ("fp8",), ("hgx-h100", *MI300), "bf16", "", LATER),
     ("vllm", "minimax-m2.5", ("fp8",), ("hgx-h200",), "bf16", "", "2026-05-26"),
     ("vllm", "minimax-m2.5", ("fp8",), BLACKWELL, "bf16", "", "2026-04-03"),
     ("vllm", "minimax-m2.5", ("fp8",), MI355, "bf16", "", "2026-04-05"),
     ("vllm", "gpt-oss", ("bf16",), MI355, "bf16", "", LATER),
 )
+# Prompt tokens of a pass (SGLang's --chunked-prefill-size or --max-prefill-tokens, vLLM's --max-num-batched-tokens and its
+# default for a server on chips of 70 GiB or more, vllm/engine/arg_utils.py; TensorRT-LLM's --max_num_tokens) by engine, model,
+# formats and systems, first day, and the day from which on they are gone. Sources: the same scripts and their history.
+ANY_FORMAT = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")
+BUDGETS = (
+    ("trtllm", "gpt-oss", ANY_FORMAT, (*BLACKWELL, *HOPPER), 20000.0, "", LATER),
+    ("trtllm", "llama-3.1-70b", ANY_FORMAT, (*BLACKWELL, *HOPPER), 16384.0, "", LATER),
+    ("sglang", "deepseek-r1", ("fp8",), MI300, 196608.0, "", "2026-01-01"),
+    ("sglang", "deepseek-r1", ("fp8",), MI300, 131072.0, "2026-01-01", LATER),
+    ("sglang", "deepseek-r1", ("fp8", "mxfp4"), MI355, 196608.0, "", LATER),
+    ("sglang", "deepseek-r1", ("fp8",), (*BLACKWELL, *HOPPER), 32768.0, "", LATER),
+    ("sglang", "deepseek-r1", ("nvfp4",), BLACKWELL, 16384.0, "", LATER),
+    ("sglang", "glm-5", ("fp8", "nvfp4"), BLACKWELL, 32768.0, "", LATER),
+    ("sglang", "qwen3.5", ("fp8",), ("hgx-h200",), 16384.0, "", LATER),
+    ("sglang", "qwen3.5", ("bf16", "fp8", "nvfp4"), BLACKWELL, 32768.0, "", LATER),
+    ("sglang", "qwen3.5", ("bf16", "fp8"), (*MI300, *MI355), 32768.0, "", LATER),
+    ("vllm", "", ANY_FORMAT, (*BLACKWELL, *HOPPER), 8192.0, "", LATER),
+)
+# --max-num-batched-tokens of twice the prompt: MiniMax-M2.5 of vLLM on B200 and B300.
+DOUBLED = (("minimax", ("fp8", "nvfp4"), BLACKWELL, "2026-04-01"), ("kimi", ("nvfp4",), BLACKWELL, "2026-05-01"))
+# MXFP4 on MI355X with 8,192 prompt tokens and more clients.
+LONG_PROMPTS, MANY_CLIENTS, LONG_BUDGET = 8192.0, 32.0, 32768.0
+# TensorRT-LLM with DeepSeek-R1: clients, prompt and 64 tokens, in blocks of 64; at least 8,192 from this day on.
+BUDGET_BLOCK, LEAST_BUDGET, LEAST_SINCE = 64.0, 8192.0, "2026-01-22"
+# AIConfigurator's own runs of SGLang with mixed chunks: a prompt and 1,500 tokens (src/aiconfigurator/generator/rule_plugin/
+# sglang.rule at 95ddf241a, max_prefill_tokens), at most the engine's default chunk.
+GENERATED_MARGIN, GENERATED_CHUNK = 1500.0, 8192.0
 BALANCED_WITHIN = 60.0
 """Maximum steps before TensorRT-LLM starts prefill although a data-parallel rank has no prompt, with balancing enabled. Source:
 the scripts of InferenceX for DeepSeek-R1 and the benchmarks of TensorRT-LLM (attention_dp_config, enable_balance, timeout_iters
@@ -451,6 +498,134 @@ def cache_format(row: Mapping[str, str]) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLaunch:
+    """Launch settings of separate pools that no column records.
+
+    pass_tokens, pass_prompts: Most prompt tokens and prompts of a data-parallel rank in a pass of prefill; infinite if unknown.
+    slots: Most sequences of a decode replica. gathers_prefill, gathers_decode: Whether data-parallel ranks of a pool gather
+    all tokens before their experts (`Kernels.gathers_tokens`).
+    """
+
+    pass_tokens: float = math.inf
+    pass_prompts: float = math.inf
+    slots: float = math.inf
+    gathers_prefill: bool = False
+    gathers_decode: bool = False
+
+    def prompts(self, prompt_tokens: float) -> float:
+        """Return the prompts of a data-parallel rank in a full pass of prefill.
+
+        Args:
+            prompt_tokens: Mean prompt tokens.
+
+        Returns:
+            Prompts; infinite if unknown.
+        """
+        fit = max(1.0, self.pass_tokens // prompt_tokens) if math.isfinite(self.pass_tokens) else math.inf
+        return min(fit, self.pass_prompts)
+
+
+POOL_PASSES = (
+    ("nvfp4", RACKS, 1024, 4608.0, 4.0, "", "2026-01-01"),
+    ("nvfp4", RACKS, 8192, 8448.0, 1.0, "", "2026-01-01"),
+    ("nvfp4", RACKS, 1024, 16384.0, 16.0, "2026-01-01", LATER),
+    ("nvfp4", RACKS, 8192, 16640.0, 2.0, "2026-01-01", LATER),
+    ("nvfp4", BLACKWELL, 1024, 10240.0, 8.0, "", LATER),
+    ("nvfp4", BLACKWELL, 8192, 16896.0, 2.0, "", LATER),
+    ("fp8", (*RACKS, *BLACKWELL), 1024, 16384.0, 16.0, "", LATER),
+    ("fp8", (*RACKS, *BLACKWELL), 8192, 16384.0, 2.0, "", LATER),
+)
+"""Most tokens and prompts of a pass of TensorRT-LLM's prefill pools: format of weights, systems, prompt tokens, limits, first
+day, and the day from which on they are gone. Sources: github.com/SemiAnalysisAI/InferenceX, .github/configs/
+nvidia-master.yaml of January 2026 (PREFILL_MAX_NUM_TOKENS, PREFILL_MAX_BATCH_SIZE); github.com/NVIDIA/srt-slurm at
+c88ef731, recipes/trtllm (max_num_tokens, max_batch_size)."""
+POOL_CHUNKS = (
+    (RACKS, "fp8", 131072.0),
+    (RACKS, "nvfp4", 65536.0),
+    (BLACKWELL, "fp8", 32768.0),
+    (BLACKWELL, "nvfp4", 32768.0),
+)
+"""--chunked-prefill-size of SGLang's prefill pools, which data-parallel ranks share: systems, format of weights and tokens.
+Without --moe-a2a-backend, ranks gather tokens: all pools on BLACKWELL, and prefill of nvfp4 on RACKS. Source: srt-slurm,
+recipes/gb200-fp8, gb200-fp4, b200-fp8 and b200-fp4 of 2026."""
+# MI355X: sequences of a decode replica with data-parallel ranks, with expert parallelism alone, and without; prompt tokens and
+# prompts of a pass of a rank, and of a replica without ranks. Source: InferenceX at 8d81e0bf4, benchmarks/multi_node/amd_utils/
+# models.yaml (max_running_requests, chunked_prefill_size) and env.sh.
+AMD_SLOTS = (4096.0, 256.0, 128.0)
+AMD_RANK_PASS, AMD_REPLICA_PASS = (16384.0, 3.0), (262144.0, 128.0)
+
+
+def pool_launch(row: Mapping[str, str]) -> PoolLaunch:
+    """Return the launch settings of public separate pools with DeepSeek-R1.
+
+    Args:
+        row: Run.
+
+    Returns:
+        The settings; unknown ones for other runs.
+
+    >>> row = {"part": "ix_disaggregated", "engine": "trtllm", "model": "DeepSeek-R1", "system": "hgx-b200"}
+    >>> row |= {"measured": "2026-01-29", "weight_dtype": "nvfp4", "input_tokens": "8192"}
+    >>> pool_launch(row).prompts(7373), pool_launch(row | {"engine": "sglang", "prefill_dp": "4"}).gathers_prefill
+    (2.0, True)
+    """
+    launch = PoolLaunch()
+    if row.get("part") != SEPARATE_POOLS or MODEL not in row["model"].casefold():
+        return launch
+    if row["engine"] == "trtllm":
+        day, length = (row.get("measured") or "")[:DAY], float(row["input_tokens"])
+        for stored, systems, prompt, tokens, prompts, since, until in POOL_PASSES:
+            if length == prompt and since <= day < until and _matches_script(row, MODEL, (stored,), systems):
+                return PoolLaunch(pass_tokens=tokens, pass_prompts=prompts)
+    if row["engine"] != ENGINE:
+        return launch
+    ranks, has_ranks, has_ep = (float(row.get(name) or 1) for name in ("prefill_dp", "dp", "ep"))
+    if row["system"].casefold() in MI355:
+        tokens, prompts = AMD_RANK_PASS if ranks > 1 else AMD_REPLICA_PASS
+        slots = AMD_SLOTS[0 if has_ranks > 1 else 1 if has_ep > 1 else 2]
+        return PoolLaunch(pass_tokens=tokens, pass_prompts=prompts, slots=slots)
+    for systems, stored, tokens in POOL_CHUNKS:
+        if _matches_script(row, MODEL, (stored,), systems):
+            gathers = systems == BLACKWELL
+            return PoolLaunch(pass_tokens=tokens / ranks, gathers_prefill=gathers or stored == "nvfp4", gathers_decode=gathers)
+    return launch
+
+
+def token_budget(row: Mapping[str, str]) -> float:
+    """Return the prompt tokens of a pass of a public deployment (`BUDGETS`).
+
+    Args:
+        row: Run.
+
+    Returns:
+        Tokens of a data-parallel rank; 0 for the engine's own.
+
+    >>> row = {"engine": "trtllm", "model": "gpt-oss-120b", "system": "hgx-b200", "weight_dtype": "bf16"}
+    >>> row |= {"part": "ix_aggregated", "input_tokens": "1024", "output_tokens": "1024", "concurrency": "16"}
+    >>> row |= {"measured": "2025-12-01"}
+    >>> token_budget(row), token_budget(row | {"model": "DeepSeek-R1"}), token_budget(row | {"part": ""})
+    (20000.0, 1152.0, 0.0)
+    """
+    prompt, clients = float(row["input_tokens"] or 0), float(row.get("concurrency") or 1)
+    if mixes_chunks(row):
+        return min(prompt + GENERATED_MARGIN, GENERATED_CHUNK)
+    if not _is_benchmark(row) or row.get("part") == SEPARATE_POOLS:
+        return 0.0
+    day, engine = _script_day(row), row["engine"]
+    if engine == "trtllm" and MODEL in row["model"].casefold():
+        written = BUDGET_BLOCK * ((clients + prompt + 2 * BUDGET_BLOCK - 1) // BUDGET_BLOCK)
+        return max(written, LEAST_BUDGET) if day >= LEAST_SINCE else written
+    doubled = (since for model, stored, systems, since in DOUBLED if _matches_script(row, model, stored, systems))
+    if engine == "vllm" and any(day >= since for since in doubled):
+        return 2 * prompt
+    for made_by, model, stored, systems, tokens, since, until in BUDGETS:
+        if engine == made_by and since <= day < until and _matches_script(row, model, stored, systems):
+            is_long = "mxfp4" in row["weight_dtype"].casefold() and prompt >= LONG_PROMPTS and clients > MANY_CLIENTS
+            return LONG_BUDGET if is_long else tokens
+    return 0.0
+
+
 def _is_benchmark(row: Mapping[str, str]) -> bool:
     """Check whether a run is one of InferenceX, by its part or its name.
 
@@ -462,8 +637,11 @@ def _is_benchmark(row: Mapping[str, str]) -> bool:
 
 
 def _script_day(row: Mapping[str, str]) -> str:
-    """Return the day of a run; separate pools and speculative tokens had the settings of later scripts from their first day."""
-    pools = row.get("part") in (SEPARATE_POOLS, DRAFTED_RUNS)
+    """Return the day of a run.
+
+    Separate pools, except those of racks, and speculative tokens had the settings of later scripts from their first day.
+    """
+    pools = row.get("part") in (SEPARATE_POOLS, DRAFTED_RUNS) and row["system"].casefold() not in RACKS
     return LAST_DAY if pools else (row.get("measured") or UNTIL)[:DAY]
 
 

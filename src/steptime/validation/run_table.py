@@ -42,6 +42,8 @@ MLPERF: Final = "mlperf"
 MAXIMUM: Final = "trt_max"
 PARTS: Final = ("ix_aggregated", "ix_mtp", "ix_disaggregated", MLPERF, MAXIMUM)
 NO_DRAFTS: Final = ("", "none")
+# Most prompt tokens of a data-parallel rank in a step.
+TOKEN_BUDGET: Final = "max_num_batched_tokens"
 PREFILL_WAYS: Final = {"prefill_tp": "tp", "prefill_dp": "dp", "prefill_ep": "ep"}
 WHOLE_NUMBER_COLUMNS: Final = (
     "drafted",
@@ -51,6 +53,7 @@ WHOLE_NUMBER_COLUMNS: Final = (
     "chips",
     "stream_interval",
     "max_num_seqs",
+    TOKEN_BUDGET,
 )
 """Columns with whole numbers of at least 1 (drafted: at least 0), or empty."""
 KIND_COLUMNS: Final = ("scenario", "part", "spec", "acceptance", *WHOLE_NUMBER_COLUMNS)

@@ -116,6 +116,7 @@ def closed_loops(
     acceptance: Number = 1.0,
     interval: Number = 1.0,
     slots: Number = math.inf,
+    budget: Number = 0.0,
     engine: Engine,
     seed: int = 0,
 ) -> Loops:
@@ -139,6 +140,7 @@ def closed_loops(
         acceptance: Tokens that a step yields.
         interval: Decode steps between two checks for new output.
         slots: Most requests that run at once; infinite without a limit.
+        budget: Prompt tokens of a data-parallel rank in a step; 0 for the engine's own.
         engine: Engine.
         seed: Random seed.
 
@@ -150,6 +152,7 @@ def closed_loops(
     n = len(table)
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
     spreads, gained = (np.broadcast_to(x, n) for x in (np.maximum(spread, DRIFT), acceptance))
+    stated = np.broadcast_to(budget, n)
     at_once = np.minimum(np.broadcast_to(slots, n), table[:, 4]).astype(np.int64)
     total = np.broadcast_to(np.maximum(np.ceil(requests), table[:, 4]), n)
     longest = (1 + spreads) * np.stack([inputs, outputs])
@@ -161,14 +164,18 @@ def closed_loops(
         tp, pp, dp, ep = table[indices[0], :4].tolist()
         run_layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
         clients, long = table[indices, 4], longest.sum(axis=0)
-        budget = [engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / run_layout.dp) for k in indices]
+        defaults = [
+            engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / run_layout.dp) for k in indices
+        ]
+        budgets = [int(stated[k]) or tokens for k, tokens in zip(indices, defaults, strict=True)]
         pace = sample_pace(
-            model, system, layout=run_layout, engine=engine, max_num_seqs=int(max(clients)), max_num_batched_tokens=max(budget),
-            contexts=(float(min(inputs[indices])), float(max(long[indices]))), query=drafts + 1, check=False,
+            model, system, layout=run_layout, engine=engine, max_num_seqs=int(max(clients)),
+            max_num_batched_tokens=max(budgets), contexts=(float(min(inputs[indices])), float(max(long[indices]))),
+            query=drafts + 1, check=False,
         )  # fmt: skip
-        for k, tokens in zip(indices, budget, strict=True):
+        for k, tokens, default in zip(indices, budgets, defaults, strict=True):
             context = float(inputs[k] + outputs[k] / 2)
-            room = kv_room(model, system, layout=run_layout, engine=engine, context=context, step_tokens=tokens, drafts=drafts)
+            room = kv_room(model, system, layout=run_layout, engine=engine, context=context, step_tokens=default, drafts=drafts)
             policy = Policy(
                 kind=kind,
                 max_num_seqs=int(at_once[k]),

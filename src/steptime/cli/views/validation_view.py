@@ -93,6 +93,8 @@ MEANINGS = {
     "chips": "of the whole deployment; where not given, those of one replica",
     "max_num_seqs": "most sequences that a replica (a decode replica of separate pools) runs at once, on all of its ranks; "
     "further clients wait; by default no limit",
+    "max_num_batched_tokens": "prompt tokens of a data-parallel rank in a step (chunked-prefill-size, max-num-batched-tokens); "
+    "by default those of the engine",
     "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
     f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of some public SGLang runs; "
     f"up to {1 + BALANCED_WITHIN / 2:.0f} in public TensorRT-LLM runs with data-parallel ranks, which wait for each other",
