@@ -61,7 +61,7 @@ class TrainInputs(ModelOnSystem):
     mtp: bool = switch("also train the multi-token-prediction layers", group=JOB_GROUP)
     engine: Any = text(
         None, "training stack: megatron-lm, megatron or megatron-bridge (recipes tuned by NVIDIA), torchtitan, maxtext, "
-        "llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
+        "automodel, llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
         default_words="typical; those of AMD and Google on their chips",
     )  # fmt: skip
     expert_imbalance: Any = number(
