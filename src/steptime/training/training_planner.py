@@ -667,14 +667,14 @@ def _runner_up(search_result: SearchResult, best: TrainingLayout, *, is_measured
 TERM_WORDS = {
     "step": "fixed overhead",
     "matrices": "matrix multiplies",
-    SEARCH_TERM: "allowance (layouts from a search run slower than predicted)",
 }  # fmt: skip
 
 
 def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
-    """Return the bottleneck of a step as text."""
-    total = float(step.total)
-    parts = sorted(((float(value) / total, name) for name, value in step.terms.items()), reverse=True)
+    """Return the bottleneck of a step as text. The allowance of a search lengthens all parts alike."""
+    terms = {name: float(value) for name, value in step.terms.items() if name != SEARCH_TERM}
+    total = float(step.total) - float(step.terms.get(SEARCH_TERM, 0.0))
+    parts = sorted(((seconds / total, name) for name, seconds in terms.items()), reverse=True)
     first, second = parts[0], parts[1] if len(parts) > 1 else (0.0, "")
     sentence = f"{share_in_words(first[0], 0)} of a step is {TERM_WORDS.get(first[1], first[1])}"
     sentence += f", {share_in_words(second[0], 0)} {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""

@@ -307,7 +307,7 @@ def _warnings(plan: Plan, *, full: bool) -> list[str]:
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {100 * plan.sure:.3g} % probability (--sure {plan.sure:g}).")
     elif plan.slo_probability and plan.tpot_range is not None and min(plan.slo_probability.values()) < LIKELY:
-        warnings.append("Each limit is met with the chance in the column Limit; --sure 0.9 plans for 90 %.")
+        warnings.append("The column Limit has the chance of each limit; --sure 0.9 plans for 90 %.")
     # Own runs change the plan: show it without them.
     if plan.unanchored is not None:
         before = plan.unanchored
@@ -336,7 +336,7 @@ def _evidence(plan: Plan, *, full: bool) -> list[str]:
     """Return what layouts of this kind rest on, and what the cheapest of all layouts would save."""
     lines = []
     if plan.evidence == PUBLISHED:
-        lines.append("The fit has no run with such a layout on this system; published runs with one exist.")
+        lines.append("No fitted run has such a layout on this system; published ones have.")
     elif plan.evidence == ANY and plan.tpot_range is not None and not plan.is_pair:
         # Its layout may have more evidence, with larger chunks.
         chunk = plan.pools[-1].chunk
