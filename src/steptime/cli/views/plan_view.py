@@ -382,11 +382,11 @@ def _sessions(plan: Plan) -> list[Text]:
     # Drawn sessions may repeat more than sessions do on average.
     repeated = max(cache.held_share, cache.hit_share)
     is_all = f"{cache.hit_share:.3f}" == f"{repeated:.3f}"
-    found = "all of them" if is_all else f"{100 * cache.hit_share:.1f} % of prompt tokens"
-    text = f"Prefix cache: {100 * repeated:.1f} % of prompt tokens repeat earlier ones; it finds {found}."
+    found = "all of these are found" if is_all else f"{100 * cache.hit_share:.1f} % are found"
+    text = f"Prefix cache: {100 * repeated:.1f} % of prompt tokens repeat earlier ones, and {found}."
     if cache.held_share:
         needed = f"needs the {cache.needed_tier} tier" if cache.needed_tier else "is more than its tiers have"
-        text += f" For 95 % of these, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
+        text += f" To find 95 % of what repeats, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
     return [Text(words), Text(text, style="bold")]
 
 
