@@ -400,7 +400,7 @@ def test_csv_with_the_ending_of_another_table_is_refused(tmp_path, ending):
 )
 def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note, closed_forms):
     """Eight chips with tp8 were measured, but not with chunks below 512 tokens."""
-    question = "plan llama-3.1-405b hgx-h200 --weights fp8 --input 2048 --output 512 --speed 30 --ttft 2"
+    question = "plan llama-3.1-405b hgx-h200 --input 2048 --output 512 --speed 30 --ttft 2"
     assert note in " ".join(run(f"{question} {options}").stdout.split())
 
 
