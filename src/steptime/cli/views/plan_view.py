@@ -320,10 +320,10 @@ def _warnings(plan: Plan, *, full: bool) -> list[str]:
 def _other_layouts_of_runs(plan: Plan) -> list[str]:
     """Return that none of your runs has the layout of a plan, whose correction is then weaker than that of your layouts."""
     layout = plan.pools[-1].layout
-    own = () if plan.anchor is None else plan.anchor.measured
-    runs = [run for run in own if (run.model, run.system) == (plan.model, plan.system)]
+    measured = () if plan.anchor is None else plan.anchor.measured
+    runs = [run for run in measured if (run.model, run.system) == (plan.model, plan.system)]
     sizes = [{name: int(getattr(run, name)) for name in ("tp", "pp", "dp", "ep")} for run in runs]
-    if not sizes or any(all(getattr(layout, name) == size for name, size in of_run.items()) for of_run in sizes):
+    if not sizes or any(all(getattr(layout, name) == size for name, size in run_sizes.items()) for run_sizes in sizes):
         return []
     pinned = " ".join(f"--{name} {size}" for name, size in sizes[0].items() if size > 1) or "--tp 1"
     return [
@@ -382,8 +382,8 @@ def _sessions(plan: Plan) -> list[Text]:
     # Drawn sessions may repeat more than sessions do on average.
     repeated = max(cache.held_share, cache.hit_share)
     is_all = f"{cache.hit_share:.3f}" == f"{repeated:.3f}"
-    found = "all of these are found" if is_all else f"{100 * cache.hit_share:.1f} % are found"
-    text = f"Prefix cache: {100 * repeated:.1f} % of prompt tokens repeat earlier ones, and {found}."
+    hits = "all of these are found" if is_all else f"{100 * cache.hit_share:.1f} % are found"
+    text = f"Prefix cache: {100 * repeated:.1f} % of prompt tokens repeat earlier ones, and {hits}."
     if cache.held_share:
         needed = f"needs the {cache.needed_tier} tier" if cache.needed_tier else "is more than its tiers have"
         text += f" To find 95 % of what repeats, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
