@@ -294,7 +294,7 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         return owned[0]
     aliases = {alias: key if kind == "systems" else alias for key, path in paths.items() for alias in _aliases(path)}
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
-    similar = sum(folded_name in folded(key) for key in paths) if kind == "models" and NAME_PART.fullmatch(name) else 0
+    similar = sum(folded_name in key for key in by_folded) if kind == "models" and NAME_PART.fullmatch(name) else 0
     listed = f"`steptime {command}` lists them"
     if similar > 1:
         listed = f"`steptime {command} --like {name}` lists {similar} names with it"

@@ -410,14 +410,13 @@ def _with_place(match: re.Match[str]) -> str:
     """Say after which word an extra one stands, and how several values of one input are written."""
     extra = match[1]
     before = next((first for first, second in pairwise(sys.argv) if second == extra.split()[0]), "")
-    both = f"{before} {extra}"
     if before.startswith("--") and "=" not in before:
         return match[0]
     option = next((first for first, second in pairwise(sys.argv) if second == before and first.startswith("--")), "")
     if option or before.startswith("--"):
         name = option or before.partition("=")[0]
         return f"{name} takes one word, so that {short_repr(extra)} is left over; write it without blanks or in quotes"
-    joined = both.replace(" ", ",")
+    joined = f"{before} {extra}".replace(" ", ",")
     return f"{short_repr(extra)} is left over; where a question takes several values, they are joined by commas: {joined}"
 
 

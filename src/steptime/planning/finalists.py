@@ -369,8 +369,7 @@ class Course:
     def loop(self) -> Loop | None:
         """The loop; None where a step of the simulator leaves no room for a request."""
         lifetime = _lifetime(self.case, self.ttft, self.tpot)
-        is_rough = self.case.rough and int(self.pools[-1].layout.pp) > 1
-        factor = ROUGH_PIPELINE_FACTOR if is_rough else 1.0
+        factor = ROUGH_PIPELINE_FACTOR if _is_rough_pipeline(self.case, self.pools[-1].layout) else 1.0
         try:
             return Loop(self.deployment, self.rate, lifetime, first=self.ttft, factor=factor, memo=self.case.memo)
         except Impossible:
@@ -417,10 +416,14 @@ class Course:
         return self.loop.quiet_ttft(self.case.percentile) if math.isfinite(self.limits.ttft) else 0.0
 
 
+def _is_rough_pipeline(case: PlanProblem, layout: Layout) -> bool:
+    return case.rough and int(layout.pp) > 1
+
+
 def _course(case: PlanProblem, candidate: Candidate) -> Course:
     """Return the runs of a candidate, which are kept."""
     # Rough runs of pipelines are shorter.
-    key = "course", candidate, case.rough and int(candidate.layout.pp) > 1
+    key = "course", candidate, _is_rough_pipeline(case, candidate.layout)
     if key not in case.memo:
         case.memo[key] = Course(case, candidate)
     course: Course = case.memo[key]

@@ -111,12 +111,13 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     # More than 10 % of output for 10 % of a figure: faster steps alone cannot explain it.
     explained = 100 * (1 - 1 / NUDGE) if rented else 100 * (NUDGE - 1)
     larger = float(gain.partition(" ")[0]) - round(explained, 1)
-    reason = f": {explained:.1f} % by faster steps, {larger:.1f} % because larger batches then meet the limits"
+    reason = ""
     if name == "hbm_capacity":
         reason = ", because larger batches then fit"
+    elif saving > 1 - 1 / NUDGE + 5e-4:
+        reason = f": {explained:.1f} % by faster steps, {larger:.1f} % because larger batches then meet the limits"
     effect = f"make it {gain}" if rented else f"serve {gain}"
-    has_reason = name == "hbm_capacity" or saving > 1 - 1 / NUDGE + 5e-4
-    return text + f" {better} would {effect}{reason * has_reason}."
+    return text + f" {better} would {effect}{reason}."
 
 
 def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
@@ -305,7 +306,7 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
     fastest = float(np.min(tpot[fits]))
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
     # The search may choose other chunks once the TTFT is limited.
-    in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
+    in_time = tables if math.isinf(case.slo.ttft) else search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
     is_late = not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time)
     earliest = show(min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in (*in_time, *tables)), "s")
     if fastest > case.slo.tpot:

@@ -127,6 +127,18 @@ class LayerProfile:
     # Heads whose scores are written to memory where attention is not fused.
     scores: float
 
+    def widths_of_adapters(self, groups: tuple[str, ...]) -> tuple[float, float]:
+        """Return the inputs and outputs of the dense products that have LoRA adapters.
+
+        Args:
+            groups: Groups of `ADAPTED`.
+
+        Returns:
+            Inputs and outputs; their sum is the parameters of an adapter of rank 1.
+        """
+        inputs, outputs = (sum(self.adapted_widths[group][side] for group in groups) for side in (0, 1))
+        return inputs, outputs
+
 
 @dataclass(frozen=True, slots=True)
 class Stem:

@@ -335,7 +335,7 @@ def _adapter_seconds(
     matrices; the input is read and the gradient of the input is written, and added to that of the product. Source: `forward`
     of https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/peft/lora_layers.py.
     """
-    inputs, outputs = (sum(sheet.adapted_widths[group][side] for group in job.adapted) for side in (0, 1))
+    inputs, outputs = sheet.widths_of_adapters(job.adapted)
     flops = 2 * job.lora_rank * (inputs + outputs)
     bandwidth = system.chip.hbm.bandwidth * engine.constants.memory_efficiency
     forward, backward = (

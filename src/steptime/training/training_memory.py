@@ -151,9 +151,7 @@ def training_memory(
     layer_parameters = [parameters_per_layer(sheet, x) for sheet, _ in layer_profiles(model)]
     layer_activations, layer_peaks = zip(*(activation_bytes(sheet, job, x) for sheet, _ in layer_profiles(model)), strict=True)
     has_adapters = job.task == "lora"
-    widths = [
-        sum(sum(sheet.adapted_widths[group]) for group in job.adapted) * has_adapters for sheet, _ in layer_profiles(model)
-    ]
+    widths = [sum(sheet.widths_of_adapters(job.adapted)) * has_adapters for sheet, _ in layer_profiles(model)]
     draft = (
         [(parameters_per_layer(sheet, x), activation_bytes(sheet, job, x)[0], n) for sheet, n in draft_layer_profiles(model)]
         if job.mtp

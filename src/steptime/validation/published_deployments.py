@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steptime.hardware.number_formats import is_day
-from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.engine import IDEAL, Engine, with_constants
 from steptime.physics.engine_releases import version_numbers
 from steptime.validation.mlperf_data_sets import as_submitted, find_data_set
 from steptime.validation.run_table import (
@@ -192,7 +192,7 @@ def with_contexts(engine: Engine, contexts: float) -> Engine:
     """
     if math.isinf(contexts) or engine.name == IDEAL.name or np.any(np.isfinite(engine.kernels.latent_contexts)):
         return engine
-    return replace(engine, kernels=replace(engine.kernels, latent_contexts=contexts))
+    return with_constants(engine, {"latent_contexts": contexts})
 
 
 def with_gathering(engine: Engine, gathers: bool) -> Engine:
@@ -207,7 +207,7 @@ def with_gathering(engine: Engine, gathers: bool) -> Engine:
     """
     if not gathers or engine.name == IDEAL.name:
         return engine
-    return replace(engine, kernels=replace(engine.kernels, gathers_tokens=1.0))
+    return with_constants(engine, {"gathers_tokens": 1.0})
 
 
 def _is_early(row: Mapping[str, str]) -> bool:
