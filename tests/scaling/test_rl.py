@@ -28,6 +28,8 @@ def test_lengths_have_their_mean_and_their_longest():
     assert lengths.mean() == pytest.approx(1000, rel=1e-3)
     assert lengths.max() <= 32768
     assert (np.diff(lengths) <= 0).all()
+    free = answer_lengths(1000, 1e9, 0.9, 100_000)
+    assert free.std() / free.mean() == pytest.approx(0.9, rel=0.01)
     assert np.median(lengths) < 800  # a long tail: the middle answer is shorter than the mean
 
 

@@ -264,7 +264,8 @@ def _mcp_notes() -> tuple[str, ...]:
 
     return (
         f"Tools: {', '.join(questions())}.",
-        'A client starts the server by itself: {"mcpServers": {"steptime": {"command": "steptime", "args": ["mcp"]}}}',
+        "A client starts the server by itself, with these settings:",
+        '{"mcpServers": {"steptime": {"command": "steptime", "args": ["mcp"]}}}',
         "Schemas, resources and limits: docs/mcp.md.",
     )
 

@@ -298,7 +298,7 @@ class RlInputs(ParallelSizes, ModelOnSystem):
     output: Any = count(2048, "mean output tokens per rollout", unit="tokens", group=STEP_GROUP)
     longest: Any = count(16384, "maximum output tokens per rollout", unit="tokens", group=STEP_GROUP)
     spread: Any = number(
-        0.7, "spread of output lengths: standard deviation of their logarithm (0: equal lengths)", group=STEP_GROUP
+        0.8, "spread of output lengths: standard deviation over the mean (0: equal lengths)", group=STEP_GROUP
     )
     rollout_share: Any = number(
         1.0,

@@ -15,6 +15,7 @@ The 90 % range is that of published steps of two models.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,8 +42,8 @@ from steptime.training.training_alternatives import CHIP_MULTIPLES, NothingFits
 from steptime.training.training_planner import train
 from steptime.units import counted, show
 
-# Standard deviation of the logarithm of lengths; a guess: answers of one model to one kind of question differ by factors.
-SPREAD: Final = 0.7
+# Standard deviation of lengths over their mean; a guess: answers of one model to one kind of question differ by factors.
+SPREAD: Final = 0.8
 # Points of the rollout at which the decode step is evaluated.
 POINTS: Final = 49
 # FLOP per parameter and token of a forward pass.
@@ -169,7 +170,7 @@ def rl_step(
         layout: Layout of a rollout replica; one chip if None.
         rollout_share: Share of the chips for the rollout; 1 for on policy.
         passes: Forward passes for log-probabilities, of the policy and its reference.
-        spread: Standard deviation of the logarithm of lengths.
+        spread: Standard deviation of lengths over their mean, before the longest are cut.
         mfu: MFU of log-probabilities and training, instead of steptime's training step.
         updates: Training steps on the answers.
         engine: Serving engine of the rollout, or its name.
@@ -310,21 +311,22 @@ def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Ar
     Args:
         mean: Mean answer [tokens].
         longest: Longest answer [tokens].
-        spread: Standard deviation of the logarithm of lengths.
+        spread: Standard deviation of lengths over their mean, before the longest are cut.
         count: Number of answers.
 
     Returns:
         Tokens per answer, (count,).
 
-    >>> lengths = answer_lengths(3200, 4096, 0.7, 128)
+    >>> lengths = answer_lengths(3200, 4096, 0.8, 128)
     >>> round(float(lengths.mean())), float(lengths[0])
     (3200, 4096.0)
     """
     between("spread", spread, 0.0, 5.0)
+    sigma = math.sqrt(math.log1p(spread**2))
     scores = np.array([NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)])[::-1]
 
     def lengths(median: Array) -> Array:
-        return np.asarray(np.minimum(median * np.exp(spread * scores), longest))
+        return np.asarray(np.minimum(median * np.exp(sigma * scores), longest))
 
     return lengths(bisect(lambda median: lengths(median).mean() >= mean, 1e-3 * mean, 1e6 * longest))
 
