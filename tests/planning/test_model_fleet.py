@@ -21,6 +21,7 @@ from steptime.physics.run_covariance import read_covariances
 from steptime.planning import fleet_program, model_fleet
 from steptime.planning.fleet_program import (
     FleetOption,
+    _fewer_kinds,
     _reserved_chips,
     additional_chips,
     possible_share,
@@ -189,6 +190,19 @@ def test_a_day_in_hours_without_rents_on_demand_reserves_its_peaks_once(monkeypa
     two = [option(0, 0, 1, 1.0, 2.0), option(0, 1, 1, 2.0, 2.0)]
     day = solve_day(two, [[5.0, 2.0, 1.0]], [8, 2], [2.0, 2.5])
     assert (day.reserved.tolist(), day.usd_per_hour) == ([1.0, 2.0], pytest.approx(7.0))
+
+
+def test_kinds_of_a_day_are_left_out_where_another_serves_as_much_on_the_same_chips():
+    """One chip serves 1 request/s, three chips 4; 5 and 1 requests/s run as one of both, and as the small one."""
+
+    def kinds(reserved, counts=((1.0, 1.0), (1.0, 0.0)), rates=((5.0, 1.0),), models=(0, 0)):
+        options = [option(models[0], 0, 1, 1.0, 1.0), option(models[1], 0, 3, 4.0, 3.0)]
+        return _fewer_kinds(options, np.array(rates), np.array(counts), np.array([[1.0, 3.0]]), np.array([reserved])).tolist()
+
+    as_it_was = [[1.0, 1.0], [1.0, 0.0]]
+    assert kinds(4.0) == as_it_was  # two large ones in the first hour need 6 chips, five small ones 5
+    assert kinds(6.0) == [[0.0, 0.0], [2.0, 1.0]]
+    assert kinds(9.0, rates=((1.0, 1.0), (4.0, 0.0)), models=(0, 1)) == as_it_was  # not of one model
 
 
 def test_a_day_that_is_solved_has_no_gap():
@@ -420,6 +434,7 @@ def test_the_files_of_the_page_and_of_the_help_are_read(tmp_path):
         ),
         ("input = 1000", "input = 1.5", r"models, table 1 \('llama-3.1-8b'\): input must be a whole number"),
         ("ttft = 2", 'ttft = 2\npercentile = "p80"', r"models, table 1 \('llama-3.1-8b'\): .*p90"),
+        ("ttft = 2", "ttft = 2\nsure = 0.3", r"models, table 1 \('llama-3.1-8b'\): sure"),
         ("ttft = 2", 'ttft = 2\nday = "cha"', r"models, table 1 \('llama-3.1-8b'\): .*chat"),
         ("ttft = 2", "ttft = 2\nday = 0.5", r"models, table 1 \('llama-3.1-8b'\): day"),
         ("ttft = 2", "ttft = 2\nrates = [1, 2]", r"models, table 1 \('llama-3.1-8b'\): rate"),
@@ -555,7 +570,7 @@ def by_size(monkeypatch):
         model = FleetModel(name="a", rate=1.0, weights="fp8", workload=work, slo=st.Slo())
         kind = FleetSystem(**{"name": "s", "chips": 64, "usd_per_chip_hour": 3.0} | system)
         asked.clear()
-        return model_fleet.fleet_options([replace(model, percentile="p95")], [kind])
+        return model_fleet.fleet_options([replace(model, percentile="p95", sure=0.9)], [kind])
 
     return sizes, asked, options
 
@@ -570,7 +585,7 @@ def test_options_are_the_smallest_size_and_one_twice_as_large_that_serves_more(b
     assert (found[0].speed, found[0].ttft) == (50.0, 0.5)
     assert [one["chips"] for one in asked] == [1, 2, 4]
     settings = dict.fromkeys(("alternatives", "elasticities", "front", "diagnostics"), False)
-    settings |= {"engine": "sglang", "quick": True, "percentile": "p95"}
+    settings |= {"engine": "sglang", "quick": True, "percentile": "p95", "sure": 0.9}
     assert all(one == settings | {"chips": one["chips"]} for one in asked)
 
 

@@ -279,6 +279,7 @@ output = 200             # tokens of an answer
 speed = 30               # limit: tokens/s per user (optional)
 ttft = 2                 # limit: s to the first token (optional)
 percentile = "p90"       # mean, p50, p90, p95 or p99 (optional)
+sure = 0.9               # probability of meeting each limit (optional)
 cached = 0.5             # share of the prompt (optional)
 weights = "fp8"          # also experts, kv (optional)
 systems = ["hgx-h100"]   # only on these (optional)

@@ -166,6 +166,9 @@ def solve_day(
                 return None
             by_hour = solved[0]
         counts = by_hour
+    in_use = used @ counts
+    reserved = np.array([_reserved_chips(in_use[s], price[s], extra[s]) for s in range(systems)])
+    counts = _fewer_kinds(options, rates, counts, used, reserved)
     # For these deployments the best mix of rents follows by system: a chip is reserved if its hours on demand cost more.
     in_use = used @ counts
     reserved = np.array([_reserved_chips(in_use[s], price[s], extra[s]) for s in range(systems)])
@@ -259,6 +262,35 @@ def _hour_by_hour(
             if answer is None:
                 return None
             counts[:, hour] = np.round(answer.x[:deployments])
+    return counts
+
+
+def _fewer_kinds(options: Sequence[FleetOption], rates: Array, counts: Array, used: Array, reserved: Array) -> Array:
+    """Return deployments with fewer kinds on the same chips: a kind goes if another of its model and system serves as much.
+
+    Many days have equal rents, and the solver's may start another layout in each hour. The kind with the fewest chip-hours is
+    the first to go. Reserved chips that an hour does not use are free.
+
+    >>> small, large = (FleetOption(model=0, system=0, chips=k, rate=k, usd_per_hour=k) for k in (1, 2))
+    >>> hours = np.array([[4.0, 3.0]]), np.array([[2.0, 1.0], [1.0, 1.0]])
+    >>> _fewer_kinds([small, large], *hours, np.array([[1.0, 2.0]]), np.array([4.0])).tolist()
+    [[0.0, 0.0], [2.0, 2.0]]
+    """
+    size = used.sum(axis=0)
+    for place in np.argsort(size * counts.sum(axis=1), kind="stable"):
+        option = options[place]
+        for other, candidate in enumerate(options):
+            is_alike = (candidate.model, candidate.system) == (option.model, option.system) and other != place
+            if not is_alike or not counts[place].any() or not counts[other].any():
+                continue
+            free = size[place] * counts[place] + np.maximum(reserved[option.system] - used[option.system] @ counts, 0.0)
+            changed = counts.copy()
+            changed[place] = 0.0
+            served = np.array([one.rate * (one.model == option.model) for one in options]) @ changed
+            more = np.ceil(np.maximum(rates[option.model] - served, 0.0) / candidate.rate - 1e-9)
+            if np.all(more * size[other] <= free):
+                changed[other] += more
+                counts = changed
     return counts
 
 

@@ -48,7 +48,7 @@ from steptime.planning.fleet_program import (
     unserved_shares,
 )
 from steptime.planning.plan_result import Plan
-from steptime.planning.planner import plan
+from steptime.planning.planner import check_limits, plan
 from steptime.planning.slo_probability import check_percentile
 from steptime.result_base import Tabular, unit
 from steptime.units import HOUR, counted, parse
@@ -61,7 +61,7 @@ LARGER: Final = 1
 # A larger deployment is an option if each of its chips serves this factor more.
 GAIN: Final = 1.02
 MODEL_KEYS: Final = (
-    "name", "rate", "rates", "day", "peak_hour", "input", "output", "cached", "speed", "ttft", "percentile", "weights",
+    "name", "rate", "rates", "day", "peak_hour", "input", "output", "cached", "speed", "ttft", "percentile", "sure", "weights",
     "experts", "kv", "systems",
 )  # fmt: skip
 SYSTEM_KEYS: Final = ("name", "chips", "rent", "on_demand", "engine")
@@ -81,6 +81,7 @@ class FleetModel:
     workload: Workload = field(metadata=unit("", "the requests"))
     slo: Slo = field(metadata=unit("", "the limits"))
     percentile: str = field(default="p90", metadata=unit("", "percentile of requests that meets the limits"))
+    sure: float | None = field(default=None, metadata=unit("", "required probability of meeting each limit; null: about 0.5"))
     weights: str = field(default="", metadata=unit("", "number format of the weights; empty: the config's"))
     experts: str = field(default="", metadata=unit("", "number format of the routed experts; empty: that of weights"))
     kv: str = field(default="", metadata=unit("", "number format of the KV cache; empty: the engine's"))
@@ -348,12 +349,13 @@ def _read_model(path: Path, place: str, entry: Mapping[str, Any]) -> FleetModel:
         workload = Workload(input_tokens=sizes["input"], output_tokens=sizes["output"], cached_share=cached)
         slo = Slo(ttft=limits.get("ttft", math.inf), speed=limits.get("speed"))
         percentile = check_percentile(entry.get("percentile", "p90"))
+        check_limits(sure := entry.get("sure"), slo)
         loaded = load_model(name, weights=formats["weights"], experts=formats["experts"], kv=formats["kv"])
     except InputError as problem:
         raise DataFileError(path, f"{place}: {problem}") from None
     return FleetModel(
-        name=name, rate=rate, rates=rates, workload=workload, slo=slo, percentile=percentile, systems=tuple(systems),
-        loaded=loaded, **formats,
+        name=name, rate=rate, rates=rates, workload=workload, slo=slo, percentile=percentile, sure=sure,
+        systems=tuple(systems), loaded=loaded, **formats,
     )  # fmt: skip
 
 
@@ -454,6 +456,7 @@ def fleet_options(
                     deployment = plan(
                         loaded, machine, model.workload, model.slo, chips=chips, engine=system.engine or None, quick=True,
                         alternatives=False, elasticities=False, front=False, diagnostics=False, percentile=model.percentile,
+                        sure=model.sure,
                     )  # fmt: skip
                 # The weights or the requests do not fit so few chips.
                 except Impossible as problem:

@@ -297,9 +297,7 @@ class RlInputs(ParallelSizes, ModelOnSystem):
     prompt: Any = count(256, "prompt tokens per rollout", unit="tokens", group=STEP_GROUP)
     output: Any = count(2048, "mean output tokens per rollout", unit="tokens", group=STEP_GROUP)
     longest: Any = count(16384, "maximum output tokens per rollout", unit="tokens", group=STEP_GROUP)
-    spread: Any = number(
-        0.8, "spread of output lengths: standard deviation over the mean (0: equal lengths)", group=STEP_GROUP
-    )
+    spread: Any = number(0.8, "spread of output lengths: standard deviation over the mean (0: equal lengths)", group=STEP_GROUP)
     rollout_share: Any = number(
         1.0,
         "share of the chips that generate, while the others train one step behind; 1: all chips do both in turn (on policy)",
