@@ -277,19 +277,19 @@ def _fewer_kinds(options: Sequence[FleetOption], rates: Array, counts: Array, us
     [[0.0, 0.0], [2.0, 2.0]]
     """
     size = used.sum(axis=0)
-    for place in np.argsort(size * counts.sum(axis=1), kind="stable"):
-        option = options[place]
-        for other, candidate in enumerate(options):
-            is_alike = (candidate.model, candidate.system) == (option.model, option.system) and other != place
-            if not is_alike or not counts[place].any() or not counts[other].any():
+    for first in np.argsort(size * counts.sum(axis=1), kind="stable"):
+        option = options[first]
+        for second, candidate in enumerate(options):
+            is_alike = (candidate.model, candidate.system) == (option.model, option.system) and second != first
+            if not is_alike or not counts[first].any() or not counts[second].any():
                 continue
-            free = size[place] * counts[place] + np.maximum(reserved[option.system] - used[option.system] @ counts, 0.0)
+            free = size[first] * counts[first] + np.maximum(reserved[option.system] - used[option.system] @ counts, 0.0)
             changed = counts.copy()
-            changed[place] = 0.0
-            served = np.array([one.rate * (one.model == option.model) for one in options]) @ changed
-            more = np.ceil(np.maximum(rates[option.model] - served, 0.0) / candidate.rate - 1e-9)
-            if np.all(more * size[other] <= free):
-                changed[other] += more
+            changed[first] = 0.0
+            served = np.array([kind.rate * (kind.model == option.model) for kind in options]) @ changed
+            additional = np.ceil(np.maximum(rates[option.model] - served, 0.0) / candidate.rate - 1e-9)
+            if np.all(additional * size[second] <= free):
+                changed[second] += additional
                 counts = changed
     return counts
 
