@@ -220,7 +220,7 @@ def test_a_divided_context_gathers_queries_and_scatters_outputs():
     ],
 )
 def test_a_divided_context_gathers_the_cached_prefixes_of_prompts(changes, tp, bytes_):
-    """Three prompts after 700 cached tokens of 1 kB, half of them on the other chip; a gather of nothing for decode."""
+    """Three prompts after 700 cached tokens of 1 kB, half of them on the other chip; no decode, and no gather for it."""
     mixer = Attention(**{"name": "kv", "kv_bytes": 1000.0, "kv_shards": 2, "heads": 64} | changes)
     step = prefill_step(
         model_of(matrix(), attention=(mixer,)),
@@ -231,7 +231,25 @@ def test_a_divided_context_gathers_the_cached_prefixes_of_prompts(changes, tp, b
         layout=Layout(tp=tp, cp=2),
         engine=IDEAL,
     )
-    assert step.terms["context exchange"] == pytest.approx(10 * (bytes_ / 2 / UP + 2 * 1e-6))
+    assert step.terms["context exchange"] == pytest.approx(10 * (bytes_ / 2 / UP + 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("layout", "constants", "term"),
+    [(Layout(cp=2), {}, "context exchange"), (Layout(dp=4, ep=4), {"gathers_tokens": 1.0}, "dispatch")],
+)
+def test_passes_of_one_array_have_the_collectives_of_each_pass(layout, constants, term):
+    """Decode, prefill without and with a prefix, and a share of 0.3 of the steps with a prompt."""
+    mixer = Attention(name="kv", kv_bytes=1000.0, kv_shards=2, heads=64, query_values=3000.0, output_values=2000.0)
+    model, on = model_of(experts(weights=1.0), attention=(mixer,)), engine(seconds_per_collective=1e-5, **constants)
+    passes = {"batch": [100, 0, 0, 100], "prompts": [0, 4, 4, 0.3], "tokens": [10, 10, 10, 10], "prefix": [0, 0, 50, 50]}
+
+    def seconds(**sizes):
+        return mixed_step(model, NODES, context=500, layout=layout, engine=on, **sizes).terms.get(term, 0.0)
+
+    together = seconds(**{name: np.array(sizes) for name, sizes in passes.items()})
+    for place in range(4):
+        assert together[place] == pytest.approx(seconds(**{name: sizes[place] for name, sizes in passes.items()})), place
 
 
 def ran(busy, on, *, pipelined=False) -> Clock:
@@ -289,7 +307,7 @@ def test_prefixes_are_gathered_where_some_points_have_prompts():
     given = {"batch": 1, "context": 1, "tokens": 10, "prefix": 700, "layout": Layout(cp=2), "engine": IDEAL}
     step = mixed_step(model, NODES, prompts=np.array([0, 3]), **given)
     none, three = step.terms["context exchange"]
-    assert three - none == pytest.approx(10 * 3 * 700 * 1000 / 2 / UP)
+    assert three - none == pytest.approx(10 * (3 * 700 * 1000 / 2 / UP + 1e-6))
 
 
 def test_one_chip_reduces_nothing():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import steptime as st
 from steptime.errors import RangeError
-from steptime.simulation.max_rate import find_clients, find_rate, find_scale, highest_load
+from steptime.simulation.max_rate import find_clients, find_rate, find_scale, highest_load, run_until_settled
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.workload.traffic import repeated_share, scaled, with_sessions
 
@@ -94,6 +95,35 @@ def test_a_trace_that_is_too_short_to_tell_says_so(things, given):
     found = find_scale(*things, bursty(16), **(given | {"slo": st.Slo(ttft=10.0)}))
     assert found.cut_short
     assert next(p for p in found.points if p.rate > found.rate).why == "not settled"
+
+
+def test_a_run_in_which_replicas_fill_is_repeated_though_its_queue_grows():
+    """Requests take 0.5 s besides waits of 0.1 s (a run of 1 s), and of 40 s after 16 times as many."""
+    sent = []
+
+    def run(requests):
+        sent.append(len(requests))
+        seconds, wait = len(requests) / 100, 0.1 if len(sent) < 3 else 40.0
+        lived = SimpleNamespace(p50=wait + 0.5)
+        return SimpleNamespace(answers=SimpleNamespace(
+            verdict="OVERLOADED", served=1, arriving=seconds, end_to_end=lived, wait=SimpleNamespace(p50=wait),
+        ))  # fmt: skip
+
+    def traffic(rate, count):
+        return st.Traffic(arrival=np.arange(count) / rate, inputs=np.full(count, 10), outputs=np.full(count, 10))
+
+    last = run_until_settled(run, traffic, 100.0, 100, 20.0)
+    assert sent == [100, 400, 1600]
+    assert last.answers.wait.p50 == 40
+
+
+def test_a_replay_of_many_replicas_serves_the_rate_that_eight_of_them_serve():
+    """8-token outputs on 72 replicas: 4,000 requests end while the replicas fill."""
+    deployment = st.plan(
+        "gpt-oss-120b", "gb200-nvl72", workload=st.Workload(input_tokens=32_000, output_tokens=8, cached_share=0.99),
+        slo=st.Slo(ttft=10.0), percentile="p99",
+    )  # fmt: skip
+    assert st.replay(deployment).rate == pytest.approx(deployment.requests_per_second)
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -131,13 +131,13 @@ def run_collective(
 
 
 def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:
-    """Return the traffic of context parallelism: queries, outputs and prefixes."""
+    """Return the traffic of context parallelism: queries and outputs of decode, and cached prefixes of prompts."""
+    gather = partial(network_time.all_gather, system, layout.cp)
+    # Means below 1 are shares of steps; a step without the rows has no exchange of them.
+    decodes, prefixed = np.minimum(work.decode, 1.0), np.minimum(work.prompts, 1.0) * (np.asarray(work.prefix) > 0)
     values = work.decode * (a.query_values + a.output_values) / layout.tp * ACTIVATION_BYTES
-    gathered = network_time.all_gather(system, layout.cp, values)
-    if not has_nonzero(work.prompts):
-        return gathered
     cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / shard_count(a.kv_shards, layout.tp)
-    return gathered + network_time.all_gather(system, layout.cp, cached)
+    return gather(values).called(decodes) + gather(cached).called(prefixed)
 
 
 def _run_exchange(clock: Clock, op: Op, count: Number, model: Model, context: Pass) -> None:
@@ -179,10 +179,9 @@ def _run_gather(clock: Clock, op: Op, count: Number, model: Model, context: Pass
     work, system, layout, engine = context.work, context.system, context.layout, context.engine
     every_row = work.everywhere * model.width * ACTIVATION_BYTES
     phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
-    if has_nonzero(work.prompts):
-        traffic = network_time.all_reduce(system, layout.stage, every_row, overhead=phase, efficiency=reached)
-    else:
-        traffic = network_time.all_gather(system, layout.stage, every_row)
+    reduced = network_time.all_reduce(system, layout.stage, every_row, overhead=phase, efficiency=reached)
+    gathered = network_time.all_gather(system, layout.stage, every_row)
+    traffic = network_time.choose(reduced, gathered, np.asarray(work.prompts) > 0)
     for term in ("dispatch", "combine"):
         run_collective(clock, term, traffic * count, system, engine, name=op.name, count=count)
 

@@ -50,6 +50,17 @@ class Traffic:
         """
         return Traffic(tuple(b * factor for b in self.busy), self.latency, self.calls)
 
+    def called(self, share: Number) -> Traffic:
+        """Return the same bytes in a share of the calls.
+
+        Args:
+            share: Share of the steps with this collective, or an array.
+
+        Returns:
+            The traffic; busy seconds do not change.
+        """
+        return Traffic(self.busy, self.latency * share, self.calls * share)
+
 
 def members_by_level(domains: tuple[Domain, ...], size: Number, stride: Number = 1) -> tuple[Number, ...]:
     """Return the members of a packed group that meet at each level.
@@ -141,17 +152,26 @@ def all_reduce(
     saved = (
         two.latency - traffic.latency + (two.calls - traffic.calls) * overhead - (traffic.busy[0] - two.busy[0]) / efficiency
     )
-    fastest = _faster(traffic, two, within & (saved > 0))
+    fastest = choose(traffic, two, within & (saved > 0))
     if not link.sums:
         return fastest
     moved = (members > 1) * (1 + 1 / np.maximum(members, 1)) * bytes_ / link.bandwidth
     summed = Traffic((moved, *(0.0 for _ in beyond)), SUM_SECONDS, (members > 1) * 1.0)
     saved = (fastest.busy[0] - moved) / efficiency + fastest.latency - SUM_SECONDS + (fastest.calls - summed.calls) * overhead
-    return _faster(summed, fastest, within & (members > 2) & (saved > 0))
+    return choose(summed, fastest, within & (members > 2) & (saved > 0))
 
 
-def _faster(first: Traffic, second: Traffic, is_first: Number) -> Traffic:
-    """Return the first traffic where a condition holds, and the second elsewhere."""
+def choose(first: Traffic, second: Traffic, is_first: Number) -> Traffic:
+    """Return the first traffic where a condition holds, and the second elsewhere.
+
+    Args:
+        first: A traffic.
+        second: A traffic over the same levels.
+        is_first: A condition, or an array.
+
+    Returns:
+        The traffic.
+    """
     if not np.any(is_first):
         return second
     busy = tuple(np.where(is_first, a, b) for a, b in zip(first.busy, second.busy, strict=True))

@@ -300,7 +300,11 @@ def run_until_settled(
         simulation = run(
             scaled(requests_at_rate, rate / requests_at_rate.rate) if math.isfinite(requests_at_rate.rate) else requests_at_rate
         )
-        if settled(simulation.answers, lifetimes) or simulation.answers.verdict == OVERLOADED or requests >= MAX_REQUESTS:
+        answers = simulation.answers
+        if settled(answers, lifetimes) or requests >= MAX_REQUESTS:
+            return simulation
+        # While replicas fill, waits grow in any run. A growing queue is certain after as many lifetimes without the waits.
+        if answers.verdict == OVERLOADED and answers.arriving >= lifetimes * (answers.end_to_end.p50 - answers.wait.p50):
             return simulation
         requests = min(REQUESTS_FACTOR * requests, MAX_REQUESTS)
 

@@ -171,31 +171,29 @@ def _pair_flops(layer: Layer, seq: Number, *, full: bool) -> Number:
     return flops
 
 
-def draft_flops(model: Model, seq: Number, *, full: bool) -> Number:
-    """Return the FLOPs of the multi-token-prediction layers forward, per token.
+def draft_product_flops(model: Model) -> float:
+    """Return the FLOPs of the products of the multi-token-prediction layers forward, per token.
 
     Each layer counts with the head.
 
     Args:
         model: Model to train.
-        seq: Tokens per sequence.
-        full: Whether masked query-key pairs count.
 
     Returns:
         FLOPs per token.
     """
     head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
-    flops: Number = 0.0
-    for layer, n in model.draft:
-        products = sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed"))
-        flops = flops + n * (head + products + _pair_flops(layer, seq, full=full))
-    return flops
+    return sum(
+        n * (head + sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed")))
+        for layer, n in model.draft
+    )
 
 
 def model_flops(model: Model, job: TrainingJob, *, full: bool) -> Number:
     """Return the FLOPs of training per token.
 
-    Training costs three times the forward pass, and twice with a frozen base (LoRA, without its adapters).
+    Training costs three times the forward pass. Products with frozen weights cost twice (LoRA, without its adapters): they need
+    no gradients of weights. Query-key pairs have gradients of both sides in any case.
 
     Args:
         model: Model to train.
@@ -204,9 +202,17 @@ def model_flops(model: Model, job: TrainingJob, *, full: bool) -> Number:
 
     Returns:
         FLOPs per token.
+
+    References:
+        Llama 2 70B with LoRA, 2/3 of the products and all of the pairs:
+        https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/training/utils/flop_utils.py
     """
-    forward = forward_flops(model, job.seq, full=full) + (draft_flops(model, job.seq, full=full) if job.mtp else 0.0)
-    return (2 + job.trained) * forward
+    products, forward = matmul_flops_per_token(model), forward_flops(model, job.seq, full=full)
+    if job.mtp:
+        drafted = draft_product_flops(model)
+        pairs_of_drafts = sum(n * _pair_flops(layer, job.seq, full=full) for layer, n in model.draft)
+        products, forward = products + drafted, forward + drafted + pairs_of_drafts
+    return 3 * forward - (1 - job.trained) * products
 
 
 def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
