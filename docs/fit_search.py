@@ -73,7 +73,7 @@ def jobs_of(runs: Sequence[TrainingRun], batches: float = 1.0) -> list[list[Trai
     """
     groups: dict[tuple[object, ...], list[list[TrainingRun]]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: float(run.job.batch)):
-        job = replace(run.job, sequence_parallel=True, fused_experts=False, batch=0)
+        job = replace(run.job, sequence_parallel=True, fused_experts=False, overlapped_exchange=False, batch=0)
         power = str(run.system.chip.power_w)
         parts = groups[run.model.name, run.system.name, power, run.chips, job, run.stack, run.framework]
         if not parts or run.job.batch > batches * parts[-1][0].job.batch:

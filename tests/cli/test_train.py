@@ -394,3 +394,11 @@ def test_systems_are_compared_by_the_rent_of_a_run():
     assert "needs one system" in refused("compare train llama-3.1-8b hgx-h100,hgx-a100 --chips 8 --batch 64 --plot a.svg")
     assert "compare train MODEL SYSTEM,SYSTEM" in refused("compare train llama-3.1-8b --chips 8 --batch 64")
     assert "hgx-h10" in refused("train llama-3.1-8b hgx-h10,hgx-a100 --chips 8 --batch 64")
+
+
+@pytest.mark.parametrize(("launch", "schedule"), [("", "dualpipe"), (" --launch megatron-bridge", "1f1b")])
+def test_a_started_stack_has_the_schedule_of_the_searched_layout(launch, schedule):
+    """DualPipe is the fastest for DeepSeek-V3, and Megatron has no DualPipe."""
+    shown = run(f"train deepseek-v3 hgx-h800 --chips 2048 --batch 15360 --dtype fp8 --json{launch}")
+    layout = json.loads(shown.stdout)["step"]["layout"]
+    assert layout["schedule"] == schedule

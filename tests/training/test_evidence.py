@@ -205,3 +205,32 @@ def test_tensor_parallelism_divides_the_inputs_or_the_outputs_of_a_product():
     # Eight replicas add gradients of all weights for a sequence each; eight ranks add an eighth of them for eight.
     assert written[0] == pytest.approx(q + 2 * kv + 2 * ffn + 2 * h + 2 * h + q + ffn + added)
     assert written[1] == pytest.approx(q + 2 * kv + 2 * ffn + 8 * 2 * h + 8 * 2 * h + q + ffn + added)
+
+
+def test_the_search_of_deepseek_v3_finds_the_layout_of_its_paper():
+    """16 stages, 64 expert-parallel ranks, DualPipe; norms, up-projections and activations are computed again.
+
+    arXiv 2412.19437, sections 3.2.1, 3.2.3 and 3.2.4: on 2,048 H800 in fp8.
+    """
+    found = st.train(
+        "deepseek-v3",
+        "hgx-h800",
+        chips=2048,
+        seq=4096,
+        batch=15360,
+        dtype="fp8",
+        optimizer="adamw-bf16",
+        mtp=True,
+        changes=False,
+    )
+    x = found.step.layout
+    assert (x.tp, x.pp, x.cp, x.ep, x.schedule) == (1, 16, 1, 64, "dualpipe")
+    assert x.recompute == "norms+mla_up_proj+moe_act"
+    assert found.evidence == "measured"
+
+
+def test_dualpipe_is_a_measured_kind_of_models_with_experts():
+    x = TrainingLayout(pp=16, ep=64, dp=64, schedule="dualpipe")
+    asked, stack = job(seq=4096, batch=15360), training_engine("typical", system())
+    assert is_measured_kind(x, asked, stack, experts=True)
+    assert not is_measured_kind(replace(x, ep=1), asked, stack, experts=False)

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from steptime.models.model import Attention
+from steptime.physics.network_time import Traffic
 from steptime.training.layer_profile import MODULES, Stem, layer_profiles
 from steptime.training.layer_time import (
     FLASH_BACKWARD,
     activation_bytes,
+    collective_seconds,
+    concurrent_seconds,
     is_aligned,
     layer_passes,
     power_limit_factor,
@@ -154,6 +157,45 @@ def test_dualpipe_hides_expert_exchanges_behind_another_micro_batch():
         for schedule in ("1f1b", "dualpipe")
     )
     assert float(hidden.forward["expert exchange"]) < float(plain.forward["expert exchange"])
+
+
+def test_dualpipe_dispatches_in_eight_bits_and_returns_sums_in_sixteen():
+    """1 B per value and a scale of 4 B per 128 values, then 2 B: 3.03 of the 4 B that bf16 sends; both hide."""
+    of = model_of(experts(weights=1e7, inputs=1000, outputs=1000, columns=500), layers=1)
+    wide, narrow = (
+        passes(of, LINKED, lossy(), asked=job(seq=SEQ, batch=1, dtype=dtype), micro_batch=1, ep=2, schedule="dualpipe")
+        for dtype in ("bf16", "fp8")
+    )
+    share = float(narrow.forward["expert exchange"] / wide.forward["expert exchange"])
+    assert share == pytest.approx((1 + 4 / 128 + 2) / 4)
+    plain = [
+        passes(of, LINKED, lossy(), asked=job(seq=SEQ, batch=1, dtype=dtype), micro_batch=1, ep=2).forward["expert exchange"]
+        for dtype in ("bf16", "fp8")
+    ]
+    assert float(plain[0]) == float(plain[1])
+
+
+def test_a_pair_of_passes_hides_the_exchanges_of_both():
+    """The exchange of a pass takes longer than computing forward, and less than half of both passes: 20 of 132 send."""
+    of = model_of(experts(weights=2e6, inputs=1000, outputs=1000, columns=500), layers=1)
+    asked = job(seq=SEQ, batch=2)
+    plain, hidden = (
+        passes(of, LINKED, lossy(), asked=replace(asked, overlapped_exchange=flag), micro_batch=1, ep=2)
+        for flag in (False, True)
+    )
+    whole, computing = float(plain.forward["expert exchange"]), float(hidden.forward["experts"])
+    assert computing < whole < (computing + float(hidden.backward["experts"])) / 2
+    for terms in (hidden.forward, hidden.backward):
+        assert float(terms["expert exchange"]) == pytest.approx(whole * 20 / 112)
+    alone = passes(of, LINKED, lossy(), asked=replace(asked, batch=1, overlapped_exchange=True), micro_batch=1, ep=2)
+    assert float(alone.forward["expert exchange"]) == pytest.approx(whole)
+
+
+def test_levels_of_an_exchange_run_one_after_another_or_at_the_same_time():
+    traffic = Traffic(busy=(2.0, 3.0), latency=0.5)
+    stack = lossy(scale_up_efficiency=0.5, scale_out_efficiency=0.6)
+    assert float(collective_seconds(traffic, stack)) == pytest.approx(0.5 + 4 + 5)
+    assert float(concurrent_seconds(traffic, stack)) == pytest.approx(0.5 + 5)
 
 
 def test_context_parallelism_divides_rows_and_pairs():

@@ -14,6 +14,7 @@ import steptime as st
 from steptime.models.model import total_parameters
 from steptime.training.training_runs import (
     FAILURES_PER_CHIP_SECOND,
+    TYPICAL_RUN_OVERHEAD,
     Phase,
     Reliability,
     daly_interval,
@@ -21,6 +22,7 @@ from steptime.training.training_runs import (
     mean_time_between_failures,
     model_flops,
     phase_seconds,
+    run_time_range,
     training_run_cost,
     young_interval,
 )
@@ -112,7 +114,7 @@ def test_batches_of_a_ramp_divide_over_the_copies():
 
 def run(phases=None, on=CHIP, chips=1024, asked=None, **more):
     phases = phases or [Phase(tokens=1e12, seq=4096, batch=1024)]
-    rely = Reliability(**more)
+    rely = Reliability(**{"overhead": 1.0} | more)
     return training_run_cost(
         model(SMALL), on, asked or job(batch=1024), phases, lambda _: 2.0, chips=chips, step_range=(0.9, 1.2), reliability=rely
     )
@@ -134,6 +136,27 @@ def test_failures_stretch_a_run_by_its_goodput():
     assert found.checkpoint_every == pytest.approx(float(daly_interval(30.0, found.between_failures)))
     assert run(restart=6000.0).goodput < found.goodput < run(restart=0.0).goodput
     assert run(checkpoint=300.0).goodput < found.goodput
+
+
+def test_other_overhead_stretches_a_run_and_its_goodput():
+    found, plain = run(overhead=1.25), run()
+    assert found.seconds == pytest.approx(1.25 * plain.seconds)
+    assert found.goodput == pytest.approx(plain.goodput / 1.25)
+    assert found.failures == pytest.approx(1.25 * plain.failures)
+    assert (found.overhead, Reliability().overhead) == (1.25, TYPICAL_RUN_OVERHEAD)
+
+
+def test_the_range_of_a_run_has_no_overhead_at_its_lower_end():
+    assert run_time_range(0.9, 1.0) == (pytest.approx(0.9 / TYPICAL_RUN_OVERHEAD), pytest.approx(1.27 / TYPICAL_RUN_OVERHEAD))
+    assert run_time_range(0.9, 1.3, 1.27) == (pytest.approx(0.9 / 1.27), pytest.approx(1.3))
+    assert run_time_range(0.9, 1.0, 2.0) == (0.45, 1.0)
+
+
+def test_the_bound_of_a_run_has_no_overhead():
+    asked = {"chips": 64, "seq": 4096, "batch": 512, "tokens": 1e12, "changes": False}
+    found = st.train(SMALL, "hgx-h100", engine="ideal", **asked).run
+    assert (found.overhead, found.low, found.high) == (1.0, found.seconds, found.seconds)
+    assert st.train(SMALL, "hgx-h100", reliability=Reliability(overhead=1.5), **asked).run.overhead == 1.5
 
 
 def test_money_is_rent_of_chips_and_spares():

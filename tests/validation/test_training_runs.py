@@ -73,6 +73,23 @@ def test_recipes_say_what_a_row_does_not_record(tmp_path, row, recompute, is_ope
     assert (found.layout.recompute, found.open) == (recompute, is_open)
 
 
+@pytest.mark.parametrize(
+    ("row", "overlaps"),
+    [
+        ({"system": "hgx-b200", "date": "2026-04"}, False),
+        ({"system": "hgx-b200", "date": "2026-05"}, True),
+        ({"system": "hgx-h100", "date": "2025-10"}, True),
+        ({"system": "hgx-h100", "date": "2026-02"}, False),
+        ({"system": "hgx-h100", "date": "2025-10", "framework": "Megatron-LM"}, False),
+        ({"system": "hgx-h100", "date": "2025-12", "model": "qwen3-30b-a3b"}, True),
+        ({"system": "hgx-h100", "date": "2026-03", "model": "qwen3-30b-a3b"}, False),
+    ],
+)
+def test_recipes_of_some_releases_overlap_the_exchange_of_tokens(tmp_path, row, overlaps):
+    """`moe_a2a_overlap` of the recipes of Megatron-Bridge at its tags."""
+    assert one(tmp_path, **{"model": "deepseek-v3"} | row).job.overlapped_exchange is overlaps
+
+
 def test_a_fit_without_a_group_is_near_a_fit_of_the_others(tmp_path):
     rows = [
         {"id": f"{name} {batch}", "model": name, "global_batch": str(batch), "step_s": str(seconds * batch / 64)}

@@ -1,7 +1,7 @@
 """The command `steptime train`: the fastest layout of a training run that fits in memory."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -67,11 +67,9 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
         _compare(ctx, inputs, output, set_)
         return
     values = typed_with_changes(ctx, TrainInputs, set_)
-    if inputs.engine is None and output.launch in STARTED:
-        values["engine"] = output.launch
 
     # The search for the fastest layout, with changes that would help.
-    _, model, system, stack = bind_train(values)
+    model, system, stack = _bind_to_launch(values, inputs, output)
     say_release(model)
     with patience("searching layouts"):
         training = solve(values)
@@ -114,6 +112,19 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     for line in lines:
         typer.echo(line)
     _exit_if_missed(training)
+
+
+def _bind_to_launch(values: dict[str, Any], inputs: TrainInputs, output: TrainOutput) -> tuple[Any, Any, Any]:
+    """Return model, system and stack, with a stack in `values` whose layouts the stack of --launch can run."""
+    from steptime.launch.megatron import SCHEDULES
+
+    if inputs.engine is None and output.launch in STARTED:
+        values["engine"] = output.launch
+    _, model, system, stack = bind_train(values)
+    if output.launch is not None and inputs.schedule is None and not stack.schedules:
+        # Stacks other than Megatron list their schedules.
+        values["engine"] = stack = replace(stack, schedules=SCHEDULES)
+    return model, system, stack
 
 
 def _exit_if_missed(training: Any) -> None:

@@ -31,7 +31,13 @@ from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, catalog_fol
 from steptime.training.training_evidence import MEASURED
 from steptime.training.training_job import NO_OFFLOAD, show_training_layout
 from steptime.training.training_planner import Training, missed_limits, train
-from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND, Phase, Reliability, TrainingRunCost
+from steptime.training.training_runs import (
+    FAILURES_PER_CHIP_SECOND,
+    TYPICAL_RUN_OVERHEAD,
+    Phase,
+    Reliability,
+    TrainingRunCost,
+)
 from steptime.training.training_stack import TrainingEngine, training_engine
 from steptime.units import count as read_count
 from steptime.units import counted, parse_duration, show
@@ -133,6 +139,10 @@ class TrainInputs(ModelOnSystem):
     restart: Any = number(
         600.0, "time from a failure to the next step in seconds", unit="s", minimum=0.0, maximum=1e6, group=RUN_GROUP
     )
+    overhead: Any = number(
+        TYPICAL_RUN_OVERHEAD, "factor on the time of the steps for slow periods, evaluations and network problems",
+        minimum=1.0, maximum=10.0, group=RUN_GROUP,
+    )  # fmt: skip
     spares: Any = count(0, "number of spare chips, rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
     rent: Any = rent(group=SUBJECT_GROUP)
     catalog: str | None = catalog_folder()
@@ -205,13 +215,15 @@ class TrainInputs(ModelOnSystem):
         return deadline, budget
 
     def reliability(self) -> Reliability:
-        """Return how often chips fail, and the cost of a failure.
+        """Return how often chips fail, the cost of a failure, and other overhead.
 
         Returns:
-            Failure rate [1/s], times of checkpoint and restart [s], and spare chips.
+            Failure rate [1/s], times of checkpoint and restart [s], spare chips, and the factor of other overhead.
         """
         rate = FAILURES_PER_CHIP_SECOND if self.failures is None else self.failures / YEAR
-        return Reliability(rate=rate, checkpoint=self.checkpoint, restart=self.restart, spares=self.spares)
+        return Reliability(
+            rate=rate, checkpoint=self.checkpoint, restart=self.restart, spares=self.spares, overhead=self.overhead
+        )
 
 
 def _stage(words: str) -> Phase:

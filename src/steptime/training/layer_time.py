@@ -42,7 +42,7 @@ import numpy as np
 
 from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import System
-from steptime.models.model import Attention, pairs
+from steptime.models.model import Attention, Op, pairs
 from steptime.number_checks import Number, has_nonzero
 from steptime.physics import network_time
 from steptime.physics.layout import shard_count
@@ -76,10 +76,14 @@ RING_BYTES = 10.0
 # https://github.com/state-spaces/mamba/blob/main/mamba_ssm/ops/triton/ssd_combined.py; chunks of 128 in Nemotron's configs.
 SCAN_CHUNK = 128
 SCAN_PASSES = 4.0
-# Schedules that overlap expert exchanges with the computation of another micro-batch, and the streaming multiprocessors that
-# then send instead of computing: 20 of 132 (DeepSeek-V3, arXiv 2412.19437, section 3.2).
+# Schedules that overlap expert exchanges with the computation of another micro-batch: a forward and a backward pass run as a
+# pair (DeepSeek-V3, arXiv 2412.19437, section 3.2.1). 20 of 132 streaming multiprocessors then send instead of computing
+# (section 3.2.2).
 OVERLAPPING = ("dualpipe", "dualpipev")
 SENDING_SHARE = 20 / 132
+# Bytes per value that such a schedule dispatches in 8 bits, with a scale of 32 bits per 128 values; sums return in 16 bits
+# (DeepSeek-V3, section 3.3.3).
+DISPATCHED_BYTES = 1 + 4 / 128
 # Passes of scores through memory where attention is not fused: product, softmax (2), dropout (2), product.
 SCORE_PASSES = 6.0
 # Bytes per logit through a fused cross-entropy in fp32, forward and backward.
@@ -478,6 +482,27 @@ def collective_seconds(traffic: Traffic, engine: TrainingEngine) -> Number:
     return seconds
 
 
+def concurrent_seconds(traffic: Traffic, engine: TrainingEngine) -> Number:
+    """Return the time of an exchange whose network levels run at the same time.
+
+    Args:
+        traffic: Latency and busy time per network level.
+        engine: Training stack.
+
+    Returns:
+        Seconds.
+
+    References:
+        DeepSeek-V3, arXiv 2412.19437, section 3.2.2: sending over InfiniBand, forwarding and receiving over NVLink overlap.
+    """
+    c = engine.constants
+    shares = (c.scale_up_efficiency, *(c.scale_out_efficiency,) * (len(traffic.busy) - 1))
+    longest: Number = 0.0
+    for busy_seconds, share in zip(traffic.busy, shares, strict=True):
+        longest = np.maximum(longest, busy_seconds / share)
+    return traffic.latency + longest
+
+
 def gathered_value_bytes(job: TrainingJob) -> float:
     """Return the bytes per value of an input that tensor-parallel ranks gather.
 
@@ -538,29 +563,54 @@ def _add_exchanges(
             exposed_seconds = np.maximum(factor * gather_seconds - hidden_seconds, 0.0)
             terms["context parallel"] = exposed_seconds + factor * added_seconds * (1 - c.data_overlap)
     if sheet.routed is not None and np.any(np.asarray(x.ep) > 1):
-        op = sheet.routed
-        groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
-        traffic = network_time.exchange(
-            system, x.ep, rows / x.tp, sheet.boundary * ACTIVATION_BYTES, experts=op.experts, active=round(op.active),
-            expert_groups=groups[0], active_groups=groups[1], stride=x.etp,
-        )  # fmt: skip
-        whole_seconds = 2 * collective_seconds(traffic, engine)
-        for terms in (forward, backward):
-            exchange_seconds = whole_seconds * (1 - c.expert_overlap)
-            # The other micro-batch of recipes with fused experts is the next one; those schedules have two under way.
-            overlaps = (x.schedule in OVERLAPPING) | (job.has_fused_experts & (job.batch > x.dp * x.micro_batch))
-            if np.any(overlaps):
-                computing = sum((terms.get(name, 0.0) for name in COMPUTED), 0.0)
-                sending_seconds = np.minimum(whole_seconds, computing)
-                overlapped = whole_seconds - sending_seconds + sending_seconds * SENDING_SHARE / (1 - SENDING_SHARE)
-                exchange_seconds = np.where(overlaps, np.minimum(exchange_seconds, overlapped), exchange_seconds)
-            terms["expert exchange"] = exchange_seconds
+        computing_seconds = sum((terms.get(name, 0.0) for terms in (forward, backward) for name in COMPUTED), 0.0)
+        exchange_seconds = _exchange_seconds(sheet, sheet.routed, job, system, engine, x, computing_seconds)
+        forward["expert exchange"] = backward["expert exchange"] = exchange_seconds
     # Ranks that share an expert gather its rows and scatter its outputs.
     if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):
         expert_bytes = rows / x.tp * sheet.routed.active * sheet.boundary * ACTIVATION_BYTES * x.etp
         phase = collective_seconds(network_time.all_gather(system, x.etp, expert_bytes), engine) * (1 - c.tensor_overlap)
         for terms, factor in ((forward, 2.0), (backward, 2.0 + job.trained)):
             terms["expert exchange"] = terms.get("expert exchange", 0.0) + factor * phase
+
+
+def _exchange_seconds(
+    sheet: LayerProfile,
+    op: Op,
+    job: TrainingJob,
+    system: System,
+    engine: TrainingEngine,
+    x: TrainingLayout,
+    computing_seconds: Number,
+) -> Number:
+    """Return the exposed seconds of dispatch and combine of a pass.
+
+    computing_seconds: computation of both passes of the layer. Where a forward pass and a backward pass of two micro-batches
+    run together, the exchanges of both hide behind the computation of both.
+    """
+    c = engine.constants
+    groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
+
+    def traffic(value_bytes: float) -> Traffic:
+        return network_time.exchange(
+            system, x.ep, x.micro_batch * job.seq / x.cp / x.tp, sheet.boundary * value_bytes, experts=op.experts,
+            active=round(op.active), expert_groups=groups[0], active_groups=groups[1], stride=x.etp,
+        )  # fmt: skip
+
+    combine = traffic(ACTIVATION_BYTES)
+    pass_seconds = 2 * collective_seconds(combine, engine)
+    seconds = pass_seconds * (1 - c.expert_overlap)
+    has_pairs = x.schedule in OVERLAPPING
+    if not (has_pairs or job.has_fused_experts or job.overlapped_exchange):
+        return seconds
+    if has_pairs:
+        dispatch = traffic(DISPATCHED_BYTES) if job.format.bytes < ACTIVATION_BYTES else combine
+        pass_seconds = sum(concurrent_seconds(transfer, engine) for transfer in (dispatch, combine))
+    # Recipes with 1F1B overlap the exchange with the next micro-batch; DualPipe always has two under way.
+    overlaps = has_pairs | np.asarray(job.batch > x.dp * x.micro_batch)
+    sending_seconds = np.minimum(pass_seconds, computing_seconds / 2)
+    overlapped_seconds = pass_seconds - sending_seconds + sending_seconds * SENDING_SHARE / (1 - SENDING_SHARE)
+    return np.where(overlaps, np.minimum(seconds, overlapped_seconds), seconds)
 
 
 def _add_recompute(

@@ -14,7 +14,7 @@ zero (ridge regression).
 The limits are those of the runs (Megatron-Bridge, MLPerf Training, NeMo, Megatron-LM, torchtitan, MaxText, llm-foundry):
 tensor parallelism up to 8, pipelines up to 16 stages with at least one micro-batch per stage. Context parallelism is 2 from
 4,096 tokens a rank, and more from sequences of 16,384 tokens. Expert parallelism is up to 64, with at most 2 tensor-parallel
-ranks and undivided sequences.
+ranks and undivided sequences. Schedules are 1F1B and interleaved 1F1B, and DualPipe with experts.
 
 References:
     https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/performance-summary.md: all recipes of dense models below
@@ -52,6 +52,8 @@ LONG_SEQUENCE: Final = 16_384
 # Rows of a micro-batch on one chip, where the micro-batch has as many.
 LEAST_ROWS: Final = 512
 MEASURED_SCHEDULES: Final = ("1f1b", "interleaved")
+# DeepSeek-V3 ran with it, on 2,048 H800 (arXiv 2412.19437, section 3.2.1).
+MEASURED_SCHEDULES_WITH_EXPERTS: Final = ("dualpipe",)
 # Layouts whose times differ by less than this count as equal: the median standard deviation of the logarithm of
 # predicted over measured times among the measured layouts of one job (docs/fit_search.py).
 LAYOUT_ERROR: Final = 0.035
@@ -83,7 +85,8 @@ def is_measured_kind(x: TrainingLayout, job: TrainingJob, engine: TrainingEngine
     # Pipelines of sharded weights ran only in stacks that always shard them.
     if x.sharding == "zero3" and engine.shardings != ("zero3",):
         kinds = kinds & (pp == 1)
-    return np.asarray(kinds & ((pp == 1) | (x.schedule in MEASURED_SCHEDULES)))
+    schedules = MEASURED_SCHEDULES + (MEASURED_SCHEDULES_WITH_EXPERTS if experts else ())
+    return np.asarray(kinds & ((pp == 1) | (x.schedule in schedules)))
 
 
 def unconventional_choices(x: TrainingLayout) -> Array:

@@ -76,7 +76,8 @@ class TrainingJob:
     expert_imbalance: rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced. fused_experts: whether
     the stack has one kernel for grouped products, activation and quantization in mxfp8. Its step is captured, and overlaps the
     exchange of tokens with another micro-batch. narrow_attention, narrow_head: whether attention and the
-    head of such a step are in 8 bits. offload: what is in host memory: "none", "optimizer", "activations", or both joined by
+    head of such a step are in 8 bits. overlapped_exchange: whether 1F1B overlaps the exchange of tokens with another
+    micro-batch, without such a kernel. offload: what is in host memory: "none", "optimizer", "activations", or both joined by
     "+".
     """
 
@@ -99,6 +100,7 @@ class TrainingJob:
     fused_experts: bool = False
     narrow_attention: bool = False
     narrow_head: bool = False
+    overlapped_exchange: bool = False
     offload: str = NO_OFFLOAD
 
     def offloads(self, part: str) -> bool:

@@ -428,7 +428,7 @@ def train(
         layout: Axes that are fixed, by the field names of `TrainingLayout`; all others are searched.
         tokens: Training tokens of the run; no run if None.
         phases: Parts of the run with their own sequence length and batch, instead of `tokens`.
-        reliability: Failure rate, checkpoint and restart times; the defaults if None.
+        reliability: Failure rate, checkpoint and restart times, and other overhead; the defaults if None.
         changes: Whether speed-ups by changes of machine and format are computed.
         evidence: "measured" for layouts of kinds that measured runs cover if any of them fits, or "any".
         **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, offload, as for
@@ -485,13 +485,15 @@ def train(
             return optimism.factor * _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
 
         low, high = step_time_range(engine, system, experts=model.routed)
-        # The bound has no range.
-        step_range = (low, high) if engine.name == "ideal" else run_time_range(low, max(high, optimism.high))
+        losses = reliability or Reliability()
+        run_range = run_time_range(low, max(high, optimism.high), losses.overhead)
+        # The bound has neither overhead nor a range.
+        if engine.name == "ideal":
+            losses, run_range = replace(losses, overhead=1.0), (low, high)
         # A batch ramp grows in multiples that all replicas and the schedule accept.
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = training_run_cost(
-            model, system, job, parts, phase_seconds, chips=chips, step_range=step_range,
-            reliability=reliability or Reliability(), quantum=quantum,
+            model, system, job, parts, phase_seconds, chips=chips, step_range=run_range, reliability=losses, quantum=quantum,
         )  # fmt: skip
     return Training(
         step=step,

@@ -34,31 +34,37 @@ CHECKPOINT_SECONDS = 30.0
 RESTART_SECONDS = 600.0
 
 
-LARGEST_RUN_OVERHEAD = 1.27
-"""Largest of three published runs: chip-hours over those of their steps, beyond failures at the rate above.
+TYPICAL_RUN_OVERHEAD, LARGEST_RUN_OVERHEAD = 1.08, 1.27
+"""Median and largest of five published runs: chip-hours over those of their steps, beyond failures at the rate above.
 
 Olmo 3 32B: 1.05 M hours for 5.5T tokens at 1,900 tok/s per chip, 1.27; Olmo 3 7B: 234,000 hours for 5.93T tokens at 7,700
 tok/s, 1.08 (both with restarts, checkpoints and network problems, https://muxup.com/2025q4/minipost-olmo3-training-cost).
-Llama 3.1 405B: 30.84 M hours for 3.8e25 FLOP at 400 TFLOP/s, 1.03 (model card, and arXiv 2407.21783, table 4).
+BLOOM: 1,082,990 hours (arXiv 2211.02001, table 1) for 366B tokens at 104.7 s per step of 4.2 M tokens
+(https://github.com/bigscience-workshop/bigscience/blob/main/train/tr11-176B-ml/README.md), 1.10. Llama 3.1 405B: 30.84 M hours
+for 3.8e25 FLOP at 400 TFLOP/s, 1.03 (model card, and arXiv 2407.21783, table 4). SmolLM3: 24 days on 384 chips for 11.1T
+tokens at 14,000 tok/s, 0.99 (https://huggingface.co/blog/smollm3).
 """
 
 
-def run_time_range(low: float, high: float) -> tuple[float, float]:
+def run_time_range(low: float, high: float, overhead: float = TYPICAL_RUN_OVERHEAD) -> tuple[float, float]:
     """Return the factors of the 90 % range of a run.
 
-    A run can be longer than its steps by slow periods, evaluations and restarts. They are independent of the error of a step.
+    A run takes longer than its steps by slow periods, evaluations and network problems, which are independent of the error of
+    a step. At the lower end it has none of them.
 
     Args:
         low: Lower factor of the range of a step.
         high: Upper factor of the range of a step.
+        overhead: Factor on the time of the steps that the run includes.
 
     Returns:
         Lower and upper factor.
 
     >>> [round(factor, 3) for factor in run_time_range(0.85, 1.3)]
-    [0.85, 1.426]
+    [0.787, 1.361]
     """
-    return low, math.exp(math.hypot(math.log(max(high, 1.0)), math.log(LARGEST_RUN_OVERHEAD)))
+    unknown = max(LARGEST_RUN_OVERHEAD / overhead, 1.0)
+    return low / overhead, math.exp(math.hypot(math.log(max(high, 1.0)), math.log(unknown)))
 
 
 def mean_time_between_failures(chips: Number, rate: Number = FAILURES_PER_CHIP_SECOND) -> Number:
@@ -268,15 +274,17 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """Failure rate and its costs.
+    """Failure rate and its costs, and other overhead of a run.
 
     rate: failures per chip-second. checkpoint, restart: seconds of a checkpoint and of a restart. spares: spare chips.
+    overhead: factor on the time of the steps, for slow periods, evaluations and network problems.
     """
 
     rate: float = FAILURES_PER_CHIP_SECOND
     checkpoint: float = CHECKPOINT_SECONDS
     restart: float = RESTART_SECONDS
     spares: int = 0
+    overhead: float = TYPICAL_RUN_OVERHEAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,10 +296,11 @@ class TrainingRunCost:
 
     tokens: float = field(metadata=unit("tokens", "training tokens"))
     steps: float = field(metadata=unit("", "steps"))
-    seconds: float = field(metadata=unit("s", "time with checkpoints, failures and restarts"))
+    seconds: float = field(metadata=unit("s", "time with checkpoints, failures, restarts and other overhead"))
     low: float = field(metadata=unit("s", "lower end of the 90 % range of the time"))
     high: float = field(metadata=unit("s", "upper end of the 90 % range of the time"))
     goodput: float = field(metadata=unit("", "share of the time that is useful steps"))
+    overhead: float = field(metadata=unit("", "factor on the time of the steps for other overhead, included in the goodput"))
     failures: float = field(metadata=unit("", "expected failures"))
     between_failures: float = field(metadata=unit("s", "mean time between failures"))
     checkpoint_every: float = field(metadata=unit("s", "optimal useful time between checkpoints"))
@@ -373,6 +382,7 @@ def training_run_cost(
     goodput_share = 1.0
     if math.isfinite(mean_time):
         goodput_share = float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time))
+    goodput_share /= reliability.overhead
     seconds = useful / goodput_share
     rented_chips = chips + reliability.spares
     rent, power = system.rent, system.power
@@ -385,6 +395,7 @@ def training_run_cost(
         low=low,
         high=high,
         goodput=goodput_share,
+        overhead=reliability.overhead,
         failures=seconds / mean_time,
         between_failures=mean_time,
         checkpoint_every=checkpoint_interval,

@@ -22,7 +22,13 @@ from steptime.number_checks import Array, divisors
 from steptime.training.layer_profile import MODULES, STEM_LAYERS, layer_profiles, max_chunks
 from steptime.training.layer_time import OVERLAPPING, Passes, Terms, layer_passes
 from steptime.training.schedules.schedule import known_schedules, schedule_named
-from steptime.training.training_evidence import LAYOUT_ERROR, MEASURED, is_measured_kind, unconventional_choices
+from steptime.training.training_evidence import (
+    LAYOUT_ERROR,
+    MEASURED,
+    MEASURED_SCHEDULES_WITH_EXPERTS,
+    is_measured_kind,
+    unconventional_choices,
+)
 from steptime.training.training_job import DEGREES, TrainingJob, TrainingLayout
 from steptime.training.training_memory import training_memory
 from steptime.training.training_rules import feed_forward_widths, kv_head_count
@@ -43,11 +49,13 @@ MOE_RECOMPUTES: Final = (
     "none",
     "norms+moe_act",
     "mla_up_proj+moe_act",
+    # DeepSeek-V3, arXiv 2412.19437, section 3.2.3.
+    "norms+mla_up_proj+moe_act",
     "norms+mla_up_proj+moe_act+shared_experts",
     "moe",
     "full",
 )
-# Schedules of a search if the stack does not list its own.
+# Schedules of a search if the stack does not list its own; models with experts also have the one that hides their exchanges.
 SCHEDULES: Final = ("1f1b", "interleaved", "zb-h1")
 
 
@@ -200,7 +208,10 @@ def search(
     if "recompute" not in fixed_axes:
         recomputes = tuple(existing_modules(model, words) for words in recomputes)
     shardings = _word_choices(fixed_axes, "sharding", engine.shardings, SHARDINGS_TRIED)
-    schedule_names = [schedule_named(name).name for name in _word_choices(fixed_axes, "schedule", engine.schedules, SCHEDULES)]
+    default_schedules = (*SCHEDULES, *MEASURED_SCHEDULES_WITH_EXPERTS) if sparse else SCHEDULES
+    schedule_names = [
+        schedule_named(name).name for name in _word_choices(fixed_axes, "schedule", engine.schedules, default_schedules)
+    ]
 
     # Layer times depend on recomputation and on the stages of the schedule, not on the sharding: reuse them.
     groups: list[Candidates] = []

@@ -86,6 +86,13 @@ EAGER_LOGIT_BYTES: Final = 12.0
 COMPILED_LOGIT_BYTES: Final = 4.0
 # Release of recipes with fused experts: NeMo 26.06, https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1.
 FUSED_EXPERTS_SINCE: Final = "2026-06-01"
+# Recipes of Megatron-Bridge that overlap expert exchanges without fused experts, by family, chip and release: the first date,
+# and the first date without. `moe_a2a_overlap` of scripts/performance/configs at the tags v0.2.0, v0.3.0, v0.3.1 and v0.4.2
+# of https://github.com/NVIDIA-NeMo/Megatron-Bridge, and scripts/performance/run_script.py of 25.09.
+OVERLAPPED_EXCHANGES: Final = {
+    ("deepseek_v3", "h100"): ("2025-09", "2026-02"), ("deepseek_v3", "b200"): ("2026-05", "2099-01"),
+    ("qwen3_moe", "h100"): ("2025-09", "2026-03"),
+}  # fmt: skip
 # Its benchmarks train bf16 parameters with torch.optim.Adam and checkpoint all blocks, but not those on one chip:
 # https://github.com/NVIDIA-NeMo/Automodel/tree/main/examples/llm_benchmark
 AUTOMODEL: Final = "automodel"
@@ -325,6 +332,8 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float,
         gradient = 6.0 if dtype == "bf16" else 2.0
     flags = engine.recipe_flags(model.family, chip)
     flags["fused_experts"] &= year >= decimal_year(FUSED_EXPERTS_SINCE)
+    first, last = OVERLAPPED_EXCHANGES.get((model.family, chip), ("", ""))
+    flags["overlapped_exchange"] = engine.name == TUNED and first <= row.get("date", "") < last
     return TrainingJob(
         optimizer="adam-bf16" if engine.name == AUTOMODEL else "adamw",
         gathered_inputs=engine.gathered_inputs,

@@ -329,6 +329,9 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
     failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}"
     is_single = run.checkpoint_every >= run.seconds * run.goodput * (1 - 1e-9)
     checkpoints = "one checkpoint, at the end" if is_single else f"a checkpoint every {show(run.checkpoint_every, 's')}"
+    overhead = (
+        f"; {share_in_words(run.overhead - 1, 0)} longer by evaluations, slow periods and the like" if run.overhead > 1 else ""
+    )
     rent = f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"
     if math.isfinite(run.usd):
         spares = f" ({run.spares:,} spares included)" if run.spares else ""
@@ -342,7 +345,7 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
             rent += "range above is at this rent"
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
-        ("Goodput", f"{share_in_words(run.goodput)}: {failures}; {checkpoints}"),
+        ("Goodput", f"{share_in_words(run.goodput)}: {failures}; {checkpoints}{overhead}"),
         ("Rent", rent),
         ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
         ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
