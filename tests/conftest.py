@@ -8,8 +8,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,50 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
+if EXAMPLES < USUAL_EXAMPLES:
+    with suppress(ImportError):
+        from hypothesis.internal.conjecture import providers
+
+        # Now and then a law is tried on constants of the code. To read them from 700 modules takes 4 s of each worker.
+        providers._get_local_constants = lambda: providers._local_constants
+
+
 def examples(count: int) -> settings:
     """Draw as many examples of a law where others have forty, and fewer or more as `EXAMPLES` has it."""
     return settings(max_examples=max(1, count * EXAMPLES // USUAL_EXAMPLES))
+
+
+# The selection of pyproject.toml, and the marks that it leaves out.
+EVERYDAY, LEFT_OUT = "not slow and not thorough", {"slow", "thorough"}
+RUN = {"everyday": False}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Note whether a run leaves out what the slow stage checks: then those tests, two in five, are not even made."""
+    RUN["everyday"] = config.option.markexpr == EVERYDAY and not any("::" in name for name in config.args)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: Any) -> list[pytest.Item] | None:
+    """Make no tests of functions and modules that the everyday suite leaves out."""
+    if not RUN["everyday"] or not name.startswith("test_"):
+        return None
+    of_module = getattr(collector.module, "pytestmark", [])
+    marks = [*getattr(obj, "pytestmark", []), *(of_module if isinstance(of_module, list) else [of_module])]
+    return [] if LEFT_OUT & {mark.name for mark in marks} else None
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker of a whole run import its share of the tests first: the other workers find them compiled."""
+    worker = getattr(session.config, "workerinput", None)
+    here = Path(__file__).parent
+    if worker is None or [Path(name).resolve() for name in session.config.args] != [here]:
+        return
+    share, workers = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in sorted(here.rglob("test_*.py"))[share::workers]:
+        # What is wrong with a file is reported where it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:

@@ -116,8 +116,8 @@ def test_arrays_pass_as_they_are_and_lists_as_arrays():
         check_shapes(batch=np.ones(2), context=np.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
+@each(
+    "text, value",
     [
         ("8k", 8000),
         ("1e3", 1000),
@@ -169,8 +169,8 @@ def test_what_is_no_count_is_refused_by_name(text, error):
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
+@each(
+    "changes, says",
     [
         ({"rent": -1}, "rent must be greater than 0 USD/s, not -1"),
         ({"rent": math.nan}, "rent must be a finite number"),

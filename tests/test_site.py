@@ -13,6 +13,8 @@ from urllib.parse import unquote, urldefrag, urlparse
 import pytest
 from console_blocks import DOCS, FIGURE, blocks, notebook, pages, run_blocks, run_command, with_outputs
 
+from tests.conftest import each
+
 ROOT = DOCS.parent
 PAGES = [str(path.relative_to(DOCS)) for path in pages()]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -117,7 +119,7 @@ def test_a_notebook_has_text_code_outputs_and_figures():
     assert len({cell["id"] for cell in cells}) == 5
 
 
-@pytest.mark.parametrize("page", [str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md"))])
+@each("page", [str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md"))])
 def test_links_of_a_page_lead_to_files(page: str):
     path = DOCS / page
     for target in LINK.findall(path.read_text(encoding="utf-8")):
@@ -133,7 +135,7 @@ def test_the_navigation_has_every_page_once():
     assert set(names) - {"README.md"} == there
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@each("question", QUESTIONS)
 def test_a_question_is_answered_within_two_clicks(question: str):
     page, words = QUESTIONS[question]
     assert words in (DOCS / page).read_text(encoding="utf-8")

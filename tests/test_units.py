@@ -8,10 +8,11 @@ from hypothesis import strategies as some
 
 from steptime.errors import UnitError
 from steptime.units import parse, show
+from tests.conftest import each
 
 
-@pytest.mark.parametrize(
-    ("text", "unit", "value"),
+@each(
+    "text, unit, value",
     [
         ("80 GB", "B", 80e9),
         ("80 GiB", "B", 80 * 2**30),
@@ -42,8 +43,8 @@ def test_parse(text, unit, value):
         assert parse(text, unit) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
-    ("text", "unit", "says"),
+@each(
+    "text, unit, says",
     [
         ("fast", "B/s", "not a number"),
         ("80", "B", "no unit"),

@@ -7,10 +7,11 @@ import pytest
 
 from steptime import blackboard
 from steptime.errors import InputError
+from tests.conftest import each
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
+@each(
+    "name, given",
     [
         ("drain_seconds", (-1, 8e12)),
         ("drain_seconds", (192e9, 0)),

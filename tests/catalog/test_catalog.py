@@ -58,14 +58,14 @@ def test_every_system_loads_with_sourced_figures(name):
     assert set(settable(system)) >= usual or name in WITHOUT_RENT
 
 
-@pytest.mark.parametrize("name", CHIPS)
+@each("name", CHIPS)
 def test_the_chips_that_people_deploy_are_there(name):
     chip, figures = load_chip(name)
     assert {"chip.hbm.capacity", "chip.hbm.bandwidth", "chip.peak.bf16"} <= set(figures)
     assert chip.hbm.capacity > 0
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@each("name", SYSTEMS)
 def test_the_systems_that_people_deploy_are_there_with_a_rent(name):
     system = st.load_system(name)
     assert 0 < system.rent.low <= system.rent.typical <= system.rent.high

@@ -9,11 +9,12 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError
 from steptime.physics.engine import load_engine
 from steptime.training.training_stack import load_stack
+from tests.conftest import each
 
 BAD = ("a b", "a\nb", "$(x)", "-x", "..", "a/../b", "..", "a;b", "é", "a\x1bb", "a`b`", "a\u202eb", "")
 
 
-@pytest.mark.parametrize("name", BAD)
+@each("name", BAD)
 def test_is_entry_name_bad_character_is_false(name):
     assert not is_entry_name(name)
 

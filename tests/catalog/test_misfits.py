@@ -7,6 +7,7 @@ import copy
 import pytest
 
 from steptime.catalog.schema import ChipEntry, LawEntry, Misfit, SystemEntry
+from tests.conftest import each
 
 SOURCE = {"url": "u", "date": "2026-01-01", "grade": "vendor"}
 CHIP = {
@@ -35,8 +36,8 @@ def told(data, schema, place, value):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("data", "schema", "place", "value", "says"),
+@each(
+    "data, schema, place, value, says",
     [
         (CHIP, ChipEntry, ["name"], None, "name: is missing"),
         (CHIP, ChipEntry, ["name"], "", "name: must not be empty"),

@@ -14,6 +14,7 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.hardware.what_if import settable, vary
 from steptime.planning.plan_messages import warnings_of_step
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 CHIP = '[chip]\nname = "mine"\n[chip.peak]\nbf16 = "1 PFLOP/s"\nfp8 = "2 PFLOP/s"\n'
 CHIP += '[[chip.memory]]\nname = "hbm"\ncapacity = "100 GB"\nbandwidth = "5 TB/s"\n'
@@ -126,8 +127,8 @@ def test_one_domain_without_a_size_is_a_network_without_end(read):
     assert system.scale_out.size == math.inf
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@each(
+    "text, says",
     [
         (BOX.replace("size = 72", "size = 0"), "domains.0.size: must be at least 1, got 0"),
         (BOX.replace("size = 72", "size = -3"), "must be at least 1, got -3"),

@@ -11,6 +11,7 @@ import pytest
 from steptime.cli.main import EXAMPLES
 from tests.cli.test_commands import run
 from tests.cli.test_output import headers
+from tests.conftest import each
 
 SPOKEN = "budget --match-quality 100B@200T --tokens-served 200T --lifetime 60d"
 SERVED = (
@@ -137,8 +138,8 @@ def test_help_has_examples_that_run(name, tmp_path):
         assert run(f"{example}{'' if '--plot' in example else ' --json'}", folder=tmp_path).returncode == 0, example
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "told"),
+@each(
+    "words, code, told",
     [
         ("budget --match-quality 100@200", 2, "tokens must be at least 100,000"),
         ("budget --match-quality 100@200k", 2, "parameters must be at least 10,000"),

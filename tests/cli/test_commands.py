@@ -21,7 +21,7 @@ import typer
 
 from steptime.cli import main as cli_main
 from steptime.cli.main import EXAMPLES, app_for, main
-from tests.conftest import every
+from tests.conftest import each, every
 
 MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
 
@@ -258,8 +258,8 @@ def test_every_command_speaks_json(words):
     json.loads(run(words + " --json").stdout)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
+@each(
+    "words, says",
     [
         ("plan deepsek-v3 gb200-nvl72", "did you mean deepseek-ai/DeepSeek-V3"),
         ("plan deepseek-v3 gb200-nvl7", "did you mean gb200-nvl72"),

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from steptime.cli.options import grouped
 from steptime.errors import InputError
 from steptime.units import count
+from tests.conftest import each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,8 @@ def test_an_option_that_two_groups_have_is_refused():
         grouped(command)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
+@each(
+    "text, number",
     [("8192", 8192), ("8k", 8000), ("128K", 128_000), ("1e3", 1000), ("8_192", 8192), ("8,192", 8192), ("1.5M", 1_500_000),
      ("-5", -5), ("0", 0), ("2 k", 2000)],
 )  # fmt: skip
@@ -60,7 +61,7 @@ def test_counts_are_read_as_people_write_them(text, number):
     assert count(text, "--input") == number
 
 
-@pytest.mark.parametrize("text", ["", "abc", "1.5", "8kk", "1e30", "9" * 5000, "nan", "inf", "0x10", "1e-3", "--"])
+@each("text", ["", "abc", "1.5", "8kk", "1e30", "9" * 5000, "nan", "inf", "0x10", "1e-3", "--"])
 def test_other_texts_are_refused_by_the_name_of_the_option(text):
     with pytest.raises(InputError, match=r"^--input"):
         count(text, "--input")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_commands import run
-from tests.conftest import every
+from tests.conftest import each, every
 
 SMALL = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 "
 
@@ -154,8 +154,8 @@ def test_the_csv_of_clients_has_their_number(tmp_path):
     assert first.split(",")[1:3] == ["", "8"] or int(first.split(",")[2]) >= 1
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
+@each(
+    "asked, says",
     [
         ("--trace t.csv --rate 3", "--trace and --rate exclude each other"),
         ("--trace t.csv --concurrency 3 --find-rate", "--trace and --concurrency exclude each other"),

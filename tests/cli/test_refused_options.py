@@ -7,12 +7,13 @@ import json
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 PLAN = "plan llama-3.1-8b hgx-h100 "
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         (PLAN + "--power-cap abc", "--power-cap: 'abc' is not a number in W"),
         (PLAN + "--power-cap 10", "--power-cap: '10' has no unit"),

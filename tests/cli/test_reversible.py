@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 
 def test_sboxes_show_their_tables(closed_forms):
@@ -59,8 +60,8 @@ def test_stacks_show_a_table_and_a_picture(width):
     assert data["streams_bytes"] == 4 * 32 * 4
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
+@each(
+    "words, says",
     [
         (("stack",), "unknown topic 'stack'; did you mean stacks?"),
         (("cache", "llama-3.3-70b"), "takes a model, or several with commas between, and a system"),

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 ASKED = "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4096"
 
@@ -80,8 +81,8 @@ def test_a_plan_says_how_long_it_takes():
     assert "31 plans, about" in found.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
+@each(
+    "words, says",
     [
         ("", "sensitivity needs a question: step, plan, simulate, or blackboard.NAME"),
         ("stp llama-3.3-70b hgx-h100", "did you mean step"),

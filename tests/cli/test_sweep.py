@@ -8,6 +8,7 @@ import pytest
 
 import steptime as st
 from tests.cli.test_commands import run
+from tests.conftest import each
 from tests.validation.test_anchors import measured, written
 
 STEP = "sweep step llama-3.1-8b hgx-h100 --tp 2"
@@ -82,8 +83,8 @@ def test_closed_forms_need_neither_model_nor_system(tmp_path):
     assert "20.0 ms" in found.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         ("sweep", "sweep needs a question"),
         ("sweep stp llama-3.1-8b hgx-h100 --over batch=1,2", "unknown question 'stp'; did you mean step?"),

@@ -10,6 +10,7 @@ import steptime as st
 from steptime.hardware.energy import counted_by, electricity_per_million, joules_per_token, power_in_words, read_electricity
 from steptime.hardware.system import Power, Rent
 from steptime.units import show
+from tests.conftest import each
 
 KWH = 3.6e6
 
@@ -19,8 +20,8 @@ def test_a_price_of_electricity_as_people_write_it(text):
     assert read_electricity(text) == pytest.approx(0.08 / KWH)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@each(
+    "text, says",
     [
         ("x", "'x' is not a price in USD per kWh; use 0.08 or 0.08/kWh"),
         ("", "is not a price"),

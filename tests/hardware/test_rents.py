@@ -12,7 +12,7 @@ from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import find_rents, quotes
 from steptime.hardware.rental_prices import KINDS, has_rent, kind_in_words, origin_in_words, rent_in_words, rents_by_kind
 from steptime.hardware.system import Rent, System
-from tests.conftest import machine
+from tests.conftest import each, machine
 
 HOUR = 3600
 
@@ -92,7 +92,7 @@ def test_a_rent_that_is_none_is_refused_with_what_there_is(asked, says):
         st.with_rent("hgx-h100", asked)
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         "2.10",

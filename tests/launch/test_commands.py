@@ -12,6 +12,7 @@ from steptime.launch.launch_commands import ENGINES, launch_commands, launch_fil
 from steptime.launch.serve_args import longest_request
 from steptime.planning.fleet import Fleet
 from steptime.workload.workload import Speculation
+from tests.conftest import each
 from tests.launch.conftest import pool
 from tests.launch.reading import commands, options_file
 
@@ -240,8 +241,8 @@ def test_hosts_of_four_in_one_rack(build):
 # --- the exchange -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("role", "layout", "served", "backend"),
+@each(
+    "role, layout, served, backend",
     [
         ("decode", {"dp": 8, "ep": 8}, {}, "deepep_low_latency"),
         ("prefill", {"dp": 8, "ep": 8}, {}, "deepep_high_throughput"),
@@ -311,8 +312,8 @@ def test_redundant_experts(build, engine):
 # --- formats ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("served", "vllm", "sglang"),
+@each(
+    "served, vllm, sglang",
     [
         ({}, "", ""),
         ({"weights": "fp8", "experts": "fp8"}, "--quantization fp8_per_tensor", "--quantization fp8"),

@@ -94,7 +94,7 @@ def test_load_model_plain_name_loads(tmp_path, name):
     assert st.load_model(tmp_path / "m.json").name == name
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_load_model_hostile_field_does_not_become_its_name(name):
     assert st.load_model(CONFIG | {"_name_or_path": name}).name == "llama"
 
@@ -173,7 +173,7 @@ def test_router_files_take_addresses_from_the_environment(build, shell):
     assert told["generation_servers"]["urls"] == ["$(touch PWN):8100"]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_readme_hostile_name_is_a_title(build, name):
     made = replace(build(pool(tp=8)), model=name, system="box\n<script>")
     for vendor in ("NVIDIA", "Google"):
@@ -227,7 +227,7 @@ def test_heredoc_text_with_every_end_is_written_whole(shell):
     assert (work / "a file").read_text() == text
 
 
-@pytest.mark.parametrize("note", HOSTILE)
+@each("note", HOSTILE)
 def test_comments_hostile_note_is_one_printable_line(note):
     (line,) = comments((note,))
     assert line.startswith("# ")

@@ -18,6 +18,7 @@ from steptime.launch.training_run import layers_by_chunk, training_run
 from steptime.models.model import total_parameters
 from steptime.training.training_job import TrainingJob, TrainingLayout
 from steptime.training.training_stack import load_stack
+from tests.conftest import each
 from tests.launch.reading_training import (
     flags,
     golden,
@@ -323,8 +324,8 @@ def test_maxtext_says_a_llama_of_ones_own_by_its_numbers():
 SMALL, SPARSE, FSDP = "llama-3.1-8b", "qwen3-30b-a3b", {"sharding": "zero3"}
 
 
-@pytest.mark.parametrize(
-    ("stack", "name", "job", "layout", "machine", "words"),
+@each(
+    "stack, name, job, layout, machine, words",
     [
         ("megatron", SMALL, {}, {"pp": 4, "schedule": "zb-h1"}, "hgx-h100", "no schedule zb-h1; use 1f1b or interleaved"),
         ("megatron", SMALL, {"task": "lora"}, {}, "hgx-h100", "use the stack megatron-bridge"),

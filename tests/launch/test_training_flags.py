@@ -14,6 +14,7 @@ from steptime.launch import maxtext, megatron, megatron_bridge, torchtitan
 from steptime.launch.training_commands import STACKS, training_commands
 from steptime.training.schedules.schedule import known_schedules
 from steptime.training.training_job import OPTIMIZERS, TrainingJob, TrainingLayout
+from tests.conftest import each
 from tests.launch.reading_training import (
     LAUNCHER,
     assignments,
@@ -190,7 +191,7 @@ CHECKS = {"megatron-lm": check_megatron, "megatron-bridge": check_bridge, "torch
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", maxtext.MODELS)
+@each("name", maxtext.MODELS)
 def test_models_that_maxtext_names_are_those_of_the_catalogue(name):
     told, ours = golden("maxtext")["models"][maxtext.MODELS[name]], model(name)
     pair = 2 if "gemma-2" in name else 1  # layers with a window and without, counted as one
@@ -200,7 +201,7 @@ def test_models_that_maxtext_names_are_those_of_the_catalogue(name):
     assert told["base_num_query_heads"] == ours.heads
 
 
-@pytest.mark.parametrize("name", torchtitan.MODELS)
+@each("name", torchtitan.MODELS)
 def test_models_that_torchtitan_names_are_those_of_the_catalogue(name):
     entry, ours = torchtitan.MODELS[name], model(name)
     told = golden("torchtitan")["models"][entry.module][entry.size]

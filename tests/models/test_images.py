@@ -12,6 +12,7 @@ import steptime as st
 from steptime.models.blocks_vision import read_media, tower_flops
 from steptime.models.image_tokens import LONGEST_SIDE, Medium, canvases, read_images, read_recordings, resized
 from steptime.models.model import Attention, Layer, Model, pairs, prefill_flops, total_parameters
+from tests.conftest import each
 
 LLAMA4 = {
     "model_type": "llama4",
@@ -47,7 +48,7 @@ COUNTED = {
 """Parameters of towers and projectors, as the oracle of transformers holds them."""
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@each("name", COUNTED)
 def test_a_tower_has_the_parameters_that_the_model_stores_for_it(name):
     model = st.load_model(name)
     stored = sum(op.total_weights for op in model.stem if op.term == "vision")
@@ -133,7 +134,7 @@ def test_every_size_is_cut_or_refused_in_words(name, width, height):
     assert 1 <= cut.rows <= 400_000
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["0x0", "1000000000x1", "cat", "-5x5", "5x-5", "5", "5x5*0", "5x5*1000000", "5x5x5", "", "x", "1e3x1e3", "9" * 5000, 7],
 )

@@ -22,6 +22,7 @@ from steptime.models.model import (
     total_parameters,
 )
 from steptime.models.model_variants import variant
+from tests.conftest import each
 
 FIGURES = (total_parameters, kv_bytes_per_token, matmul_flops_per_token)
 LENGTHS = (100, 5_000, 131_072)
@@ -179,8 +180,8 @@ def test_no_change_adds_to_what_a_long_context_reads(name, technique):
     assert len(technique_caveats(technique)) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "technique", "match"),
+@each(
+    "name, technique, match",
     [
         ("llama-3.3-70b", "wndow=1", "window"),
         ("llama-3.3-70b", "window", "must be window=TOKENS"),

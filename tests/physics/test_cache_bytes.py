@@ -12,11 +12,11 @@ from steptime.models.model import Attention
 from steptime.physics.chip_memory import cache_per_sequence, cache_ways, state_ways, weight_ways
 from steptime.physics.layout import Layout, shard_count
 from steptime.physics.step import decode_step
-from tests.conftest import engine, machine, matrix, model_of
+from tests.conftest import each, engine, machine, matrix, model_of
 
 
-@pytest.mark.parametrize(
-    ("heads", "chips", "ways"),
+@each(
+    "heads, chips, ways",
     [
         (8, 1, 1),
         (8, 2, 2),

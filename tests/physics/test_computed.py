@@ -24,7 +24,7 @@ from steptime.physics.compute_dtype import (
 from steptime.physics.engine import load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, prefill_step
-from tests.conftest import engine, machine, matrix, model_of
+from tests.conftest import each, engine, machine, matrix, model_of
 
 HOPPER = {"bf16": 1e15, "fp8": 2e15}
 BLACKWELL = HOPPER | {"fp4": 4e15}
@@ -35,8 +35,8 @@ def rule(what=WEIGHTS, stored="fp4", computed="bf16", chips="without fp4") -> Co
     return Computed(operation=what, stored=stored, computed=computed, chips=chips)
 
 
-@pytest.mark.parametrize(
-    ("rules", "what", "stored", "peak", "found"),
+@each(
+    "rules, what, stored, peak, found",
     [
         ((), WEIGHTS, FP4, HOPPER, FP4),
         ((rule(),), WEIGHTS, FP4, HOPPER, BF16),

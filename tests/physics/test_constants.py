@@ -7,7 +7,7 @@ import math
 import pytest
 
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, GROUP_BY_NAME, GROUPS, WAIT_NAMES, find_problem
-from tests.conftest import engine
+from tests.conftest import each, engine
 
 PEAK = (0.001, 1.25)  # shares of a data sheet's peak: boost clocks reach a little more than it states
 SECOND = (0, 1)
@@ -65,7 +65,7 @@ def test_every_constant_has_a_range_here():
     assert set(RANGES) == set(GROUPS)
 
 
-@pytest.mark.parametrize(("group", "name", "least", "most"), EACH)
+@each("group, name, least, most", EACH)
 def test_a_constant_is_refused_beyond_its_range(group, name, least, most):
     assert GROUP_BY_NAME[name] == group
     inside = (least, most, max(least, min(most, 1)))

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from steptime.physics.step import bounds, cycle
+from tests.conftest import each
 
 EVERY = (1, 1, 1, 1)  # a pass alone: each part counts once
 
 
-@pytest.mark.parametrize(
-    ("parts", "m", "share", "period", "latency", "weights"),
+@each(
+    "parts, m, share, period, latency, weights",
     [
         ((3, 1, 2, 0), 1, 1.0, 6, 6, EVERY),
         ((3, 1, 2, 0.5), 1, 0.25, 6.5, 6.5, EVERY),  # one micro-batch passes all stages

@@ -25,7 +25,7 @@ from steptime.physics.op_work import (
     ledger,
     routed_demand,
 )
-from tests.conftest import engine, experts, machine, matrix, model_of
+from tests.conftest import each, engine, experts, machine, matrix, model_of
 
 NOTHING = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
 
@@ -333,8 +333,8 @@ def mixer(a, layout=None, on=None, **given):
 DECODE = {"batch": 6, "context": 100}
 
 
-@pytest.mark.parametrize(
-    ("a", "given", "layout", "flops", "bytes_"),
+@each(
+    "a, given, layout, flops, bytes_",
     [
         (KV, DECODE, Layout(), 6 * 30 * 100, 6 * 100_000),
         (KV, DECODE | {"query": 3}, Layout(), 18 * 30 * 100, 6 * 100_000),  # the cache is read once for three
@@ -362,8 +362,8 @@ def test_mixers_in_decode(a, given, layout, flops, bytes_):
 PREFILL = {"prompts": 2, "tokens": 10}  # 55 pairs each; after 100 cached tokens 1,055
 
 
-@pytest.mark.parametrize(
-    ("a", "given", "layout", "flops", "bytes_"),
+@each(
+    "a, given, layout, flops, bytes_",
     [
         (KV, PREFILL, Layout(), 2 * 50 * 55, 2 * 10_000),
         (KV, PREFILL | {"prefix": 100}, Layout(), 2 * 50 * 1055, 2 * 110_000),

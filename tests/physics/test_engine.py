@@ -14,7 +14,7 @@ from steptime.physics.engine import IDEAL, default_engine, engine_for, label_val
 from steptime.physics.engine_parameters import CONSTANTS
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
-from tests.conftest import engine, machine, one_matrix, sparse_matrix
+from tests.conftest import each, engine, machine, one_matrix, sparse_matrix
 
 GIVEN = {"batch": 1, "context": 1}  # 2.5 ms of weights
 
@@ -71,7 +71,7 @@ NEUTRAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "constant"), [(value, name) for value, names in NEUTRAL.items() for name in names])
+@each("value, constant", [(value, name) for value, names in NEUTRAL.items() for name in names])
 def test_the_ideal_engine_loses_nothing(value, constant):
     """Every efficiency is 1, every overhead 0, and every constant of an engine is one of these."""
     assert engine(**{constant: value}) == engine()

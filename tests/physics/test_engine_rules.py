@@ -13,6 +13,7 @@ from steptime.physics.engine_rules import ENGINE_RULES
 from steptime.physics.layout import ENGINE, FREE, READ_ENGINES, Facts, Layout, collect_facts, near, stacked
 from steptime.physics.layout_rules import allowed, broken, reasons
 from steptime.physics.layout_space import legal
+from tests.conftest import each
 
 DENSE = Facts(model="m", domain=72, heads=40, kv_heads=10, kv_kinds=(10,), depth=8, columns=17_920)
 SPARSE = Facts(model="m", heads=64, kv_heads=4, kv_kinds=(4,), depth=8, experts=128, expert_columns=1536, expert_block=128)
@@ -201,7 +202,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "facts", "keeps", "breaks", "says"), CASES)
+@each("name, facts, keeps, breaks, says", CASES)
 def test_a_rule_and_its_reason(name, facts, keeps, breaks, says):
     (rule,) = (r for r in ENGINE_RULES if r.name == name)
     assert np.all(rule.holds(facts, Layout(**keeps)))

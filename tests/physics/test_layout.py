@@ -14,7 +14,7 @@ from steptime.number_checks import divisors
 from steptime.physics.layout import Layout, check_ways, exchanges_experts, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_rules import check
 from steptime.physics.layout_space import legal, replicas
-from tests.conftest import experts, machine, matrix, model_of
+from tests.conftest import each, experts, machine, matrix, model_of
 
 COUNTS = {
     # 32 heads: tp 1, 2, 4, 8 with pp of 1, 2, 3, 4, 6, 8 within eight chips are 6 + 4 + 2 + 1, with one micro-batch or two
@@ -112,8 +112,8 @@ def test_a_group_stays_inside_its_domain_and_a_stage_holds_whole_ones():
     assert {m.stage for m in found if m.group == 2} == {2, 4, 6, 8, 10, 12}
 
 
-@pytest.mark.parametrize(
-    ("chips", "each", "count"),
+@each(
+    "chips, each, count",
     [
         (8, 1, 8),
         (8, 3, 2),
@@ -143,8 +143,8 @@ DENSE, SPARSE = (model_of(op, attention=KEPT, heads=12, layers=4) for op in (mat
 STATE = model_of(matrix(), attention=(Attention(name="state", state_bytes=1.0),), heads=12)
 
 
-@pytest.mark.parametrize(
-    ("layout", "model", "says"),
+@each(
+    "layout, model, says",
     [
         ({"tp": 5}, DENSE, r"tp=5 does not divide the 12 heads of toy; try 1, 2, 3, 4 or 6"),
         ({"tp": 4, "cp": 2}, DENSE, r"tp x cp=8 does not divide the 12 heads of toy; try 1, 2, 3, 4 or 6"),

@@ -24,7 +24,7 @@ from steptime.physics.chip_memory import (
     weights_per_chip,
 )
 from steptime.physics.layout import Layout
-from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
+from tests.conftest import each, engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 
 GB = 1e9
 
@@ -111,8 +111,8 @@ def test_the_busiest_group_has_the_odd_sequence(batch, dp, sequences):
 KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=4, heads=64)
 
 
-@pytest.mark.parametrize(
-    ("mixer", "layout", "bytes_"),
+@each(
+    "mixer, layout, bytes_",
     [
         (KV, Layout(), 100_000),  # 100 tokens of 1,000 B
         (KV, Layout(tp=2), 50_000),

@@ -10,7 +10,7 @@ import pytest
 
 from steptime.hardware.system import Domain, Link
 from steptime.physics.network_time import Traffic, all_gather, all_reduce, exchange, members_by_level, messages, point_to_point
-from tests.conftest import machine
+from tests.conftest import each, machine
 
 UP, OUT = 1e11, 1e10
 NODES = machine(size=8, up=UP, out=OUT, latency=1e-6, out_latency=5e-6)
@@ -37,8 +37,8 @@ def test_traffic_adds_and_multiplies():
     assert Traffic((1.0,), 0.0).calls == 1
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "members"),
+@each(
+    "size, stride, members",
     [
         (1, 1, (1, 1)),
         (8, 1, (8, 1)),

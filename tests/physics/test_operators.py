@@ -14,7 +14,7 @@ from steptime.physics.op_work import Demand
 from steptime.physics.operator_time import Operator, overlapped, run
 from steptime.physics.step import mixed_step, prefill_step
 from steptime.physics.time_ledger import Clock
-from tests.conftest import engine, machine, matrix, model_of, one_matrix, sparse_matrix
+from tests.conftest import each, engine, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
     CHIP,
     COMPUTE_BOUND,
@@ -26,8 +26,8 @@ from tests.physics.passes import (
 )
 
 
-@pytest.mark.parametrize(
-    ("constants", "given", "term", "slower"),
+@each(
+    "constants, given, term, slower",
     [
         ({"memory_efficiency": 0.8}, MEMORY_BOUND, "feed-forward", 1 / 0.8),
         ({"memory_efficiency": 0.8}, MEMORY_BOUND, "attention", 1),

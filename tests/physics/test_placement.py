@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from steptime.physics.layout_space import pairs, replicas
+from tests.conftest import each
 
 
 def domains_of(size: int, chips: int) -> tuple[int, ...]:
@@ -55,8 +56,8 @@ def test_two_sizes_of_which_the_review_could_not_place_any():
     assert replicas(8, 32, 6) == 4
 
 
-@pytest.mark.parametrize(
-    ("domain", "chips", "first", "second", "found"),
+@each(
+    "domain, chips, first, second, found",
     [
         (8, 8, 8, 1, []),  # no room for one of each
         (8, 9, 8, 1, [(1, 1)]),
@@ -91,6 +92,6 @@ def test_one_more_chip_takes_no_place_away():
             now = dict(zip(counts.tolist(), most.tolist(), strict=True))
             assert all(any(x >= n and y >= beside for x, y in now.items()) for n, beside in before.items())
             before = now
-    for each in range(1, 30):
-        found = [replicas(8, chips, each) for chips in range(1, 100)]
+    for expert_count in range(1, 30):
+        found = [replicas(8, chips, expert_count) for chips in range(1, 100)]
         assert found == sorted(found)

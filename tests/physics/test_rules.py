@@ -17,7 +17,7 @@ from steptime.physics.layout_rules import RULES, allowed, check, reasons
 from steptime.physics.layout_space import legal, not_tried
 from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.plan_search import absent_because, fitting
-from tests.conftest import experts, machine, matrix, model_of
+from tests.conftest import each, experts, machine, matrix, model_of
 
 BROKEN = {  # one layout for each rule of scope "model" or "search", of DeepSeek-V3 (128 heads, 61 layers) on a rack of 72
     "heads": (Layout(tp=3), "does not divide the 128 heads"),
@@ -119,8 +119,8 @@ FACTS = Facts(
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "holds", "breaks"),
+@each(
+    "name, holds, breaks",
     [
         ("heads", {"tp": 4, "cp": 3}, {"tp": 4, "cp": 2}),
         ("stages", {"pp": 6}, {"pp": 7}),
@@ -146,8 +146,8 @@ def test_rules_at_their_edges(name, holds, breaks):
     assert np.asarray(rule.holds(FACTS, Layout(**both))).tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("name", "facts", "layout", "holds"),
+@each(
+    "name, facts, layout, holds",
     [
         ("has experts", {"experts": 0}, {"ep": 1}, True),
         ("has experts", {"experts": 0}, {"tp": 2, "ep": 2}, False),

@@ -8,7 +8,7 @@ from steptime.models.model import Attention
 from steptime.number_checks import divisors
 from steptime.physics.layout import Facts, Layout
 from steptime.physics.layout_space import DEGREES, expert_ways, groups, legal, not_tried, proposed
-from tests.conftest import engine, experts, machine, matrix, model_of
+from tests.conftest import each, engine, experts, machine, matrix, model_of
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ def test_divisors(number, found):
     assert divisors(number) == found
 
 
-@pytest.mark.parametrize(
-    ("most", "shared", "found"),
+@each(
+    "most, shared, found",
     [
         (1, True, [1]),
         (2, True, [1, 2]),
@@ -37,8 +37,8 @@ def test_attention_groups(most, shared, found):
     assert groups(most, shared=shared) == found
 
 
-@pytest.mark.parametrize(
-    ("stage", "dp", "experts_", "found"),
+@each(
+    "stage, dp, experts_, found",
     [
         (8, 1, 64, [1, 8]),
         (8, 8, 64, [1, 8]),
@@ -101,8 +101,8 @@ def test_replicas_grow_to_256_chips_or_a_domain(experts_, domain, chips, largest
     assert max(axes(facts, chips)["dp"]) == largest
 
 
-@pytest.mark.parametrize(
-    ("layout", "microbatches", "says"),
+@each(
+    "layout, microbatches, says",
     [
         (Layout(tp=4), (1, 2), ""),
         (Layout(tp=2, pp=2, microbatches=4), (1, 2), ""),

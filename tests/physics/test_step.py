@@ -12,7 +12,7 @@ from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout, stacked
 from steptime.physics.step import Step, decode_step, ledger_of_step, mixed_step, prefill_step
-from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
+from tests.conftest import each, engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import CHIP, HEAD, IDEAL, MEMORY_BOUND, NODES, READ, decode, resources, terms
 
 
@@ -268,8 +268,8 @@ def test_the_engine_is_the_systems_unless_named():
     assert default > decode_step(model, system, engine=IDEAL, **given).total
 
 
-@pytest.mark.parametrize(
-    ("step", "given", "says"),
+@each(
+    "step, given, says",
     [
         (decode_step, {"batch": 0, "context": 1}, "batch must be greater than 0, not 0"),
         (decode_step, {"batch": 1, "context": 0}, "context must be greater than 0, not 0"),

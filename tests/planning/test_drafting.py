@@ -22,7 +22,7 @@ from steptime.workload.workload import (
     known_draftings,
     step_yield,
 )
-from tests.conftest import engine, machine, matrix, one_matrix
+from tests.conftest import each, engine, machine, matrix, one_matrix
 from tests.planning.cases import closed_plan, equal_requests
 
 DRAFT = ((Layer(name="draft", ops=(matrix(weights=5e8),)), 1),)
@@ -180,8 +180,8 @@ def test_an_own_file_of_measured_acceptances_comes_first(tmp_path, monkeypatch):
         choose_speculation(st.load_model("deepseek-v3"), 1)
 
 
-@pytest.mark.parametrize(
-    ("asked", "error", "message"),
+@each(
+    "asked, error, message",
     [
         ({"drafts": 9}, RangeError, "drafts must be .* 8"),
         ({"drafts": -1}, RangeError, "drafts must be at least 0"),

@@ -14,6 +14,7 @@ from steptime.physics.layout import Layout
 from steptime.planning import elasticity
 from steptime.planning.elasticity import _prefill_limit, binding, relaxed, worths
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate
+from tests.conftest import each
 from tests.planning.cases import case
 
 SLO = st.Slo(tpot=0.02, ttft=1.0)
@@ -63,8 +64,8 @@ def bound(monkeypatch):
     return find
 
 
-@pytest.mark.parametrize(
-    ("columns", "names"),
+@each(
+    "columns, names",
     [
         (grid(), ("saturation",)),
         (grid(tpot={(0, 1): 0.021}), ("speed",)),

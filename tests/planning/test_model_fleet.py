@@ -30,6 +30,7 @@ from steptime.planning.fleet_program import (
     unserved_shares,
 )
 from steptime.planning.model_fleet import FleetChoice, FleetModel, FleetSystem, plan_fleet, read_fleet
+from tests.conftest import each
 
 pytest.importorskip("scipy")
 FLEET = """
@@ -509,8 +510,8 @@ def test_rates_of_a_model_are_one_a_profile_or_those_of_the_hours():
     assert (mean, max(rates), rates.index(max(rates))) == (2.0, pytest.approx(3.0), 23)
 
 
-@pytest.mark.parametrize(
-    ("entry", "words"),
+@each(
+    "entry, words",
     [
         ({"rates": [0] * 24}, "rates: must have an hour above 0"),
         ({"rates": [1] * 23}, "rates: must be a list of 24 requests/s, one for each hour, got 23 values"),

@@ -16,7 +16,7 @@ from steptime.physics.engine import IDEAL
 from steptime.planning import plan_messages
 from steptime.planning.plan_messages import STOPS, list_warnings, unreachable, why
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned
-from tests.conftest import engine, machine
+from tests.conftest import each, engine, machine
 from tests.planning.cases import MODEL, NODES, case, made
 
 NO_RENT = Rent(low=math.nan, typical=math.nan, high=math.nan, grade="guess", note="nobody rents it")
@@ -28,8 +28,8 @@ SURE = replace(PROBLEM, sure=0.95, engine=FITTED)
 FREE = replace(PROBLEM, system=replace(NODES, rent=NO_RENT))
 
 
-@pytest.mark.parametrize(
-    ("given", "plan", "says"),
+@each(
+    "given, plan, says",
     [
         (PROBLEM, made(), "a larger batch would make each token slower than 20.0 ms."),
         (PROBLEM, made(("first token",)), "a larger batch would delay the first token beyond 1.50 s."),

@@ -10,12 +10,12 @@ import pytest
 from steptime.physics.layout import Layout
 from steptime.planning.batch_queue import PassTime
 from steptime.planning.prefill_pool import _looked_at, _pass_time, first_token, prefill_pool, within_limit
-from tests.conftest import engine, machine, one_matrix
+from tests.conftest import each, engine, machine, one_matrix
 from tests.planning.cases import WORK
 
 
-@pytest.mark.parametrize(
-    ("groups", "seats", "prompts"),
+@each(
+    "groups, seats, prompts",
     [
         (1, 1, [1]),
         (8, 8, [8, 1]),

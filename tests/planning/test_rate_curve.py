@@ -26,6 +26,7 @@ from steptime.planning.rate_curve import (
 )
 from steptime.planning.simulated_rate import Loop, Run
 from steptime.simulation.run_metrics import MOST_GROWTH
+from tests.conftest import each
 
 LIMITS = st.Slo(ttft=2.0, tpot=0.02)
 
@@ -267,8 +268,8 @@ def test_a_higher_rate_shows_how_near_a_mean_run_is_to_saturation(mean, above, s
     assert (found.ttft_above, found.tpot_above, found.ttft) == (1.25, 0.0125, before.ttft)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "attempt", "place"),
+@each(
+    "low, high, attempt, place",
     [
         # Beyond the last rate within limits, whose TPOT is 2^(-4 / 14) of its limit: half of four steps, at least twice the
         # attempts less one, and at most eight.

@@ -11,7 +11,7 @@ import steptime as st
 from steptime.errors import RangeError, UnknownName
 from steptime.planning import plan_figures
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
-from tests.conftest import engine, machine, sparse_matrix
+from tests.conftest import each, engine, machine, sparse_matrix
 from tests.planning.cases import MODEL, NODES
 
 CHAT = st.Workload(input_tokens=1000, output_tokens=201)
@@ -157,8 +157,8 @@ def test_a_choice_is_told_with_what_it_costs():
     assert plan(modes=AGGREGATED, diagnostics=True).free is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "says"),
+@each(
+    "settings, error, says",
     [
         ({"sizes": {"tp": 3}}, RangeError, "no layout with tp 3 can serve this model: tp=3 does not divide the 4 heads"),
         ({"sizes": {"dp": 4}}, RangeError, "no layout with dp 4 can serve this model: dp=4, but one matrix has no routed"),

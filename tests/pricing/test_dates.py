@@ -10,6 +10,7 @@ from steptime.errors import InputError, RangeError
 from steptime.pricing import genai_prices_package
 from steptime.pricing.bundled_prices import match_family, open_rows
 from steptime.pricing.price_lookup import find_list, find_offers
+from tests.conftest import each
 
 HAVE = importlib.util.find_spec("genai_prices") is not None
 WAYS = [
@@ -38,8 +39,8 @@ def test_the_tier_of_opus_went(way, day, tiers):
         )
 
 
-@pytest.mark.parametrize(
-    ("hour", "paid"),
+@each(
+    "hour, paid",
     [
         ("2026-11-20T00:59Z", (0.66, 1.98, 0.022)),  # a Friday
         ("2026-11-20T02:00Z", (1.32, 3.96, 0.044)),
@@ -87,8 +88,8 @@ def test_old_data_say_how_old():
     assert any("days before" in note for note in find_list("openai/gpt-6-sol", price_time="2027-03-01").notes)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
+@each(
+    "name, family",
     [
         ("glm-4.5", "glm-4.5"), ("glm-4.5-air", "glm-4.5-air"), ("zai-org/GLM-4.5-Air", "glm-4.5-air"), ("kimi-k2", "kimi-k2"),
         ("moonshotai/Kimi-K2.5", "kimi-k2.5"), ("qwen3-coder", ""), ("qwen3-coder-next", ""), ("glm-4", ""),

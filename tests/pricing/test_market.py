@@ -27,6 +27,7 @@ from steptime.pricing.price_lookup import Offer
 from steptime.pricing.price_proposal import Point, _loaded, hold_cost_by_life, propose_prices, steps
 from steptime.pricing.serving_costs import HOPPER, MAX_SYSTEMS, cost_on, plausible
 from steptime.workload.workload import Workload, limits
+from tests.conftest import each
 
 
 @pytest.fixture(autouse=True)
@@ -315,8 +316,8 @@ def test_fresh_input_pays_for_the_prompt_that_is_not_cached():
     assert found.list.base.input == pytest.approx(cost.input_usd_per_million / 0.5 * 2 / found.utilisation)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
+@each(
+    "fields, words",
     [
         ({"input": -1, "output": 2}, "0 or more"),
         ({"input": math.nan, "output": 2}, "not a number"),

@@ -16,6 +16,7 @@ from steptime.errors import InputError
 from steptime.questions.declaration import SWITCH, TEXTS
 from steptime.questions.registry import HOMES, find_question
 from steptime.web.app import app_for as web_app
+from tests.conftest import each
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b", "qwen3-32b")
 SYSTEMS = ("hgx-h100", "hgx-h200", "hgx-b200", "gb200-nvl72", "mi300x-8")
@@ -262,7 +263,7 @@ def test_mixed_step_that_does_not_fit_is_refused_by_every_door(client):
     assert through_python("step", values)["memory_share"] == pytest.approx(through_sweep("step", values)["memory_share"])
 
 
-@pytest.mark.parametrize("name", HOMES)
+@each("name", HOMES)
 def test_declaration_has_unit_bounds_and_help_of_each_input(name):
     for key, declared in find_question(name).inputs.items():
         assert declared.meaning, key

@@ -26,6 +26,7 @@ from steptime.reversible.feistel import (
     split,
     uncouple,
 )
+from tests.conftest import each
 
 
 def hashed(seed: int, number: int):
@@ -112,8 +113,8 @@ def test_odd_widths_are_refused_with_the_even_ones_beside(width):
         split(0, width)
 
 
-@pytest.mark.parametrize(
-    ("ask", "says"),
+@each(
+    "ask, says",
     [
         (lambda: split(256, 8), "must be from 0 to 2"),
         (lambda: forward(np.zeros(3), np.zeros(4), [], ADD), "same shape, not .3,. and .4,."),

@@ -14,6 +14,7 @@ from steptime.scaling.lifetime_compute import Demand, Target, at_equal_loss, rea
 from steptime.scaling.model_sizing import _extrapolation_note, budget
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for
 from steptime.scaling.sizing_plots import contours, cost_curve, frontier, open_models
+from tests.conftest import each
 
 SPOKEN = Demand(served=200e12, lifetime=60 * 86400.0)  # lecture, section 12
 
@@ -159,8 +160,8 @@ def test_traffic_is_a_rate_over_a_life_or_a_sum():
     assert read_served("0") == (0.0, pytest.approx(math.nan, nan_ok=True))
 
 
-@pytest.mark.parametrize(
-    ("ask", "kind", "words"),
+@each(
+    "ask, kind, words",
     [
         (read_target, RangeError, "a budget has one target, and nothing is given"),
         (lambda: read_target("1B@1T", loss=2.0), RangeError, "--match-quality and --loss are given"),

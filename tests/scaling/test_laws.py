@@ -20,6 +20,7 @@ from steptime.scaling.scaling_laws import (
     with_constants,
 )
 from steptime.units import GRADES
+from tests.conftest import each
 
 NAMES = list(files("laws"))
 LOSSES = [name for name in NAMES if load_law(name).tells_loss]
@@ -34,7 +35,7 @@ def test_the_laws_that_are_promised_are_there():
     assert promised <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_figure_has_a_source_and_a_grade(name):
     law = load_law(name)
     for place, figure in law.figures.items():

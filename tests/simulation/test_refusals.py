@@ -15,12 +15,13 @@ from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
 from steptime.workload.trace_files import read_trace
 from steptime.workload.traffic import Lengths, Traffic, checked, closed_loop, open_loop, scaled, with_sessions
+from tests.conftest import each
 
 ONE = Lengths(mean=64)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@each(
+    "given, says",
     [
         ({"max_num_seqs": 2.5}, "max_num_seqs must be a whole number"),
         ({"max_num_seqs": 10**7}, "max_num_seqs must be at most 1,048,576"),
@@ -45,8 +46,8 @@ def test_narrow_numbers_of_a_schedule_do_not_overflow():
     assert (rules.seats, rules.longest, rules.blocks) == (8, 100, 62)
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
+@each(
+    "make, says",
     [
         (lambda: open_loop(math.nan, 10, ONE, ONE), "rate must be a finite number"),
         (lambda: open_loop(1, 10**23, ONE, ONE), "requests must be at most 50,000,000"),

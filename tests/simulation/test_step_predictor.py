@@ -34,7 +34,7 @@ from steptime.simulation.simulator_adapters import (
     split_pass,
 )
 from steptime.simulation.step_predictor import compile_predictor, drawn_passes
-from tests.conftest import every, examples
+from tests.conftest import each, every, examples
 
 CASES = {
     "dense": ("llama-3.1-8b", "hgx-h100", {}),
@@ -264,7 +264,7 @@ def test_a_single_first_token_is_a_prompt():
     assert split_pass([(1, 0), (1, 5)]) == ([5], [(1, 0)])
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         b"", b"[]", b"{}", b"nan", b'{"batch": -1}', b'{"batch": "x"}', b'{"batch": true}', b'{"bach": 1}', b'{"contexts": 5}',

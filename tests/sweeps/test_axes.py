@@ -11,6 +11,7 @@ from steptime.errors import InputError, RangeError, UnitError, UnknownName
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input
 from steptime.questions.registry import find_question
 from steptime.sweeps.axes import made_axis, read_axes, read_values
+from tests.conftest import each
 
 BATCH, BANDWIDTH, NAME = Input(kind=COUNT), Input(unit="B/s"), Input(kind=TEXT)
 STEP = find_question("step")
@@ -60,8 +61,8 @@ def test_values_of_equal_ratios(low, span, many):
     assert np.allclose(found[1:] / found[:-1], span ** (1 / (many - 1)))
 
 
-@pytest.mark.parametrize(
-    ("text", "of", "words"),
+@each(
+    "text, of, words",
     [
         ("1:8", BATCH, "LOW:HIGH:N"),
         ("8:1:3", BATCH, "below HIGH"),

@@ -16,6 +16,7 @@ from steptime.physics.engine import engine_for
 from steptime.physics.layout_space import legal
 from steptime.sweeps.context_limit import tokens
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 PAIR = "llama-3.3-70b", "hgx-h100"
 
@@ -113,8 +114,8 @@ def test_what_meets_no_limit_leaves_with_1():
     assert "its weights take 673 GB" in " ".join(shown.stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "match"),
+@each(
+    "words, match",
     [
         ("--technique windw=1024", "window"),
         ("--technique latent", "latent=RANK"),

@@ -17,6 +17,7 @@ from steptime.planning.two_systems import LikelyPair
 from steptime.sweeps import ranking
 from steptime.sweeps.ranking import Ranking, Standing, _placed, compare
 from steptime.workload.sessions import PRESETS
+from tests.conftest import each
 
 WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=2)
 NAMES = ["hgx-h100", "hgx-b200", "l4-8", "hgx-h20"]
@@ -239,8 +240,8 @@ def test_nothing_meets_the_limits():
     assert found.flips == ()
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "says"),
+@each(
+    "given, error, says",
     [
         ({"models": "llama-3.3-70c"}, UnknownName, "did you mean llama-3.3-70b"),
         ({"systems": "hgx-h10"}, UnknownName, "did you mean hgx-h100"),

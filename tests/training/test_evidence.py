@@ -21,6 +21,7 @@ from steptime.training.training_stack import (
     training_engine,
 )
 from steptime.training.training_step import step_seconds
+from tests.conftest import each
 from tests.training.cases import CHIP, SMALL, SPARSE, job, model, system
 
 LARGE = {"chips": 512, "seq": 8192, "batch": 512, "changes": False}
@@ -30,8 +31,8 @@ def measured(asked, *, experts=False, stack="megatron-lm", **layout):
     return bool(is_measured_kind(TrainingLayout(**layout), asked, training_engine(stack, system()), experts=experts))
 
 
-@pytest.mark.parametrize(
-    ("seq", "layout", "is_measured"),
+@each(
+    "seq, layout, is_measured",
     [
         (8192, {"tp": 8, "pp": 8, "cp": 2, "virtual_stages": 8, "schedule": "interleaved", "dp": 8}, True),  # 405B of MLPerf
         (8192, {"tp": 8, "cp": 4, "dp": 8}, False),  # 2,048 tokens a rank

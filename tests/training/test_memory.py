@@ -14,6 +14,7 @@ from steptime.training.training_job import TrainingLayout
 from steptime.training.training_memory import PARTS, activation_bytes, training_memory
 from steptime.training.training_stack import IDEAL, training_engine
 from steptime.training.training_step import fullest_stage_parameters, parameters_per_layer
+from tests.conftest import each
 from tests.training.cases import CHIP, SMALL, SPARSE, golden, gpt, job, llama, model, system, toy
 
 LAYERS, WEIGHTS = 8, 1e9
@@ -30,8 +31,8 @@ def states(**given):
     return float(found.weights + found.gradients + found.optimizer)
 
 
-@pytest.mark.parametrize(
-    ("given", "bytes_"),
+@each(
+    "given, bytes_",
     [
         ({"sharding": "none"}, 18),  # 2 + 4 + 12: Megatron-LM, training/theoretical_memory_usage.py
         ({"sharding": "none", "asked": job(gradient_bytes=2.0)}, 16),  # 2 + 2 + 12 (arXiv 1910.02054, section 3.1)
@@ -203,7 +204,7 @@ def test_without_sequence_parallelism_norms_and_residuals_are_whole_on_each_rank
     assert float(kept) == pytest.approx(4096 * ((274_688 - 8 * 8192) / 8 + 8 * 8192))
 
 
-@pytest.mark.parametrize("name", sorted(known_schedules()))
+@each("name", sorted(known_schedules()))
 def test_activations_in_flight_are_those_of_the_schedule(name):
     """A toy keeps 2,000 B a row and layer: eight layers on four stages."""
     schedule = schedule_named(name)

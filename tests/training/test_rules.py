@@ -13,6 +13,7 @@ from steptime.errors import Impossible, InputError, LayoutError, RangeError, Unk
 from steptime.training.training_alternatives import NothingFits
 from steptime.training.training_job import DTYPES, OPTIMIZERS
 from steptime.training.training_rules import nearest_divisors
+from tests.conftest import each
 from tests.training.cases import SMALL, SPARSE, system
 
 BIG = "llama-3.1-405b"
@@ -28,8 +29,8 @@ def vars_of_a_layout():
     return st.TrainingLayout.__dataclass_fields__
 
 
-@pytest.mark.parametrize(
-    ("given", "kind", "says"),
+@each(
+    "given, kind, says",
     [
         (
             {"dp": 8, "batch": 60},

@@ -14,7 +14,7 @@ from steptime.errors import LayoutError, RangeError, UnknownName
 from steptime.training.schedule_timeline import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, interleaved_path, step_order
-from tests.conftest import examples
+from tests.conftest import each, examples
 from tests.training.shapes import (
     FEW,
     NAMES,
@@ -73,7 +73,7 @@ def test_every_pass_of_every_micro_batch_is_done_once(name: str) -> None:
         assert len(done) == 3 * m * order.paths.shape[1], (name, p, m, v)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_split_backward_pass_makes_gradients_of_weights_later(name: str) -> None:
     kinds = set(KNOWN[name].order(*legal(name)[-1]).kind.tolist())
     assert (WEIGHT in kinds) == (INPUT in kinds) == KNOWN[name].split
@@ -176,7 +176,7 @@ def test_hops_are_the_walk_where_they_are_short(name: str) -> None:
         assert more / hop == pytest.approx(schedule.hops(p, m, v), rel=0.1), (p, m, v)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_closed_forms_broadcast_as_the_loop(name: str) -> None:
     schedule = KNOWN[name]
     p, m, v = (np.array(values) for values in zip(*legal(name), strict=True))
@@ -188,7 +188,7 @@ def test_closed_forms_broadcast_as_the_loop(name: str) -> None:
     assert schedule.legal(p, m, v).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_legal_says_of_arrays_what_check_says_of_each(name: str) -> None:
     schedule = KNOWN[name]
     for p in range(1, 7):

@@ -29,6 +29,7 @@ from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_job import TrainingLayout, read_layers, show_layers
 from steptime.training.training_stack import IDEAL
 from steptime.training.training_step import fullest_stage_parameters, step_seconds
+from tests.conftest import each
 from tests.training.cases import SPARSE, job, model
 
 
@@ -37,8 +38,8 @@ def dealt(depth: int, pp: int, v: int = 1) -> tuple[float, float, float]:
     return float(found.first), float(found.middle), float(found.last)
 
 
-@pytest.mark.parametrize(
-    ("depth", "pp", "v", "layers"),
+@each(
+    "depth, pp, v, layers",
     [
         (126, 16, 1, (7, 8, 7)),  # Llama 3 405B: 126 + 2 = 8 x 16 (arXiv 2407.21783, section 3.3.2)
         (126, 8, 8, (15, 16, 15)),  # the same in 64 chunks of two

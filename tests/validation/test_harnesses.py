@@ -15,6 +15,7 @@ from steptime.errors import DataFileError, InputError
 from steptime.validation.bench_results import convert_result, read_files
 from steptime.validation.harness_results import catalogue_system, split_results
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 SAMPLES = Path(__file__).with_name("harnesses")
 GIVEN = {"model": "llama-3.1-8b", "system": "hgx-h100", "tp": "1", "weight_dtype": "bf16"}
@@ -141,8 +142,8 @@ def test_rows_of_the_inferencex_page_are_read():
     }
 
 
-@pytest.mark.parametrize(
-    ("product", "system"),
+@each(
+    "product, system",
     [
         ("NVIDIA-H100-80GB-HBM3", "hgx-h100"), ("b200-dgxc", "hgx-b200"), ("GB200", "gb200-nvl72"), ("NVIDIA GH200 480GB", ""),
         ("NVIDIA-H100-PCIe", ""), ("NVIDIA-H200-NVL", ""), ("NVIDIA-A100-SXM4-40GB", ""),
@@ -175,8 +176,8 @@ def changed(name: str, path: str, value: Any) -> Any:
 AGGREGATE = "results.request_performance.aggregate"
 
 
-@pytest.mark.parametrize(
-    ("document", "says"),
+@each(
+    "document, says",
     [
         (changed("aiperf", "is_complete", False), "was not completed"),
         (changed("aiperf", "inter_token_latency.unit", "fortnights"), r"inter_token_latency\.unit must be one of s, "),

@@ -24,6 +24,7 @@ from steptime.validation.published_deployments import (
     with_gathering,
 )
 from steptime.validation.run_table import POOLS, TOKEN_BUDGET, is_drafted, read_runs, run_kind
+from tests.conftest import each
 from tests.validation.rows import SHARED, apart, deepseek
 
 ON = load_engine("sglang")
@@ -59,8 +60,8 @@ def test_runs_whose_attention_splits_no_context(changes, contexts):
     assert is_scripted(row) == (math.isfinite(contexts) or bool(cache_format(row)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "ways"),
+@each(
+    "changes, ways",
     [
         ({}, ("4", "1", "1")),
         ({"input_tokens": "8192", "weight_dtype": "fp8"}, ("4", "1", "1")),
@@ -132,8 +133,8 @@ def test_an_engine_without_the_kernel_is_as_it_was():
 SCRIPTED = {"part": "ix_aggregated", "measured": "2026-02-01", "concurrency": "16"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "tokens"),
+@each(
+    "changes, tokens",
     [
         ({}, 32768),
         ({"weight_dtype": "nvfp4"}, 16384),
@@ -162,8 +163,8 @@ def test_tokens_of_a_pass_are_those_of_the_script(changes, tokens):
 APART = {"part": "ix_disaggregated", "measured": "2026-02-01", "weight_dtype": "nvfp4", "input_tokens": "8192"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "prompts", "launch"),
+@each(
+    "changes, prompts, launch",
     [
         ({"engine": "trtllm"}, 2, {"pass_tokens": 16896.0, "pass_prompts": 2.0}),
         (
@@ -210,8 +211,8 @@ def test_pools_that_decode_are_near_what_was_measured():
     assert np.mean(np.concatenate(errors)) < 0.17
 
 
-@pytest.mark.parametrize(
-    ("changes", "small"),
+@each(
+    "changes, small",
     [
         ({}, True),
         ({"part": "", "id": "a"}, False),  # a run of one's own

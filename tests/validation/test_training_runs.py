@@ -33,6 +33,7 @@ from steptime.validation.training_validation import (
     write_training_predictions,
 )
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 ROW = {
     "id": "one", "source": "here", "model": "llama-3.1-8b", "system": "hgx-h100", "chips": "8", "seq_len": "8192",
@@ -232,8 +233,8 @@ def test_power_caps_and_memory_are_those_of_the_note():
     assert adjust_system("", before) == before
 
 
-@pytest.mark.parametrize(
-    ("recompute", "stack", "words"),
+@each(
+    "recompute, stack, words",
     [
         ("", "megatron", ""),
         ("none", "megatron", "none"),

@@ -24,7 +24,7 @@ from steptime.web.app import app_for
 from steptime.web.board import Shared, described, load_boards
 from steptime.web.page_export import along, grid
 from steptime.web.server import Limits
-from tests.conftest import examples
+from tests.conftest import each, examples
 
 BOARDS = sorted(load_boards())
 # A busy machine answers the same, later.
@@ -108,8 +108,8 @@ def test_a_pasted_config_and_a_pasted_system_are_those_of_the_catalogue():
     assert toml.json()["tables"] == plain["tables"]
 
 
-@pytest.mark.parametrize(
-    ("body", "field", "says"),
+@each(
+    "body, field, says",
     [
         ({"batch": 0}, "batch", "batch must be at least 1"),
         ({"batch": 1e9}, "batch", "batch must be at most 65536"),

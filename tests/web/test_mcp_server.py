@@ -24,6 +24,7 @@ from steptime.web import mcp_server
 from steptime.web.mcp_server import KEPT_ANSWERS, Answers, call, fit
 from steptime.web.mcp_tools import SHORT, input_schema, questions, reply, tools
 from steptime.web.question_requests import check_request
+from tests.conftest import each
 
 STEP = {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 64}
 RUNS = (
@@ -224,8 +225,8 @@ def test_a_wrong_name_gets_the_nearest():
     assert "batch" in refused("step", **STEP, bach=3)["nearest"]
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "part"),
+@each(
+    "tool, arguments, part",
     [
         ("step", {"model": "llama-3.1-8b"}, "system"),
         ("step", {**STEP, "batch": -1}, "batch"),
@@ -251,8 +252,8 @@ def test_wrong_input_is_an_error_that_names_its_cause(tool: str, arguments: dict
     assert part in problem["message"]
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments"),
+@each(
+    "tool, arguments",
     [
         ("step", {**STEP, "model": "./config.json"}),
         ("step", {**STEP, "model": "transformers:/tmp"}),

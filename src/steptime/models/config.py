@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 from steptime.errors import ConfigError, InputError, did_you_mean, short_repr
@@ -81,8 +82,9 @@ class Config:
             ConfigError: No field is present, and there is no default.
         """
         for name in names:
-            if self.has(name):
-                return self.fields[name]
+            self.lookups.add(self._prefix + name)
+            if (value := self.fields.get(name)) is not None:
+                return value
         if default is not _MISSING:
             return default
         # A misspelt field is more likely than an absent one.
@@ -326,27 +328,27 @@ class Config:
             fields | dict(layer_fields), name=self.name, kv_format=self.kv_name, within=self.within, lookups=self.lookups
         )
 
-    @property
+    @cached_property
     def language(self) -> Config:
         """Config of the language part, which vision-language models nest."""
         return self.inner("text_config") if self.has("text_config") else self
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Number of layers."""
         return self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers", maximum=DEEPEST)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Width of the residual stream."""
         return self.integer("hidden_size", "n_embd", "d_model", "hidden_dim")
 
-    @property
+    @cached_property
     def heads(self) -> int:
         """Number of query heads."""
         return self.integer("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
 
-    @property
+    @cached_property
     def kv_heads(self) -> int:
         """Number of key and value heads."""
         kv_heads = self.integer("num_key_value_heads", default=self.heads)
@@ -354,7 +356,7 @@ class Config:
             raise self.error("num_key_value_heads", f"must divide the {self.heads} query heads, got {kv_heads}")
         return kv_heads
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         """Values per head."""
         if self.has("head_dim"):
@@ -365,12 +367,12 @@ class Config:
             raise self.error("num_attention_heads", problem)
         return self.width // self.heads
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
         """Rows of the embedding."""
         return self.integer("vocab_size")
 
-    @property
+    @cached_property
     def base_format(self) -> Format:
         """Format of all weights that are not quantized."""
         value = self.raw("torch_dtype", "dtype", default="bfloat16")

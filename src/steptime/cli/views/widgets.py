@@ -619,7 +619,8 @@ class Answer:
         # Hidden columns are counted first: the line that names them takes room as well.
         hidden_columns = len(part.columns) - len(part.widths(options.max_width))
         total = len(part.rows)
-        for rows in range(total, 0, -1):
+        # A row takes a line at least.
+        for rows in range(min(total, room), 0, -1):
             grid = replace(part, rows=part.rows[:rows], sections={place for place in part.sections if place < rows})
             pieces: list[RenderableType] = [grid, *self._remainder(total, rows, hidden_columns)]
             if sum(_height(piece, console, options) for piece in pieces) <= room:
