@@ -11,7 +11,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout, stacked
-from steptime.planning import finalists
+from steptime.planning import finalists, simulated_rate
 from steptime.planning.finalists import (
     Course,
     Finalist,
@@ -200,6 +200,34 @@ def test_neighbours_of_separate_pools_have_other_prompts_and_a_replica_more_or_l
     # All domains of four have the same pools.
     alike = list(neighbours(replace(case(8), symmetric_domains=True), replace(APART, layout=Layout(replicas=4), prompts=1)))
     assert [(one.prefill_layout.replicas, one.layout.replicas) for one in alike[1:]] == [(4, 4)]
+
+
+def test_large_prefill_pools_are_also_changed_by_an_eighth():
+    large = replace(APART, prefill_layout=Layout(replicas=40), layout=Layout(replicas=88))
+    found = [(one.prefill_layout.replicas, one.layout.replicas) for one in neighbours(case(128), large) if one.prompts == 2]
+    assert found == [(39, 89), (41, 87), (35, 93), (46, 82)]
+
+
+@pytest.mark.parametrize(
+    ("readers", "binding", "has_fewer"), [(8, "speed", True), (7, "speed", False), (8, "first token", False)]
+)
+def test_large_pools_whose_steps_are_too_slow_are_tried_with_fewer_slots(readers, binding, has_fewer):
+    apart = replace(APART, prefill_layout=Layout(replicas=readers), layout=Layout(replicas=8), batch=64)
+    run = replace(simulated_rate._missed_run(1.0, 0.01), binding=binding)
+    similar = finalists._similar(case(16), Finalist(candidate=apart, pools=(), run=run), [])
+    assert (replace(apart, batch=64 / math.sqrt(2)) in similar) == has_fewer
+
+
+def test_the_best_pools_of_many_chips_are_those_of_fewer_chips():
+    """Without these neighbours 32 chips serve a seventh less per chip than 64, and less than they serve in one pool."""
+    loads = {"workload": st.Workload(input_tokens=4000, output_tokens=500, input_spread=1.0, output_spread=1.0)}
+    loads |= {"slo": st.Slo(tpot=1 / 50, ttft=0.5), "percentile": "p99", "alternatives": False, "elasticities": False}
+    rates = {
+        chips: st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=chips, **loads).requests_per_second / chips
+        for chips in (32, 64)
+    }
+    assert min(rates.values()) > 12.5
+    assert max(rates.values()) < 1.06 * min(rates.values())
 
 
 # --- the best of them ------------------------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ MOST_LARGER = 1.5
 READERS, MANY_READERS = 8, 16
 # Least and largest factor on the length of a run that confirms a candidate roughly, and that of a rough run of a pipeline.
 LEAST_ROUGH_FACTOR, ROUGH_FACTOR, ROUGH_PIPELINE_FACTOR = 1.5, 4.0, 0.25
+# Fewest replicas of a large prefill pool, and factors on them: its chips come from the decode pool or go to it.
+LARGE_POOL, POOL_FACTORS = 8, (0.87, 1.15)
 # Relative gain of a larger chunk from which the next larger one is tried too.
 CHUNK_GAIN = 0.002
 # Output tokens of a run that confirms pools on two systems.
@@ -276,8 +278,11 @@ def _similar(case: PlanProblem, leader: Finalist | None, finalists: Iterable[Can
         return []
     similar = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
     similar += [*other_copies(case, leader.candidate), *other_divisions(case, leader.candidate)]
-    # A pool of other readers helps where prompts wait for it.
     reader = leader.candidate.prefill_layout
+    # Where steps with all slots are too slow for the percentile, fewer slots may serve more.
+    if reader is not None and reader.replicas >= LARGE_POOL and leader.run.binding == "speed":
+        similar.append(replace(leader.candidate, batch=leader.candidate.batch / math.sqrt(2)))
+    # A pool of other readers helps where prompts wait for it.
     if reader is not None and leader.run.binding in ("first token", "prefill rate") and reader.replicas <= MANY_READERS:
         similar += other_readers(case, leader.candidate)
     return [neighbour for neighbour in dict.fromkeys(similar) if neighbour not in finalists]
@@ -627,10 +632,13 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
     if case.prefill_system is not None:
         return
     choices = _divisions(case, reader, candidate.layout)
-    current = int(np.argmin([abs(count - int(reader.replicas)) for count, _ in choices])) if choices else 0
-    yield from (
-        _with_pools(candidate, reader, *choices[index]) for index in (current - 1, current + 1) if 0 <= index < len(choices)
-    )
+    counts = np.array([count for count, _ in choices], dtype=np.float64)
+    current = int(np.argmin(np.abs(counts - reader.replicas))) if choices else 0
+    # Steps of one replica are too small for large pools.
+    factors = POOL_FACTORS if choices and reader.replicas >= LARGE_POOL else ()
+    wider = [int(np.argmin(np.abs(counts - factor * reader.replicas))) for factor in factors]
+    places = dict.fromkeys((current - 1, current + 1, *wider))
+    yield from (_with_pools(candidate, reader, *choices[place]) for place in places if 0 <= place < len(choices))
 
 
 def _divisions(case: PlanProblem, reader: Layout, decoder: Layout) -> list[tuple[int, int]]:
