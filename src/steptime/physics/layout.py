@@ -201,6 +201,22 @@ def stacked(layouts: list[Layout]) -> Layout:
     return Layout(**dict(zip(NAMES, degrees.T.copy(), strict=True)))
 
 
+def unstacked(layouts: Layout) -> list[Layout]:
+    """Return the layouts of plain numbers of one layout whose fields are arrays.
+
+    Args:
+        layouts: A layout with fields of shape (layouts,).
+
+    Returns:
+        One layout per row.
+
+    >>> unstacked(stacked([Layout(tp=2), Layout(dp=4, ep=4)])) == [Layout(tp=2), Layout(dp=4, ep=4)]
+    True
+    """
+    columns = (np.asarray(column).tolist() for column in _ALL_DEGREES(layouts))
+    return [Layout(**dict(zip(NAMES, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
 def joined_layouts(first: Layout, second: Layout) -> Layout:
     """Return one layout with the rows of two layouts.
 

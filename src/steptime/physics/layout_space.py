@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Final
@@ -24,7 +25,7 @@ from steptime.models.model import Model
 from steptime.number_checks import Array, Number, divisors
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import Engine
-from steptime.physics.layout import NAMES, Facts, Layout, collect_facts
+from steptime.physics.layout import NAMES, Facts, Layout, collect_facts, select_layouts, stacked, unstacked
 from steptime.physics.layout_rules import allowed
 
 # Chips; larger replicas are tried only where one scale-up domain is larger.
@@ -50,24 +51,38 @@ def legal(
     Returns:
         Layouts, each with as many replicas as fit.
     """
-    return [*_legal(collect_facts(model, system, chips=chips, engine=engine), chips, microbatches)]
+    return unstacked(legal_table(model, system, chips, microbatches=microbatches, engine=engine))
+
+
+def legal_table(
+    model: Model, system: System, chips: int, *, microbatches: tuple[int, ...] = (1, 2), engine: Engine | None = None
+) -> Layout:
+    """Return the layouts of `legal` as one layout, which takes less time where most of them are left out later.
+
+    Args:
+        model: The model.
+        system: The system.
+        chips: Chips of the deployment.
+        microbatches: Micro-batches per stage to try.
+        engine: Excludes layouts that this engine cannot run; by default no layout is excluded.
+
+    Returns:
+        One layout with fields of shape (layouts,).
+    """
+    return _legal(collect_facts(model, system, chips=chips, engine=engine), chips, microbatches)
 
 
 @lru_cache(maxsize=16)
-def _legal(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> tuple[Layout, ...]:
+def _legal(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Layout:
     """Return the layouts that the facts allow; number formats of one model have the same."""
     proposals = list(dict.fromkeys(proposed(facts, chips, microbatches)))
     if not proposals:
-        return ()
+        return stacked([])
     layouts = Layout(**dict(zip(DEGREES, np.array(proposals).T, strict=True)))
     sizes = np.broadcast_to(layouts.chips, (len(proposals),)).tolist()
     replica_counts = {size: replicas(facts.domain_chips, chips, size) for size in set(sizes)}
-    is_legal = allowed(layouts, facts)
-    return tuple(
-        Layout(**dict(zip(DEGREES, degrees, strict=True)), replicas=replica_counts[size])
-        for degrees, size, good in zip(proposals, sizes, is_legal, strict=True)
-        if good
-    )
+    counted = replace(layouts, replicas=np.array([replica_counts[size] for size in sizes]))
+    return select_layouts(counted, allowed(layouts, facts))
 
 
 # The fields of a layout that describe one replica.

@@ -19,9 +19,9 @@ from steptime.number_checks import Number
 from steptime.physics.chip_memory import reserved_per_chip, weights_per_chip
 from steptime.physics.compute_dtype import has_rule
 from steptime.physics.engine import IDEAL, Engine, load_engine
-from steptime.physics.layout import Layout, collect_facts, show_layout
+from steptime.physics.layout import Layout, collect_facts, select_layouts, show_layout, stacked, unstacked
 from steptime.physics.layout_rules import reasons
-from steptime.physics.layout_space import legal
+from steptime.physics.layout_space import legal_table
 from steptime.physics.uncertainty import has_range, measured_on
 from steptime.planning.elasticity import IN_WORDS, NUDGE
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned, PlanProblem
@@ -73,6 +73,8 @@ WAITS = {
 }
 # Most chips of one host.
 MOST_HOST_CHIPS = 8
+# Layouts with the smallest weights on a chip, which are tried before all others.
+LIGHTEST = 16
 BETTER = {"kv_bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
 
 
@@ -382,9 +384,10 @@ def _best_layout(case: PlanProblem, need: float, capacity: float) -> str:
 
     If it fits, return why the engine cannot run it.
     """
-    layouts = legal(case.model, case.system, case.chips)
-    best = min(layouts, key=lambda layout: float(weights_per_chip(case.model, layout)), default=None)
-    least = need if best is None else float(weights_per_chip(case.model, best))
+    table = legal_table(case.model, case.system, case.chips)
+    weights = np.broadcast_to(weights_per_chip(case.model, table), np.shape(table.tp))
+    best = unstacked(select_layouts(table, [int(np.argmin(weights))]))[0] if len(weights) else None
+    least = need if best is None else float(np.min(weights))
     if best is None or least >= capacity:
         return f"; the best layout puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
     refused = reasons(best, collect_facts(case.model, case.system, chips=case.chips, engine=case.engine))
@@ -460,4 +463,10 @@ def _enough_chips(case: PlanProblem, least: int) -> int | None:
 def _holds_request(case: PlanProblem) -> bool:
     """Whether a layout that the engine can run holds the weights and a request."""
     layouts = fitting(case)
-    return bool(layouts) and any(np.any((t.memory <= 1) & (t.rate > 0)) for t in search(case, (AGGREGATED,), layouts))
+    if not layouts:
+        return False
+    weights = np.broadcast_to(weights_per_chip(case.model, stacked(layouts)), (len(layouts),))
+    # The layouts with the most room mostly hold a request if any does, and take little time.
+    lightest = [layouts[index] for index in np.argsort(weights, kind="stable")[:LIGHTEST]]
+    tables = (table for part in (lightest, layouts) for table in search(case, (AGGREGATED,), part))
+    return any(np.any((table.memory <= 1) & (table.rate > 0)) for table in tables)

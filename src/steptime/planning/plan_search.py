@@ -18,9 +18,9 @@ from steptime.models.model import Model, weight_bytes
 from steptime.number_checks import Array, Number, distinct
 from steptime.physics.chip_memory import activations_per_chip, cache_per_sequence, reserved_per_chip, weights_per_chip
 from steptime.physics.engine import engine_for
-from steptime.physics.layout import Layout, collect_facts, select_layouts, shaped, stacked
+from steptime.physics.layout import Layout, collect_facts, select_layouts, shaped, stacked, unstacked
 from steptime.physics.layout_rules import reasons
-from steptime.physics.layout_space import legal, not_tried
+from steptime.physics.layout_space import legal_table, not_tried
 from steptime.planning.batch_grids import batch_grid
 from steptime.planning.evidence import ANY, MEASURED, layout_evidence
 from steptime.planning.pd_matching import search_disaggregated
@@ -72,7 +72,11 @@ def fitting(case: PlanProblem) -> list[Layout]:
     Returns:
         Layouts of one replica.
     """
-    return held_by(case, lawful(case))
+    key = "fitting", case.evidence
+    if key not in case.memo:
+        table = _lawful_table(case)
+        case.memo[key] = unstacked(select_layouts(table, _have_room(case, table)))
+    return [*case.memo[key]]
 
 
 def lawful(case: PlanProblem) -> list[Layout]:
@@ -84,15 +88,27 @@ def lawful(case: PlanProblem) -> list[Layout]:
     Returns:
         Layouts of one replica.
     """
+    return unstacked(_lawful_table(case))
+
+
+def _lawful_table(case: PlanProblem) -> Layout:
+    """Return the layouts of `lawful` as one layout with fields of shape (layouts,)."""
     key = ("legal",)
     if key not in case.memo:
-        case.memo[key] = legal(case.model, case.system, case.used, engine=case.engine)
-    layouts = [layout for layout in case.memo[key] if all(getattr(layout, name) == size for name, size in case.pinned.sizes)]
-    if case.evidence == ANY or not layouts:
-        return layouts
-    measured, published = layout_evidence(stacked(layouts), case.engine, case.system)
-    good = measured if case.evidence == MEASURED else published
-    return [layout for layout, is_good in zip(layouts, good, strict=True) if is_good]
+        case.memo[key] = legal_table(case.model, case.system, case.used, engine=case.engine)
+    table: Layout = case.memo[key]
+    for name, size in case.pinned.sizes:
+        table = select_layouts(table, getattr(table, name) == size)
+    if case.evidence == ANY:
+        return table
+    measured, published = layout_evidence(table, case.engine, case.system)
+    return select_layouts(table, measured if case.evidence == MEASURED else published)
+
+
+def _have_room(case: PlanProblem, table: Layout) -> Array:
+    """Return whether the weights of layouts leave room on a chip."""
+    has_room: Array = np.broadcast_to(weights_per_chip(case.model, table) < prefill_room(case, table), np.shape(table.tp))
+    return has_room
 
 
 def held_by(case: PlanProblem, layouts: list[Layout]) -> list[Layout]:
@@ -107,9 +123,7 @@ def held_by(case: PlanProblem, layouts: list[Layout]) -> list[Layout]:
     """
     if not layouts:
         return []
-    table = stacked(layouts)
-    has_room = np.broadcast_to(weights_per_chip(case.model, table) < prefill_room(case, table), (len(layouts),))
-    return [layout for layout, is_held in zip(layouts, has_room, strict=True) if is_held]
+    return [layout for layout, is_held in zip(layouts, _have_room(case, stacked(layouts)), strict=True) if is_held]
 
 
 def absent_because(case: PlanProblem, layout: Layout) -> list[str]:

@@ -70,6 +70,7 @@ from steptime.simulation.loop_state import (
     compiled,
     entry,
     inlined,
+    inlined_entry,
 )
 
 # Share of an interval by which a train may be late and still counts as on time.
@@ -283,23 +284,22 @@ def request_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
 
 
 @inlined
-def new_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
-    """Return the blocks that a sequence takes in its next decode step.
+def step_blocks(rules: Rules, residue: Any, row: int, b: int, steps: int) -> Any:
+    """Return the blocks that sequences which decode together take in their next step.
 
     Args:
-        q: Requests.
-        p: Replicas.
         rules: Scheduling rules.
-        r: Index of the replica.
-        i: Index of the request.
+        residue: Counts of cache lengths modulo the block size, of replicas or micro-batches.
+        row: Row of the sequences.
+        b: Number of sequences.
+        steps: Decode steps of the row so far.
 
     Returns:
         Blocks.
     """
-    if rules.reserve:
+    if rules.reserve or b == 0:
         return 0
-    units = context_units(q, p, rules, r, i)
-    return blocks_for(rules, units + rules.growth) - blocks_for(rules, units)
+    return rules.growth * b if rules.unit > 1 else residue[row, (-steps) % rules.block]
 
 
 @inlined
@@ -316,11 +316,7 @@ def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
     Returns:
         Blocks.
     """
-    if rules.reserve or p.count[r, DECODES] == 0:
-        return 0
-    if rules.unit > 1:
-        return rules.growth * p.count[r, DECODES]
-    return p.residue[r, (-p.count[r, STEPS]) % rules.block]
+    return step_blocks(rules, p.residue, r, p.count[r, DECODES], p.count[r, STEPS])
 
 
 @inlined
@@ -425,7 +421,7 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
     return True
 
 
-@compiled
+@inlined
 def ending(p: Replicas, rules: Rules, r: int, g: int, now: float) -> float:
     """Return the requests of a data-parallel rank that end with a step under way.
 
@@ -465,8 +461,10 @@ def least_loaded_rank(p: Replicas, rules: Rules, r: int, now: float) -> int:
         Index of the rank.
     """
     best, lowest = 0, np.inf
+    first = p.count[r, NEXT_RANK] % rules.groups
     for k in range(rules.groups):
-        g = (p.count[r, NEXT_RANK] + k) % rules.groups
+        # A remainder for each rank would take much of the time.
+        g = first + k if first + k < rules.groups else first + k - rules.groups
         score = 4 * p.ranks[r, g, QUEUED_BY_RANK] + p.ranks[r, g, SEATS_BY_RANK] + ending(p, rules, r, g, now)
         if score < lowest:
             best, lowest = g, score
@@ -515,15 +513,14 @@ def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     owed = (q[i].outputs - q[i].made - 1) * rules.unit
     q[i].joined, q[i].end = steps, steps + (owed + rules.growth - 1) // rules.growth
     q[i].status = DECODING
-    # In a pipeline each sequence counts its own steps, and the heap has those of the next micro-batch.
     if rules.stages > 1:
         q[i].load = p.seconds[r, CLOCK]
-        p.heap[r, p.count[r, LIVE]] = i
+        enter_micro_batch(q, p, rules, r, p.count[r, PASS], i)
     else:
         push(q, p.heap, r, p.count[r, LIVE], i)
+        p.residue[r, (context_units(q, p, rules, r, i) - steps) % rules.block] += 1
     p.count[r, LIVE] += 1
     p.count[r, DECODES] += 1
-    p.residue[r, (context_units(q, p, rules, r, i) - steps) % rules.block] += 1
     p.seconds[r, CONTEXT] += q[i].inputs + q[i].made + 1.0
     if rules.tracks:
         p.ranks[r, q[i].line % rules.groups, DECODES_BY_RANK] += 1
@@ -548,7 +545,8 @@ def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     if q[i].status == DECODING:
         units = context_units(q, p, rules, r, i)
         p.count[r, DECODES] -= 1
-        p.residue[r, (units - p.count[r, STEPS]) % rules.block] -= 1
+        if rules.stages == 1:
+            p.residue[r, (units - p.count[r, STEPS]) % rules.block] -= 1
         p.seconds[r, CONTEXT] -= units / rules.unit + 1.0
     if rules.tracks:
         group = q[i].line % rules.groups
@@ -559,21 +557,73 @@ def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
 
 
 @compiled
-def leave_micro_batch(p: Replicas, rules: Rules, r: int, i: int) -> None:
-    """Remove a sequence from its micro-batch under way in a pipeline.
+def enter_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, turn: int, i: int) -> None:
+    """Add a sequence to a micro-batch of a pipeline, which then counts its steps.
+
+    It waits for the next step since `load`: until then its micro-batch lists this time among the delays.
 
     Args:
+        q: Requests.
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
+        turn: Turn of the micro-batch.
         i: Index of the request.
     """
-    for turn in range(rules.waves + 1):
-        for k in range(p.sizes[r, turn]):
-            if p.micro_batches[r, turn, k] == i:
-                p.sizes[r, turn] -= 1
-                p.micro_batches[r, turn, k] = p.micro_batches[r, turn, p.sizes[r, turn]]
-                return
+    row = r * (rules.waves + 1) + turn
+    units = context_units(q, p, rules, r, i)
+    q[i].turn = turn
+    q[i].joined += p.steps[row]
+    q[i].end += p.steps[row]
+    push(q, p.micro_batches, row, p.sizes[row], i)
+    p.sizes[row] += 1
+    p.micro_residue[row, (units - p.steps[row]) % rules.block] += 1
+    p.loads[row, q[i].line % rules.groups, 0] += 1
+    p.loads[row, q[i].line % rules.groups, 1] += units / rules.unit + 1.0
+    p.delays[r, p.count[r, JOINED]] = q[i].load
+    p.count[r, JOINED] += 1
+
+
+@inlined
+def leave_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
+    """Take a sequence out of the counts of its micro-batch of a pipeline, and give it its own.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request, which is no longer in the heap of the micro-batch.
+    """
+    row = r * (rules.waves + 1) + q[i].turn
+    q[i].joined -= p.steps[row]
+    q[i].end -= p.steps[row]
+    units = context_units(q, p, rules, r, i)
+    p.sizes[row] -= 1
+    p.micro_residue[row, (units - p.steps[row]) % rules.block] -= 1
+    p.loads[row, q[i].line % rules.groups, 0] -= 1
+    p.loads[row, q[i].line % rules.groups, 1] -= units / rules.unit + 1.0
+
+
+@compiled
+def empty_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, turn: int, into: int) -> None:
+    """Move the sequences of a micro-batch of a pipeline, which has left the last stage, to another one.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        turn: Turn of the micro-batch.
+        into: Turn of the other one.
+    """
+    row = r * (rules.waves + 1) + turn
+    while p.sizes[row] > 0:
+        i = p.micro_batches[row, p.sizes[row] - 1]
+        leave_micro_batch(q, p, rules, r, i)
+        if turn < rules.waves:
+            q[i].load = max(q[i].load, p.ranks[r, rules.groups + turn, EXIT])
+        enter_micro_batch(q, p, rules, r, into, i)
 
 
 @compiled
@@ -606,7 +656,9 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
             drop(q, p.heap, r, p.count[r, LIVE], i)
             p.count[r, LIVE] -= 1
         else:
-            leave_micro_batch(p, rules, r, i)
+            row = r * (rules.waves + 1) + q[i].turn
+            drop(q, p.micro_batches, row, p.sizes[row], i)
+            leave_micro_batch(q, p, rules, r, i)
         # Tokens made so far count as part of the prompt when the cache is computed again.
         output_tokens += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
     else:
@@ -807,20 +859,6 @@ def clear(p: Replicas, rules: Rules, r: int) -> None:
 
 
 @inlined
-def enter_micro_batch(p: Replicas, r: int, turn: int, i: int) -> None:
-    """Add a sequence to a micro-batch of a pipeline.
-
-    Args:
-        p: Replicas.
-        r: Index of the replica.
-        turn: Turn of the micro-batch.
-        i: Index of the request.
-    """
-    p.micro_batches[r, turn, p.sizes[r, turn]] = i
-    p.sizes[r, turn] += 1
-
-
-@inlined
 def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: float, following: Any) -> None:
     """Give requests their next token after prefill; unfinished ones start to decode.
 
@@ -839,9 +877,6 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: fl
             q[i].first = now
         if q[i].outputs > q[i].made + 1:
             join(q, p, rules, r, i)
-            q[i].load = now
-            if rules.stages > 1:
-                enter_micro_batch(p, r, p.count[r, PASS], i)
             # Until the next decode step, it waits only from now on.
             p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
             p.count[r, JOINED] += rules.kind == PREFILL_FIRST and rules.stages == 1
@@ -1009,7 +1044,7 @@ def run_time(rates: Rates, b: int, context: float, gain: float, n: int) -> Any:
     return n * rates.decode[b] + rates.context[b] * (n * context + gain * (n * (n - 1.0) / 2.0))
 
 
-@compiled
+@inlined
 def rows_time(table: Any, before: int, rows: int) -> Any:
     """Return the time that more rows add to a pass; its last slope continues a table.
 
@@ -1028,7 +1063,7 @@ def rows_time(table: Any, before: int, rows: int) -> Any:
     return table[last] + (table[last] - table[last - 1]) * (top - last) - table[low]
 
 
-@entry
+@inlined_entry
 def joint_factor(table: Any, b: int, rows: int) -> Any:
     """Return the factor on the time of a mixed step, or its slack [s], interpolated in a table.
 
@@ -1073,7 +1108,7 @@ def single_rank_time(rates: Rates, b: int, context: float, rows: int, attention:
     return max(seconds, rates.least[min(b, len(rates.least) - 1)])
 
 
-@entry
+@inlined_entry
 def mixed_time(
     p: Replicas,
     rates: Rates,
@@ -1154,7 +1189,7 @@ def decode_context(p: Replicas, rules: Rules, r: int) -> Any:
     ]
 
 
-@compiled
+@inlined
 def leave_pipeline(p: Replicas, rules: Rules, r: int, seconds: float) -> Any:
     """Send a micro-batch through the stages of a pipeline, and return when it leaves the last one.
 
@@ -1176,7 +1211,7 @@ def leave_pipeline(p: Replicas, rules: Rules, r: int, seconds: float) -> Any:
     return moment
 
 
-@compiled
+@inlined
 def next_exit(p: Replicas, rules: Rules, r: int) -> float:
     """Return when the next micro-batch leaves a pipeline.
 
@@ -1374,7 +1409,8 @@ def prefill_rank(
             needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit
             ready = q[i].inputs + q[i].made == q[i].cached
             needs += rules.growth if ready and not rules.reserve else 0
-            if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
+            blocks = blocks_for(rules, needs)
+            if blocks > p.count[r, FREE] - needed_blocks:
                 break
             if rules.groups > 1:
                 units = p.ranks[r, g, CONTEXT_BY_RANK] * rules.unit + admitted
@@ -1386,7 +1422,7 @@ def prefill_rank(
             if ready:
                 q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
                 join(q, p, rules, r, i)
-                needed_blocks += new_blocks(q, p, rules, r, i)
+                needed_blocks += 0 if rules.reserve else blocks - blocks_for(rules, needs - rules.growth)
                 i = -1
                 joins += 1
                 budget -= rules.query
@@ -1407,35 +1443,12 @@ def prefill_rank(
     return budget, needed_blocks, rows, attention, chunks, ends, joins
 
 
-@compiled
-def choose(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
-    """Add a sequence to the next micro-batch of a pipeline.
-
-    Args:
-        q: Requests.
-        p: Replicas.
-        rules: Scheduling rules.
-        r: Index of the replica.
-        i: Index of the request.
-
-    Returns:
-        Blocks that it takes.
-    """
-    p.heap[r, p.count[r, LIVE]] = i
-    p.count[r, LIVE] += 1
-    group = q[i].line % rules.groups
-    p.ranks[r, group, TOKENS_BY_RANK] += rules.query
-    units = context_units(q, p, rules, r, i)
-    p.ranks[r, group, CHOSEN_BY_RANK] += units / rules.unit + 1.0
-    return 0 if rules.reserve else blocks_for(rules, units + rules.growth) - blocks_for(rules, units)
-
-
-@compiled
+@inlined
 def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     """Choose the sequences that decode in the next micro-batch of a pipeline, within the tokens of each rank.
 
-    Those whose last token is still under way cannot. The first `LIVE` entries of the heap of the replica are the
-    chosen ones, and the ranks have their tokens and contexts. Those without a place are in the last row of the micro-batches.
+    Those whose last token is still under way cannot. The others move to the micro-batch of this turn, and those without a
+    place to the last row of the micro-batches.
 
     Args:
         q: Requests.
@@ -1446,30 +1459,36 @@ def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     Returns:
         Blocks that the chosen sequences take.
     """
-    clear_choice(p, rules, r)
-    needed_blocks, fits = 0, True
-    for turn in range(rules.waves + 1):
-        if turn == rules.waves or p.ranks[r, rules.groups + turn, EXIT] <= p.seconds[r, CLOCK]:
-            for k in range(p.sizes[r, turn]):
-                needed_blocks += choose(q, p, rules, r, p.micro_batches[r, turn, k])
-            p.sizes[r, turn] = 0
+    turn, first = p.count[r, PASS], r * (rules.waves + 1)
+    p.count[r, JOINED] = 0
     for g in range(rules.groups):
-        fits = fits and p.ranks[r, g, TOKENS_BY_RANK] <= rules.budget
-    return needed_blocks if fits else choose_in_order(q, p, rules, r)
+        p.ranks[r, g, ENDS + turn] = 0
+    for other in range(rules.waves):
+        if other != turn and p.sizes[first + other] > 0 and p.ranks[r, rules.groups + other, EXIT] <= p.seconds[r, CLOCK]:
+            empty_micro_batch(q, p, rules, r, other, turn)
+    if p.sizes[first + rules.waves] > 0:
+        give_up_places(q, p, rules, r)
+        empty_micro_batch(q, p, rules, r, rules.waves, turn)
+    has_places = True
+    for g in range(rules.groups):
+        has_places = has_places and rules.query * p.loads[first + turn, g, 0] <= rules.budget
+    return chosen_blocks(p, rules, r) if has_places else choose_in_order(q, p, rules, r)
 
 
-@compiled
-def clear_choice(p: Replicas, rules: Rules, r: int) -> None:
-    """Empty the next micro-batch of a pipeline.
+@inlined
+def chosen_blocks(p: Replicas, rules: Rules, r: int) -> Any:
+    """Return the blocks that the micro-batch of this turn of a pipeline takes.
 
     Args:
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
+
+    Returns:
+        Blocks.
     """
-    p.count[r, LIVE] = 0
-    for g in range(rules.groups):
-        p.ranks[r, g, CHOSEN_BY_RANK] = p.ranks[r, g, TOKENS_BY_RANK] = 0.0
+    row = r * (rules.waves + 1) + p.count[r, PASS]
+    return step_blocks(rules, p.micro_residue, row, p.sizes[row], p.steps[row])
 
 
 @compiled
@@ -1487,19 +1506,38 @@ def choose_in_order(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     Returns:
         Blocks that the chosen sequences take.
     """
-    clear_choice(p, rules, r)
-    needed_blocks = p.sizes[r, rules.waves] = 0
+    row, beyond, left = r * (rules.waves + 1) + p.count[r, PASS], (r + 1) * (rules.waves + 1) - 1, 0
+    give_up_places(q, p, rules, r)
     for g in range(rules.groups):
         for rank in range(rules.ranks):
             i = p.lists[r, rank * rules.groups + g, SEAT]
             while i >= 0:
-                if q[i].status == DECODING and q[i].load <= p.seconds[r, CLOCK]:
-                    if p.ranks[r, g, TOKENS_BY_RANK] + rules.query <= rules.budget:
-                        needed_blocks += choose(q, p, rules, r, i)
+                if q[i].status == DECODING and q[i].turn == rules.waves:
+                    if rules.query * (p.loads[row, g, 0] + 1) <= rules.budget:
+                        leave_micro_batch(q, p, rules, r, i)
+                        enter_micro_batch(q, p, rules, r, p.count[r, PASS], i)
                     else:
-                        enter_micro_batch(p, r, rules.waves, i)
+                        p.micro_batches[beyond, left] = i
+                        left += 1
                 i = q[i].after
-    return needed_blocks
+    return chosen_blocks(p, rules, r)
+
+
+@compiled
+def give_up_places(q: Any, p: Replicas, rules: Rules, r: int) -> None:
+    """Move the sequences of this turn of a pipeline to those without a place in a micro-batch.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+    """
+    p.count[r, JOINED] = 0
+    empty_micro_batch(q, p, rules, r, p.count[r, PASS], rules.waves)
+    # Each of them now has its own time of its last token.
+    p.ranks[r, rules.groups + p.count[r, PASS], EXIT] = 0.0
+    p.count[r, JOINED] = 0
 
 
 @compiled
@@ -1529,8 +1567,7 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
         if begins >= until and until < np.inf:
             return
         p.seconds[r, CLOCK] = begins
-        for g in range(rules.groups):
-            p.ranks[r, g, ENDS + turn] = 0
+        p.count[r, PASS] = turn
 
         # Choose the micro-batch as `advance` does: decoding sequences first, then prompts.
         needed_blocks, pressed = choose_decodes(q, p, rules, r), False
@@ -1538,41 +1575,40 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
             preempt(q, p, rules, r)
             pressed = True
             needed_blocks = choose_in_order(q, p, rules, r)
-        first_joined = p.count[r, LIVE]
+        row = r * (rules.waves + 1) + turn
         rows, attention, chunks, ends, joins = 0, 0.0, 0, 0, 0
         for g in range(rules.groups):
-            budget = min(rules.budget - (0 if first else int(p.ranks[r, g, TOKENS_BY_RANK])), rules.reads)
+            if rules.groups > 1:
+                p.ranks[r, g, TOKENS_BY_RANK] = p.ranks[r, g, ATTENTION_BY_RANK] = 0.0
+            if p.count[r, QUEUED] == 0 and p.lists[r, g, PARTIAL] < 0:
+                continue
+            budget = min(rules.budget - (0 if first else rules.query * int(p.loads[row, g, 0])), rules.reads)
             _, needed_blocks, c, work, n, ends, k = prefill_rank(
                 q, p, rules, rates, r, g, budget, needed_blocks, ends, not pressed
             )
             rows, attention, chunks, joins = rows + c, attention + work, chunks + n, joins + k
         if first and rows > 0:
-            for k in range(p.count[r, LIVE]):
-                enter_micro_batch(p, r, rules.waves, p.heap[r, k])
-            p.count[r, LIVE] = 0
+            give_up_places(q, p, rules, r)
         elif first and joins == 0:
             while needed_blocks > p.count[r, FREE]:
                 preempt(q, p, rules, r)
                 needed_blocks = choose_in_order(q, p, rules, r)
-                first_joined = p.count[r, LIVE]
 
         # Without work, wait for a micro-batch that leaves the pipeline or a request that enters the queue.
-        b = p.count[r, LIVE]
+        b = p.count[r, LIVE] = p.sizes[row]
         if rows == 0 and b == 0:
+            p.count[r, PASS] = (turn - 1) % rules.waves
             wakes = min(next_exit(p, rules, r), next_front_ready(q, p, rules, r, p.seconds[r, CLOCK]))
             if wakes >= until or wakes == np.inf:
                 return
             idle_until(p, r, wakes)
             continue
-        p.count[r, PASS] = turn
-        for k in range(first_joined, b):
-            i = p.heap[r, k]
-            p.ranks[r, q[i].line % rules.groups, CHOSEN_BY_RANK] += context_units(q, p, rules, r, i) / rules.unit + 1.0
         context = 0.0
         for g in range(rules.groups):
-            context += p.ranks[r, g, CHOSEN_BY_RANK] if b > 0 else 0.0
+            p.ranks[r, g, CHOSEN_BY_RANK] = p.loads[row, g, 1]
+            context += p.loads[row, g, 1]
         seconds = mixed_time(p, rates, r, b, context, CHOSEN_BY_RANK, rows, attention, chunks, rules.waves) / rules.stages
-        latest = leave_pipeline(p, rules, r, seconds)
+        latest, last = leave_pipeline(p, rules, r, seconds), p.ranks[r, rules.groups + turn, EXIT]
         p.ranks[r, rules.groups + turn, EXIT] = latest
         p.count[r, LIVE] = p.count[r, DECODES]
         begins = p.seconds[r, CLOCK]
@@ -1580,48 +1616,47 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
         p.seconds[r, CLOCK] = begins
 
         # The tokens of the micro-batch are known when it leaves the last stage.
-        decode_micro_batch(q, p, rules, r, b, latest, following)
+        decode_micro_batch(q, p, rules, r, last, latest, following)
         if ends > 0:
             finish_prompts(q, p, rules, r, ends, latest, following)
     if until == np.inf:
         p.seconds[r, CLOCK] = max(p.seconds[r, CLOCK], p.ranks[r, rules.groups, STAGE_FREE])
 
 
-@compiled
-def decode_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, b: int, now: float, following: Any) -> None:
-    """Give the sequences of a micro-batch of a pipeline the tokens of one decode step.
+@inlined
+def decode_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, last: float, now: float, following: Any) -> None:
+    """Give the sequences of the micro-batch of this turn of a pipeline the tokens of one decode step.
 
     Args:
         q: Requests.
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
-        b: Sequences of the micro-batch, the first of the heap.
+        last: Time at which the micro-batch left the last stage before [s].
         now: Time at which it leaves the last stage [s].
         following: Next requests of the clients of a closed loop.
     """
-    growth, turn = rules.growth / rules.unit, p.count[r, PASS]
-    # A logarithm for each sequence would take much of the time: most have the same gap.
-    last, place = -1.0, 0
-    for k in range(b):
-        i = p.heap[r, k]
-        group = q[i].line % rules.groups
-        p.count[r, FREE] -= new_blocks(q, p, rules, r, i)
-        if q[i].load != last:
-            last = q[i].load
-            place = gap_bin(now - last)
-        p.gaps[r, place] += 1
-        p.seconds[r, TOKEN_STEPS] += 1
-        p.seconds[r, CONTEXT] += growth
-        p.ranks[r, group, CONTEXT_BY_RANK] += growth
-        q[i].joined -= 1
-        q[i].load = now
-        if q[i].end + q[i].joined <= 0:
-            leave(q, p, rules, r, i)
-            p.ranks[r, group, ENDS + turn] += 1
-            finish(q, p, rules, r, i, now, following)
-        else:
-            enter_micro_batch(p, r, turn, i)
+    growth, row = rules.growth / rules.unit, r * (rules.waves + 1) + p.count[r, PASS]
+    b = p.sizes[row]
+    p.count[r, FREE] -= chosen_blocks(p, rules, r)
+    if b > p.count[r, JOINED]:
+        p.gaps[r, gap_bin(now - last)] += b - p.count[r, JOINED]
+    for k in range(p.count[r, JOINED]):
+        p.gaps[r, gap_bin(now - p.delays[r, k])] += 1
+    p.count[r, JOINED] = 0
+    p.seconds[r, TOKEN_STEPS] += b
+    p.seconds[r, CONTEXT] += growth * b
+    for g in range(rules.groups):
+        p.ranks[r, g, CONTEXT_BY_RANK] += growth * p.loads[row, g, 0]
+        p.loads[row, g, 1] += growth * p.loads[row, g, 0]
+    p.steps[row] += 1
+    while p.sizes[row] > 0 and q[p.micro_batches[row, 0]].end <= p.steps[row]:
+        i = p.micro_batches[row, 0]
+        sink(q, p.micro_batches, row, p.sizes[row] - 1, 0, p.micro_batches[row, p.sizes[row] - 1])
+        leave_micro_batch(q, p, rules, r, i)
+        leave(q, p, rules, r, i)
+        p.ranks[r, q[i].line % rules.groups, ENDS + p.count[r, PASS]] += 1
+        finish(q, p, rules, r, i, now, following)
 
 
 @compiled
@@ -1757,8 +1792,9 @@ def least_loaded(p: Replicas, rules: Rules, begin: int, now: float) -> int:
         Index of the replica; of equals the next one in turn.
     """
     best, lowest = 0, np.inf
+    first = begin % len(p.count)
     for k in range(len(p.count)):
-        r = (begin + k) % len(p.count)
+        r = first + k if first + k < len(p.count) else first + k - len(p.count)
         load = float(p.count[r, SEATS] + p.count[r, QUEUED])
         if rules.tracks:
             for g in range(rules.groups):

@@ -68,6 +68,18 @@ def inlined(function: Function) -> Function:
     return _compiled(function, no_cpython_wrapper=True, forceinline=True)
 
 
+def inlined_entry(function: Function) -> Function:
+    """Compile a function that is called from Python, and inline it in compiled functions.
+
+    Args:
+        function: Function to compile.
+
+    Returns:
+        The compiled function.
+    """
+    return _compiled(function, forceinline=True)
+
+
 def _compiled(function: Function, **options: bool) -> Function:
     """Compile a function with numba, and cache the result on disk where possible."""
     if njit is None:
@@ -172,6 +184,8 @@ REQUEST = np.dtype(
         # Its list in a replica: one per class and data-parallel rank.
         ("line", "i4"),
         ("status", "i2"),
+        # Its micro-batch in a pipeline.
+        ("turn", "i2"),
     ]
 )
 
@@ -182,8 +196,11 @@ class Replicas(NamedTuple):
     `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths modulo the block size. `lists`
     contains the queue and the slots of each class and data-parallel rank, and the prompt in progress of a rank. `ranks`
     contains the loads of the ranks, and times of pipeline stages. `delays` [s] contains, for each of the sequences that joined
-    since the last decode step, how long the others had been stalled by then. `micro_batches` contains the sequences of each
-    micro-batch of a pipeline, by its turn, and in the last row those that had no place in one; `sizes` counts them.
+    since the last decode step, how long the others had been stalled by then, and in a pipeline the time of its last token.
+
+    Each micro-batch of a pipeline has a row of `micro_batches`, a heap as `heap`, by its turn. The last row of a replica has
+    the sequences that had no place in one. `sizes` counts sequences, and `steps` the decode steps of the row. `micro_residue`
+    counts cache lengths modulo the block size, and `loads` the sequences and their contexts on each data-parallel rank.
     """
 
     count: Any
@@ -198,6 +215,9 @@ class Replicas(NamedTuple):
     delays: Any
     micro_batches: Any
     sizes: Any
+    steps: Any
+    micro_residue: Any
+    loads: Any
 
 
 class Rules(NamedTuple):
@@ -293,6 +313,7 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
     count[:, FREE] = rules.blocks
     seconds = np.zeros((replicas, 10))
     seconds[:, EVERY] = 1e-3
+    rows = replicas * (rules.waves + 1) if rules.stages > 1 else 1
     return Replicas(
         count=count,
         seconds=seconds,
@@ -304,6 +325,9 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         gaps=np.zeros((replicas, GAPS)),
         ends=np.zeros(rules.seats + 1, dtype=np.int64),
         delays=np.zeros((replicas, rules.seats + 1)),
-        micro_batches=np.zeros((replicas, rules.waves + 1, rules.seats + 1) if rules.stages > 1 else (1, 1, 1), dtype=np.int64),
-        sizes=np.zeros((replicas, rules.waves + 1), dtype=np.int64),
+        micro_batches=np.zeros((rows, rules.seats + 1), dtype=np.int64),
+        sizes=np.zeros(rows, dtype=np.int64),
+        steps=np.zeros(rows, dtype=np.int64),
+        micro_residue=np.zeros((rows, rules.block), dtype=np.int64),
+        loads=np.zeros((rows, rules.groups, 2)),
     )
