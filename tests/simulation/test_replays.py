@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -63,6 +64,15 @@ def test_what_the_name_does_not_stand_for_has_to_be_given(what, closed_forms):
         with pytest.raises(InputError, match=r"a plan contains only names, and .* differs from its inputs: a .* step takes"):
             replayed(made)
     assert st.replay(made, *things.values(), engine, requests=200).rate > 0
+
+
+def test_a_small_difference_has_the_digits_that_show_it(closed_forms):
+    faster = st.vary("hgx-h100", {"chip.hbm.bandwidth": 1.0001 * float(st.load_system("hgx-h100").chip.hbm.bandwidth)})
+    made = st.plan("llama-3.1-8b", faster, WORK, LIMITS, chips=1, **CHOICE_ALONE)
+    with pytest.raises(InputError) as told:
+        st.replay(made)
+    taken, planned = re.search(r"takes (.+) instead of (.+)\. Give", str(told.value)).groups()
+    assert taken != planned
 
 
 @pytest.mark.thorough

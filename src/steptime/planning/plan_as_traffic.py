@@ -302,8 +302,11 @@ def _check(plan: Plan, pool: Pool, model: Model, system: System, engine: Engine)
     step = drafted_step(model, system, layout=pool.layout, engine=engine, drafts=plan.speculation.drafts, **settings)
     seconds, planned_seconds = float(step.total), float(pool.step.total)
     if abs(seconds / planned_seconds - 1) > SAME:
+        # As many digits as show the difference.
+        pairs = ((show(seconds, "s", digits), show(planned_seconds, "s", digits)) for digits in range(3, 17))
+        step_text, planned_text = next(pair for pair in pairs if pair[0] != pair[1])
         raise InputError(
             f"a plan contains only names, and {model.name} on {system.name} with engine {engine.name} differs from its inputs: "
-            f"a {pool.role} step takes {show(seconds, 's')} instead of {show(planned_seconds, 's')}. "
+            f"a {pool.role} step takes {step_text} instead of {planned_text}. "
             "Give model=, system= and engine="
         )
