@@ -707,3 +707,17 @@ def test_fewer_output_tokens_cost_no_more_where_few_prefill_layouts_keep_long_wa
         rates.append(plan.requests_per_second)
         assert plan.pools[0].layout.pp >= 3
     assert rates[1] >= 0.99 * rates[0]
+
+
+@pytest.mark.thorough
+def test_all_modes_serve_as_much_as_one_of_them():
+    """Separate pools lead at first; layouts like the best shared one have other batches, and serve a fifth more."""
+    load = st.Workload(input_tokens=4000, output_tokens=4000, cached_share=0.9, input_spread=0.5, output_spread=0.5)
+    shared, all_modes = (
+        st.plan(
+            "granite-3.1-8b-instruct", "cs-3", load, st.Slo(speed=20, ttft=0.5), modes=modes, alternatives=False,
+            elasticities=False, diagnostics=False, front=False,
+        ).requests_per_second
+        for modes in ((AGGREGATED,), (AGGREGATED, DISAGGREGATED))
+    )  # fmt: skip
+    assert all_modes >= 0.99 * shared

@@ -87,6 +87,8 @@ READERS, MANY_READERS = 8, 16
 LEAST_ROUGH_FACTOR, ROUGH_FACTOR, ROUGH_PIPELINE_FACTOR = 1.5, 4.0, 0.25
 # Fewest replicas of a large prefill pool, and factors on them: its chips come from the decode pool or go to it.
 LARGE_POOL, POOL_FACTORS = 8, (0.87, 1.15)
+# Share of the highest rate that the best finalist of a mode must have for its neighbours to be tried.
+ALMOST_AS_GOOD = 0.8
 # Relative gain of a larger chunk from which the next larger one is tried too.
 CHUNK_GAIN = 0.002
 # Output tokens of a run that confirms pools on two systems.
@@ -223,10 +225,10 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     add(candidates)
     for check in range(CHECKS):
         for _ in range(0 if case.rough else ROUNDS):
-            leader = next(iter(ranking()), None)
-            add(_similar(case, leader, finalists))
+            leaders = _leaders(ranking())
+            add(list(dict.fromkeys(entry for leader in leaders for entry in _similar(case, leader, finalists))))
             # The neighbours of a better one are tried too.
-            if leader is None or ranking()[0] is leader:
+            if _leaders(ranking()) == leaders:
                 break
 
         # The next one is confirmed only if it served more than the best of those that are, and than the minimum rate.
@@ -272,9 +274,17 @@ def _design(candidate: Candidate) -> tuple[object, ...]:
     return *candidate.same, candidate.batch
 
 
-def _similar(case: PlanProblem, leader: Finalist | None, finalists: Iterable[Candidate]) -> list[Candidate]:
-    """Return candidates that are like the best finalist and are no finalists; none where their runs would take seconds."""
-    if leader is None or _is_slow(case, leader.candidate):
+def _leaders(ranking: Sequence[Finalist]) -> list[Finalist]:
+    """Return the best finalist of each mode that is almost as good as the best of all: its neighbours may be better."""
+    best: dict[str, Finalist] = {}
+    for finalist in ranking:
+        best.setdefault(finalist.candidate.mode, finalist)
+    return [finalist for finalist in best.values() if finalist.run.rate >= ALMOST_AS_GOOD * ranking[0].run.rate]
+
+
+def _similar(case: PlanProblem, leader: Finalist, finalists: Iterable[Candidate]) -> list[Candidate]:
+    """Return candidates that are like a finalist and are no finalists; none where their runs would take seconds."""
+    if _is_slow(case, leader.candidate):
         return []
     similar = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
     similar += [*other_copies(case, leader.candidate), *other_divisions(case, leader.candidate)]
