@@ -23,7 +23,7 @@ from steptime.training.layer_time import (
     stem_passes,
 )
 from steptime.training.training_job import TrainingLayout
-from steptime.training.training_stack import IDEAL
+from steptime.training.training_stack import IDEAL, load_stack
 from tests.conftest import experts, machine, matrix, model_of
 from tests.training.cases import ALONE, CHIP, LINKED, ROWS, SMALL, SPARSE, job, lossy, model, system, toy
 
@@ -256,6 +256,22 @@ def test_the_host_waits_for_the_sizes_of_groups_of_experts():
     ((sheet, _),) = layer_profiles(model(SPARSE))
     sparse = layer_passes(sheet, TWO, CHIP, lossy(seconds_per_expert_layer=2e-3), ALONE)
     assert (float(sparse.forward["launch"]), float(sparse.backward["launch"])) == (2e-3, 4e-3)
+
+
+def test_each_expert_of_a_chip_is_launched_unless_one_kernel_has_all():
+    """64 experts over four ranks of two chips each: 8 experts' time on a chip, twice as long backward."""
+    ((sheet, _),) = layer_profiles(model_of(experts(weights=1e6, inputs=1000, outputs=1000, columns=500), layers=1))
+    x = TrainingLayout(dp=8, ep=4, etp=2)
+    alone, grouped = (
+        layer_passes(sheet, replace(TWO, grouped_experts=flag), LINKED, lossy(seconds_per_local_expert=1e-3), x)
+        for flag in (False, True)
+    )
+    assert float(alone.forward["launch"]) == pytest.approx(64 / (4 * 2) * 1e-3)
+    assert float(alone.backward["launch"]) == pytest.approx(2 * 64 / (4 * 2) * 1e-3)
+    assert "launch" not in grouped.forward or not float(grouped.forward["launch"])
+    assert [load_stack(name).grouped_experts for name in ("automodel", "torchtitan", "maxtext", "megatron", "typical")] == (
+        [True] * 3 + [False] * 2
+    )
 
 
 def test_adapters_of_fewer_products_move_less_and_hold_less():

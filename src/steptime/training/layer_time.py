@@ -319,7 +319,7 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
     forward["element-wise"], backward["element-wise"] = elements, 2 * elements
     _add_exchanges(forward, backward, sheet, job, system, engine, x)
     if not is_fused:
-        _add_launches(forward, backward, sheet, engine)
+        _add_launches(forward, backward, sheet, job, engine, x)
     _add_recompute(forward, backward, sheet, x, chip_rows=chip_rows, rate=narrow_rate, element_bandwidth=element_bandwidth)
     tier = host_memory(system)
     if tier is not None and job.offloads(ACTIVATIONS):
@@ -349,14 +349,20 @@ def _adapter_seconds(
     return forward, backward
 
 
-def _add_launches(forward: Terms, backward: Terms, sheet: LayerProfile, engine: TrainingEngine) -> None:
+def _add_launches(
+    forward: Terms, backward: Terms, sheet: LayerProfile, job: TrainingJob, engine: TrainingEngine, x: TrainingLayout
+) -> None:
     """Add the launches of the host, unless a captured step has none.
 
     The host launches kernels while the chip runs earlier ones, so that a layer takes the longer of both. The sizes of the
-    groups of experts are read by the host, which waits for them.
+    groups of experts are read by the host, which waits for them. It then launches the products of one expert after another,
+    unless the stack has one kernel for all of them.
     """
     c = engine.constants
-    expert_seconds = c.seconds_per_expert_layer if sheet.routed else 0.0
+    expert_seconds: Number = 0.0
+    if sheet.routed is not None:
+        launched_experts = 0.0 if job.grouped_experts else sheet.routed.experts / (x.ep * x.etp)
+        expert_seconds = c.seconds_per_expert_layer + c.seconds_per_local_expert * launched_experts
     if not has_nonzero(c.seconds_per_layer) and not has_nonzero(expert_seconds):
         return
     for terms, factor in ((forward, 1.0), (backward, 2.0)):

@@ -72,6 +72,7 @@ class TrainingJob:
 
     whole_hops: whether each tensor-parallel rank sends all activations of a micro-batch to the next stage, instead of its
     part. gathered_inputs: whether tensor-parallel ranks save the gathered inputs of blocks, instead of gathering them again.
+    grouped_experts: whether one kernel has the products of all experts of a chip.
     narrow_gather: whether data-parallel ranks gather weights of products in 8 bits in this format, instead of in 16 bits.
     expert_imbalance: rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced. fused_experts: whether
     the stack has one kernel for grouped products, activation and quantization in mxfp8. Its step is captured, and overlaps the
@@ -95,6 +96,7 @@ class TrainingJob:
     logit_bytes: float = 6.0
     whole_hops: bool = False
     gathered_inputs: bool = False
+    grouped_experts: bool = False
     narrow_gather: bool = False
     expert_imbalance: Number = 1.0
     fused_experts: bool = False

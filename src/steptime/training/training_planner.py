@@ -283,6 +283,7 @@ def training_job(
     job = TrainingJob(
         seq=seq, batch=batch, dtype=dtype, task=task, optimizer=optimizer, lora_rank=lora_rank, mtp=mtp, attention=attention,
         gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes, gathered_inputs=engine.gathered_inputs,
+        grouped_experts=engine.grouped_experts,
         narrow_gather=engine.narrow_gather, adapted=engine.adapted, expert_imbalance=expert_imbalance, offload=offload,
         **({} if model is None else engine.recipe_flags(model.family, system.chip.name)),
     )  # fmt: skip

@@ -56,6 +56,9 @@ class Constants:
     seconds_per_expert_layer: Number = _constant(
         0.0, "additional time per expert layer: routing, sorting", unit="s", largest=1.0
     )
+    seconds_per_local_expert: Number = _constant(
+        0.0, "additional time per expert of a chip and layer: launches of its products and casts", unit="s", largest=1.0
+    )
     seconds_per_step: Number = _constant(0.0, "fixed time per step: gradient norm, data, host", unit="s", largest=100.0)
     yearly_gain: Number = _constant(0.0, "speed-up of a stack per year, since 2024-06", unit="log", largest=2.0)
     expert_yearly_gain: Number = _constant(
@@ -94,6 +97,11 @@ class TrainingEngine(Result):
     input, which `PrepareModuleInput` has replicated
     (https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py).
 
+    grouped_experts: whether one kernel has the products of all experts of a chip, as `torch._grouped_mm` of AutoModel and
+    torchtitan and megablox of MaxText; else they are launched one by one, as by GroupedLinear of Transformer Engine
+    (`nvte_multi_tensor_gemm` of
+    https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/gemm/cublaslt_gemm.cu).
+
     narrow_gather: whether weights of products in 8 bits are gathered in this format
     (`fp8_param_gather` of https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/training/mixed_precision.py).
 
@@ -123,6 +131,7 @@ class TrainingEngine(Result):
     cached: float = 0.0
     prefetched: float = 1.0
     gathered_inputs: bool = False
+    grouped_experts: bool = False
     narrow_gather: bool = False
     adapted: tuple[str, ...] = ("qkv", "output", "mlp")
     fused_experts: tuple[str, ...] = ()
@@ -399,7 +408,8 @@ def age_constants(c: Constants, years: Number) -> Constants:
         Constants.
     """
     gain = np.exp(c.expert_yearly_gain * years)
-    return replace(c, expert_efficiency=c.expert_efficiency * gain, seconds_per_expert_layer=c.seconds_per_expert_layer / gain)
+    names = ("seconds_per_expert_layer", "seconds_per_local_expert")
+    return replace(c, expert_efficiency=c.expert_efficiency * gain, **{name: getattr(c, name) / gain for name in names})
 
 
 def cap_rates(c: Constants, slower: Number) -> Constants:

@@ -337,6 +337,7 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float,
     return TrainingJob(
         optimizer="adam-bf16" if engine.name == AUTOMODEL else "adamw",
         gathered_inputs=engine.gathered_inputs,
+        grouped_experts=engine.grouped_experts,
         narrow_gather=engine.narrow_gather,
         adapted=engine.adapted,
         seq=_read_whole_number(row, "seq_len"),

@@ -362,6 +362,8 @@ PRIOR: Final[dict[str, tuple[float, float]]] = {
     # About 20 kernels, each of which takes the host 5 microseconds.
     "seconds_per_layer": (1e-4, 0.7),
     "seconds_per_expert_layer": (3e-4, 0.7),
+    # About 8 kernels: the products and casts of two linear layers.
+    "seconds_per_local_expert": (4e-5, 0.7),
     "seconds_per_step": (0.05, 1.0),
     "yearly_gain": (0.05, 0.05),
     "expert_yearly_gain": (0.2, 0.1),
@@ -753,7 +755,7 @@ def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fi
     """
     numbers = ("elsewhere", "gradient_bytes", "logit_bytes", "reserved_bytes", "cached", "prefetched")
     words = ("schedules", "shardings", "recomputes", "adapted")
-    switches = [f"gathered_inputs = {json.dumps(base.gathered_inputs)}"] if base.gathered_inputs else []
+    switches = [f"{name} = true" for name in ("gathered_inputs", "grouped_experts") if getattr(base, name)]
     lines = [f"name = {json.dumps(fitted_stack.name)}", f"title = {json.dumps(fitted_stack.title)}"]
     lines += [f"{key} = {getattr(base, key)}" for key in numbers] + switches
     lines += [f"{key} = {json.dumps(list(getattr(base, key)))}" for key in words if getattr(base, key)]
