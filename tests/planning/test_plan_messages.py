@@ -13,6 +13,7 @@ import pytest
 import steptime as st
 from steptime.hardware.system import Rent
 from steptime.physics.engine import IDEAL
+from steptime.physics.layout import stacked
 from steptime.planning import plan_messages
 from steptime.planning.plan_messages import STOPS, list_warnings, unreachable, why
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned
@@ -285,7 +286,7 @@ def test_chips_hold_a_request_that_they_serve(monkeypatch, memory, rate, holds):
 
 
 def test_without_a_layout_the_weights_are_those_of_the_model(monkeypatch):
-    monkeypatch.setattr(plan_messages, "legal", lambda *_: [])
+    monkeypatch.setattr(plan_messages, "legal_table", lambda *_: stacked([]))
     assert plan_messages._best_layout(PROBLEM, 10e9, 6e9) == "; the best layout puts 10.0 GB on a chip of 6.00 GB"
 
 

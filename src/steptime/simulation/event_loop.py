@@ -606,7 +606,7 @@ def leave_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None
 
 
 @compiled
-def empty_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, turn: int, into: int) -> None:
+def empty_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, turn: int, target_turn: int) -> None:
     """Move the sequences of a micro-batch of a pipeline, which has left the last stage, to another one.
 
     Args:
@@ -615,7 +615,7 @@ def empty_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, turn: int, into
         rules: Scheduling rules.
         r: Index of the replica.
         turn: Turn of the micro-batch.
-        into: Turn of the other one.
+        target_turn: Turn of the other one.
     """
     row = r * (rules.waves + 1) + turn
     while p.sizes[row] > 0:
@@ -623,7 +623,7 @@ def empty_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, turn: int, into
         leave_micro_batch(q, p, rules, r, i)
         if turn < rules.waves:
             q[i].load = max(q[i].load, p.ranks[r, rules.groups + turn, EXIT])
-        enter_micro_batch(q, p, rules, r, into, i)
+        enter_micro_batch(q, p, rules, r, target_turn, i)
 
 
 @compiled
@@ -1459,19 +1459,23 @@ def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     Returns:
         Blocks that the chosen sequences take.
     """
-    turn, first = p.count[r, PASS], r * (rules.waves + 1)
+    turn, first_row = p.count[r, PASS], r * (rules.waves + 1)
     p.count[r, JOINED] = 0
     for g in range(rules.groups):
         p.ranks[r, g, ENDS + turn] = 0
-    for other in range(rules.waves):
-        if other != turn and p.sizes[first + other] > 0 and p.ranks[r, rules.groups + other, EXIT] <= p.seconds[r, CLOCK]:
-            empty_micro_batch(q, p, rules, r, other, turn)
-    if p.sizes[first + rules.waves] > 0:
+    for other_turn in range(rules.waves):
+        if (
+            other_turn != turn
+            and p.sizes[first_row + other_turn] > 0
+            and p.ranks[r, rules.groups + other_turn, EXIT] <= p.seconds[r, CLOCK]
+        ):
+            empty_micro_batch(q, p, rules, r, other_turn, turn)
+    if p.sizes[first_row + rules.waves] > 0:
         give_up_places(q, p, rules, r)
         empty_micro_batch(q, p, rules, r, rules.waves, turn)
     has_places = True
     for g in range(rules.groups):
-        has_places = has_places and rules.query * p.loads[first + turn, g, 0] <= rules.budget
+        has_places = has_places and rules.query * p.loads[first_row + turn, g, 0] <= rules.budget
     return chosen_blocks(p, rules, r) if has_places else choose_in_order(q, p, rules, r)
 
 
@@ -1506,7 +1510,7 @@ def choose_in_order(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     Returns:
         Blocks that the chosen sequences take.
     """
-    row, beyond, left = r * (rules.waves + 1) + p.count[r, PASS], (r + 1) * (rules.waves + 1) - 1, 0
+    row, overflow_row, overflow_count = r * (rules.waves + 1) + p.count[r, PASS], (r + 1) * (rules.waves + 1) - 1, 0
     give_up_places(q, p, rules, r)
     for g in range(rules.groups):
         for rank in range(rules.ranks):
@@ -1517,8 +1521,8 @@ def choose_in_order(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
                         leave_micro_batch(q, p, rules, r, i)
                         enter_micro_batch(q, p, rules, r, p.count[r, PASS], i)
                     else:
-                        p.micro_batches[beyond, left] = i
-                        left += 1
+                        p.micro_batches[overflow_row, overflow_count] = i
+                        overflow_count += 1
                 i = q[i].after
     return chosen_blocks(p, rules, r)
 
