@@ -172,7 +172,7 @@ def test_the_bound_is_one_flag_away():
     assert not re.search(r"90 %:|90 % range", shown)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", every(2, [80, 120]))
 def test_a_step_shows_its_range_and_the_ideal(columns):
     words = "step llama-3.1-70b hgx-h100 --tp 8 --batch 64"
     shown = run(words, columns=columns).stdout

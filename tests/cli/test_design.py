@@ -7,11 +7,12 @@ import json
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import every
 
 CHIP = "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power"
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", every(2, [80, 120]))
 def test_the_best_comes_first_then_the_front_beside_what_stands_today(columns):
     found = run(CHIP, columns=columns)
     assert found.returncode == 0

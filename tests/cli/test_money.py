@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import every
 
 pytestmark = pytest.mark.usefixtures("closed_forms")
 
@@ -101,7 +102,7 @@ def test_what_energy_counts_and_who_pays_for_it(words, says, both_forms):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", every(2, [80, 120]))
 def test_without_a_rent_nothing_is_unknown_and_nothing_is_money(columns, tmp_path):
     for command in ("plan llama-3.1-8b m3-ultra", "plan llama-3.1-8b m3-ultra --full"):
         text = run(f"{command} --csv {tmp_path / 'front.csv'}", columns=columns).stdout

@@ -9,6 +9,7 @@ import pytest
 
 from steptime.planning import planner, slo_probability
 from tests.cli.test_commands import run
+from tests.conftest import every
 
 PLAN = "plan llama-3.1-8b hgx-h100 --chips 2 --input 1024 --output 256 --mode aggregated --simulate "
 GOOD = PLAN + "--speed 50 --ttft 1"
@@ -31,7 +32,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", every(2, [80, 120]))
 @pytest.mark.parametrize("more", ["", " --full"])
 def test_the_replay_comes_before_the_plans_own_figures(more, columns):
     shown = run(GOOD + more, columns=columns)

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from tests.cli.test_commands import run
-from tests.conftest import each
+from tests.conftest import each, every
 
 ASKED = "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4096"
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", every(2, [80, 120]))
 def test_the_answer_comes_first_then_a_table_and_bars(columns):
     found = run(ASKED + " --full", columns=columns)
     assert found.returncode == 0

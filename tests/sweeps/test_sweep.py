@@ -71,6 +71,15 @@ def test_axes_that_go_together_are_rows_of_points():
         sweep("step", {"batch": batch, "tp": [1, 2]}, together=True, **ON)
 
 
+def test_long_axes_that_advance_together_are_not_multiplied():
+    """10,000 points: all combinations would be 100 million, more than fit in memory."""
+    values = np.linspace(1e12, 2e12, 10_000)
+    found = sweep("blackboard.drain_seconds", {"bandwidth": values, "capacity": values}, together=True)
+    assert found.answers["drain_seconds"].values == pytest.approx(np.ones(10_000))
+    with pytest.raises(RangeError, match="100,000,000 points"):
+        sweep("blackboard.drain_seconds", {"bandwidth": values, "capacity": values})
+
+
 @pytest.mark.slow
 def test_a_plan_is_that_plan_and_what_nothing_meets_has_a_reason():
     found = sweep(st.plan, {"speed": [40, 4000]}, **ON, input=512, output=128, ttft=1, chips=2)

@@ -239,20 +239,34 @@ def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str,
     Returns:
         Paths by name, sorted by name without regard to case.
     """
-    paths: dict[str, Path] = {}
-    suffix = SUFFIXES.get(kind, ".toml")
+    return dict(_paths_by_name(*_listing(kind, catalog)))
+
+
+# Folders, the suffix of their data files, and the names in each folder.
+Listing = tuple[tuple[Path, ...], str, tuple[tuple[str, ...], ...]]
+
+
+def _listing(kind: str, catalog: str | os.PathLike[str] | None) -> Listing:
+    names_by_folder = {}
     for folder in folders(kind, catalog):
         with suppress(PermissionError):
-            for name, path in _paths_by_name(folder, suffix, tuple(os.listdir(folder))):
-                paths.setdefault(name, path)
+            names_by_folder[folder] = tuple(os.listdir(folder))
+    return tuple(names_by_folder), SUFFIXES.get(kind, ".toml"), tuple(names_by_folder.values())
+
+
+# Paths of hundreds of files take longer to make and to sort than to list.
+@lru_cache(maxsize=64)
+def _paths_by_name(folders: tuple[Path, ...], suffix: str, file_names: tuple[tuple[str, ...], ...]) -> dict[str, Path]:
+    paths: dict[str, Path] = {}
+    for folder, names in zip(folders, file_names, strict=True):
+        for name in sorted(name for name in names if name.endswith(suffix)):
+            paths.setdefault(name.removesuffix(suffix).replace("--", "/"), folder / name)
     return dict(sorted(paths.items(), key=lambda item: item[0].casefold()))
 
 
-# Paths of hundreds of files take longer to make than to list.
 @lru_cache(maxsize=64)
-def _paths_by_name(folder: Path, suffix: str, file_names: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
-    matches = (name for name in sorted(file_names) if name.endswith(suffix))
-    return tuple((name.removesuffix(suffix).replace("--", "/"), folder / name) for name in matches)
+def _paths_by_folded_name(folders: tuple[Path, ...], suffix: str, names: tuple[tuple[str, ...], ...]) -> dict[str, Path]:
+    return {folded(name): path for name, path in _paths_by_name(folders, suffix, names).items()}
 
 
 def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) -> Path:
@@ -279,9 +293,9 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         return path
     if path.suffix == suffix:
         raise DataFileError(short_repr(name).strip("'"), "no such file")
-    paths = files(kind, catalog)
+    listing = _listing(kind, catalog)
+    paths, by_folded = _paths_by_name(*listing), _paths_by_folded_name(*listing)
     folded_name = folded(name)
-    by_folded = {folded(key): path for key, path in paths.items()}
     if folded_name in by_folded:
         return by_folded[folded_name]
     # Aliases are read from the files. Most resemble the name of their file, so the files with similar names come first.

@@ -125,13 +125,16 @@ def _pair(question: Question, text: str, form: str) -> tuple[str, str]:
     return plain_name(question, name), values
 
 
-def read_inputs(question: Question, axes: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[list[Axis], dict[str, Any]]:
+def read_inputs(
+    question: Question, axes: Mapping[str, Any], fixed: Mapping[str, Any], *, together: bool = False
+) -> tuple[list[Axis], dict[str, Any]]:
     """Return the axes and the fixed values of a sweep, in base units.
 
     Args:
         question: The question that the sweep asks.
         axes: Values by input: a text, an array, or a list of numbers, names or objects. A bare rent is in USD per chip-hour.
         fixed: One value by input.
+        together: Whether the axes advance together, one point per position.
 
     Returns:
         The axes in order, and the fixed values by name.
@@ -149,12 +152,12 @@ def read_inputs(question: Question, axes: Mapping[str, Any], fixed: Mapping[str,
         known_inputs["system"] = systems.partition(",")[0].strip() if isinstance(systems, str) else next(iter(systems), None)
     specs = {name: find_input(question, name, known_inputs) for name in (*axis_values, *fixed_values)}
 
-    # The product of all axes is checked before any axis is built.
+    # The number of points is checked before any axis is built.
     lengths = [
         count_values(name, values, specs[name]) if isinstance(values, str) else len(values)
         for name, values in axis_values.items()
     ]
-    check_points(lengths, question.seconds)
+    check_points([max(lengths, default=1)] if together else lengths, question.seconds)
     built_axes = [
         made_axis(name, rents_per_second(values) if specs[name].kind == RENT else values, specs[name])
         for name, values in axis_values.items()

@@ -66,7 +66,7 @@ def sweep(
     """
     declaration = find_question(question, vectorised=vectorised)
     expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
-    grid_axes, fixed_inputs = read_inputs(declaration, axes, fixed)
+    grid_axes, fixed_inputs = read_inputs(declaration, axes, fixed, together=together)
     return sweep_axes(
         declaration, grid_axes, fixed_inputs, answers=answers, together=together, workers=workers, client=client, out=out,
         progress=progress,
