@@ -37,6 +37,7 @@ from steptime.hardware.number_formats import is_day
 from steptime.physics.engine import IDEAL, Engine, with_constants
 from steptime.physics.engine_releases import version_numbers
 from steptime.validation.mlperf_data_sets import as_submitted, find_data_set
+from steptime.validation.published_drafts import with_drafts
 from steptime.validation.run_table import (
     DRAWN_IDS,
     HIGHEST,
@@ -87,6 +88,7 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     """
     if row.get("part") == MLPERF:
         return as_submitted(row)
+    row = with_drafts(row)
     if mixes_chunks(row) and not row.get(PREFILL_SCHEDULE):
         row = {**row, PREFILL_SCHEDULE: MIXED}
     if not row.get("kv_dtype") and (kv := cache_format(row)):
