@@ -10,7 +10,8 @@ import pytest
 
 import steptime as st
 from steptime.models.model import Attention
-from steptime.physics.collectives import run_collective
+from steptime.physics.attention_kernels import ANY
+from steptime.physics.collectives import load_exchanges, run_collective
 from steptime.physics.layout import Layout
 from steptime.physics.network_time import Traffic
 from steptime.physics.step import mixed_step, prefill_step
@@ -146,6 +147,21 @@ def test_ranks_that_gather_tokens_have_those_of_all_ranks():
     step = mixed_step(model, NODES, prompts=4, tokens=10_000, **given)
     for term in ("dispatch", "combine"):
         assert step.terms[term] == pytest.approx(10 * (2 * 3 / 4 * 40_000 * 2000 / UP + 2e-6))
+
+
+def test_gathered_tokens_wait_as_long_as_exchanged_ones_in_decode():
+    """A phase of timed kernels replaces that of other collectives, but not in all-reduces of prompts."""
+    model, layout = model_of(experts(weights=1.0)), Layout(dp=4, ep=4)
+    times = {}
+    for factor in (0.0, 1.0):
+        engine_ = engine(gathers_tokens=1.0, exchange_time=factor)
+        times[factor] = [
+            mixed_step(model, NODES, layout=layout, engine=engine_, **sizes).terms["combine"]
+            for sizes in ({"batch": 64, "context": 1}, {"prompts": 4, "tokens": 10_000})
+        ]
+    usual = engine().overheads.seconds_per_collective
+    assert times[1.0][0] - times[0.0][0] == pytest.approx(10 * (load_exchanges()[ANY] - usual))
+    assert times[1.0][1] == times[0.0][1]
 
 
 def test_exchanges_of_strided_ways_cross_nodes():

@@ -189,6 +189,42 @@ def test_pools_run_with_the_limits_of_their_script(changes, prompts, launch):
     assert found.prompts(7373) == prompts
 
 
+ASSUMED = {"spec": "mtp", "drafted": "3.0", "acceptance": "2.6", "acceptance_assumed": "True"}
+MI355 = {"system": "mi355x-8", "weight_dtype": "fp8", "expert_dtype": "fp8", "concurrency": "32"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "drafted", "acceptance"),
+    [
+        ({"engine": "trtllm"}, "3", "2.5"),
+        ({"engine": "trtllm", "dp": "8", "input_tokens": "1024"}, "2", ""),
+        ({"engine": "trtllm", "dp": "4", "input_tokens": "1024"}, "1", ""),
+        ({"engine": "trtllm", "dp": "8", "weight_dtype": "fp8", "input_tokens": "1024", "concurrency": "896"}, "3", "2.5"),
+        ({"engine": "trtllm", "dp": "8", "weight_dtype": "fp8", "input_tokens": "1024", "concurrency": "1600"}, "2", ""),
+        ({}, "2", ""),
+        ({"measured": "2026-06-11"}, "3", "2.5"),
+        ({"measured": "2026-06-11", "input_tokens": "1024"}, "2", ""),
+        (MI355 | {"measured": "2026-01-08"}, "2", "2.72"),  # without a chat template
+        (MI355 | {"measured": "2026-02-06"}, "2", ""),
+        (MI355 | {"measured": "2026-02-12", "dp": "8", "ep": "8"}, "1", ""),
+        (MI355 | {"measured": "2026-02-12"}, "2", ""),
+        (MI355 | {"measured": "2026-03-13", "weight_dtype": "mxfp4"}, "3", "2.5"),
+        (MI355 | {"measured": "2026-03-13", "weight_dtype": "mxfp4", "concurrency": "64"}, "1", ""),
+        ({"part": "ix_mtp", "decode_workers": ""}, "3", "2.5"),
+        ({"part": "ix_mtp", "decode_workers": "", "drafted": "2"}, "2", ""),
+        ({"acceptance_assumed": "False"}, "3.0", "2.6"),
+        ({"model": "moonshotai/Kimi-K2.5"}, "3.0", "2.6"),
+        ({"part": "blogs"}, "3.0", "2.6"),
+        ({"engine": "vllm"}, "3", "2.5"),  # of no script
+    ],
+)
+def test_assumed_drafts_are_those_of_the_script(changes, drafted, acceptance):
+    row = apart(**APART | {"measured": "2026-02-11", "dp": "1", "ep": "1"} | ASSUMED | changes)
+    found = as_launched(row)
+    assert (found["drafted"], found["acceptance"]) == (drafted, acceptance)
+    assert as_launched(found) == found
+
+
 def test_an_engine_that_gathers_tokens_is_changed_once():
     assert with_gathering(ON, False) is ON
     assert with_gathering(ON, True).kernels.gathers_tokens == 1

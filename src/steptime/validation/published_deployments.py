@@ -47,6 +47,7 @@ from steptime.validation.run_table import (
     PREFILL_SCHEDULE,
     PREFILL_WAYS,
     TOKEN_BUDGET,
+    count_drafts,
     run_kind,
 )
 
@@ -87,6 +88,7 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     """
     if row.get("part") == MLPERF:
         return as_submitted(row)
+    row = with_drafts(row)
     if mixes_chunks(row) and not row.get(PREFILL_SCHEDULE):
         row = {**row, PREFILL_SCHEDULE: MIXED}
     if not row.get("kv_dtype") and (kv := cache_format(row)):
@@ -649,3 +651,87 @@ def _matches_script(row: Mapping[str, str], model: str, formats: tuple[str, ...]
     """Check the model, the format of weights and the system of a run."""
     name, stored, system = (row[column].casefold() for column in ("model", "weight_dtype", "system"))
     return model in name and stored in formats and system in systems
+
+
+# Column of runs with multi-token prediction, which record neither drafts nor acceptance: both were assumed by the engine.
+ASSUMED = "acceptance_assumed"
+FP8, FP4 = ("fp8",), ("nvfp4", "mxfp4")
+LOW_BITS = (*FP8, *FP4)
+# Drafts of separate pools: engine, systems, formats of weights, first day, prompt tokens, data-parallel and expert-parallel
+# ranks of a decode replica, decode replicas, least clients, drafts; none and 0 for any. The first line that matches holds, so
+# that later days stand first. Sources: github.com/SemiAnalysisAI/InferenceX, .github/configs/amd-master.yaml
+# (DECODE_MTP_SIZE) and nvidia-master.yaml (names of recipes, "mtp2") at the commits of each day; github.com/NVIDIA/srt-slurm,
+# recipes/b200-fp8 and b200-fp4, and InferenceX at 263aace86, benchmarks/multi_node/srt-slurm-recipes (speculative-num-steps).
+DRAFTS = (
+    ("trtllm", (), LOW_BITS, "", 0, 1, 0, 0, 0, 3),
+    ("trtllm", RACKS, FP8, "", 1024, 16, 0, 0, 0, 1),
+    ("trtllm", RACKS, FP8, "", 8192, 16, 0, 0, 0, 3),
+    ("trtllm", RACKS, FP4, "", 1024, 32, 0, 0, 0, 3),
+    ("trtllm", BLACKWELL, FP8, "", 1024, 8, 0, 0, 1600, 2),
+    ("trtllm", BLACKWELL, FP8, "", 1024, 8, 0, 0, 0, 3),
+    ("trtllm", BLACKWELL, FP8, "", 8192, 8, 0, 0, 0, 2),
+    ("trtllm", BLACKWELL, FP4, "", 1024, 8, 0, 0, 0, 2),
+    ("trtllm", BLACKWELL, FP4, "", 8192, 8, 0, 0, 0, 3),
+    ("trtllm", (), FP4, "", 0, 0, 0, 0, 0, 1),
+    ("sglang", BLACKWELL, FP8, "", 1024, 8, 0, 2, 0, 1),
+    ("sglang", BLACKWELL, FP4, "2026-06-01", 8192, 1, 0, 0, 0, 3),
+    ("sglang", BLACKWELL, LOW_BITS, "", 0, 0, 0, 0, 0, 2),
+    ("sglang", MI355, FP4, "2026-05-31", 0, 1, 0, 0, 0, 3),
+    ("sglang", MI355, FP4, "2026-05-31", 0, 0, 0, 0, 0, 1),
+    ("sglang", MI355, FP4, "2026-05-07", 0, 0, 0, 0, 64, 2),
+    ("sglang", MI355, FP4, "2026-03-13", 0, 0, 0, 0, 64, 1),
+    ("sglang", MI355, FP4, "2026-03-13", 0, 0, 0, 0, 0, 3),
+    ("sglang", MI355, FP4, "2026-03-03", 0, 0, 0, 1, 0, 3),
+    ("sglang", MI355, FP4, "2026-03-03", 0, 0, 0, 0, 0, 2),
+    ("sglang", MI355, FP4, "2026-02-11", 0, 0, 0, 0, 0, 1),
+    ("sglang", MI355, FP8, "2026-02-11", 0, 1, 1, 0, 0, 2),
+    ("sglang", MI355, FP8, "2026-02-11", 0, 0, 0, 0, 0, 1),
+    ("sglang", MI355, LOW_BITS, "", 0, 0, 0, 0, 0, 2),
+)
+# Acceptance lengths of random prompts by drafts. With a chat template three drafts yield 2.50 tokens, as on MT-Bench, and 3.55
+# without (github.com/SemiAnalysisAI/InferenceX, pull request 649). With one share of accepted tokens for every draft, 3.55 is
+# 2.72 with two drafts. Other lengths with a template are those of the model's curve.
+TEMPLATED: Mapping[int, str] = {3: "2.5"}
+RAW: Mapping[int, str] = {1: "1.9", 2: "2.72", 3: "3.55"}
+# First day of separate pools on MI355X with a chat template (pull requests 622 and 649).
+TEMPLATED_SINCE = "2026-02-03"
+
+
+def with_drafts(row: dict[str, str]) -> dict[str, str]:
+    """Replace assumed drafts and acceptance lengths of a public run of DeepSeek-R1 by published ones.
+
+    Args:
+        row: Run.
+
+    Returns:
+        A changed copy, or the same row.
+
+    >>> row = {"part": "ix_disaggregated", "model": "DeepSeek-R1", "engine": "trtllm", "system": "hgx-b200", "drafted": "1"}
+    >>> row |= {"weight_dtype": "fp8", "measured": "2026-02-11", "input_tokens": "8192", "concurrency": "1088", "dp": "8"}
+    >>> row |= {"acceptance": "1.8", "acceptance_assumed": "True"}
+    >>> found = with_drafts(row)
+    >>> found["drafted"], found["acceptance"], with_drafts(row | {"acceptance_assumed": ""})["drafted"]
+    ('2', '', '1')
+    """
+    part, day = row.get("part") or "", row.get("measured") or ""
+    if row.get(ASSUMED) != "True" or not part.startswith("ix_") or MODEL not in row["model"].casefold():
+        return row
+    drafts = count_drafts(row)
+    if part == SEPARATE_POOLS:
+        drafts = _scripted_drafts(row) or drafts
+    is_raw = part == SEPARATE_POOLS and row["system"].casefold() in MI355 and day < TEMPLATED_SINCE
+    acceptance = (RAW if is_raw else TEMPLATED).get(drafts, "")
+    return {**row, "drafted": str(drafts), "acceptance": acceptance, ASSUMED: ""}
+
+
+def _scripted_drafts(row: Mapping[str, str]) -> int:
+    """Return the drafts per step of separate pools by their script; 0 if unknown."""
+    sizes = [float(row.get(name) or 1) for name in ("input_tokens", "dp", "ep", "decode_workers")]
+    day, clients = row.get("measured") or "", float(row.get("concurrency") or 1)
+    for engine, systems, formats, since, *scripted_sizes, least, drafts in DRAFTS:
+        is_system = not systems or row["system"].casefold() in systems
+        is_deployment = row["engine"] == engine and is_system and row["weight_dtype"] in formats
+        is_size = all(value in (0, size) for value, size in zip(scripted_sizes, sizes, strict=True))
+        if is_deployment and is_size and day >= since and clients >= least:
+            return drafts
+    return 0
