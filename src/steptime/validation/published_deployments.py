@@ -656,7 +656,7 @@ def _matches_script(row: Mapping[str, str], model: str, formats: tuple[str, ...]
 # Column of runs with multi-token prediction, which record neither drafts nor acceptance: both were assumed by the engine.
 ASSUMED = "acceptance_assumed"
 FP8, FP4 = ("fp8",), ("nvfp4", "mxfp4")
-LOW_BITS = (*FP8, *FP4)
+LOW_BITS, B200 = (*FP8, *FP4), ("hgx-b200",)
 # Drafts of separate pools: engine, systems, formats of weights, first day, prompt tokens, data-parallel and expert-parallel
 # ranks of a decode replica, decode replicas, least clients, drafts; none and 0 for any. The first line that matches holds, so
 # that later days stand first. Sources: github.com/SemiAnalysisAI/InferenceX, .github/configs/amd-master.yaml
@@ -667,15 +667,15 @@ DRAFTS = (
     ("trtllm", RACKS, FP8, "", 1024, 16, 0, 0, 0, 1),
     ("trtllm", RACKS, FP8, "", 8192, 16, 0, 0, 0, 3),
     ("trtllm", RACKS, FP4, "", 1024, 32, 0, 0, 0, 3),
-    ("trtllm", BLACKWELL, FP8, "", 1024, 8, 0, 0, 1600, 2),
-    ("trtllm", BLACKWELL, FP8, "", 1024, 8, 0, 0, 0, 3),
-    ("trtllm", BLACKWELL, FP8, "", 8192, 8, 0, 0, 0, 2),
-    ("trtllm", BLACKWELL, FP4, "", 1024, 8, 0, 0, 0, 2),
-    ("trtllm", BLACKWELL, FP4, "", 8192, 8, 0, 0, 0, 3),
+    ("trtllm", B200, FP8, "", 1024, 8, 0, 0, 1600, 2),
+    ("trtllm", B200, FP8, "", 1024, 8, 0, 0, 0, 3),
+    ("trtllm", B200, FP8, "", 8192, 8, 0, 0, 0, 2),
+    ("trtllm", B200, FP4, "", 1024, 8, 0, 0, 0, 2),
+    ("trtllm", B200, FP4, "", 8192, 8, 0, 0, 0, 3),
     ("trtllm", (), FP4, "", 0, 0, 0, 0, 0, 1),
-    ("sglang", BLACKWELL, FP8, "", 1024, 8, 0, 2, 0, 1),
-    ("sglang", BLACKWELL, FP4, "2026-06-01", 8192, 1, 0, 0, 0, 3),
-    ("sglang", BLACKWELL, LOW_BITS, "", 0, 0, 0, 0, 0, 2),
+    ("sglang", B200, FP8, "", 1024, 8, 0, 2, 0, 1),
+    ("sglang", B200, FP4, "2026-06-01", 8192, 1, 0, 0, 0, 3),
+    ("sglang", B200, LOW_BITS, "", 0, 0, 0, 0, 0, 2),
     ("sglang", MI355, FP4, "2026-05-31", 0, 1, 0, 0, 0, 3),
     ("sglang", MI355, FP4, "2026-05-31", 0, 0, 0, 0, 0, 1),
     ("sglang", MI355, FP4, "2026-05-07", 0, 0, 0, 0, 64, 2),
