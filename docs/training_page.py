@@ -48,7 +48,8 @@ by `docs/generate.py`.
 | memory | states by sharding, activations by operator and recomputation, micro-batches in flight by schedule, logits, gathered weights of one layer | arXiv 2205.05198 |
 | run | steps, failures at a rate per chip, checkpoints at Daly's interval, restarts; other overhead (slow periods, evaluations, network problems): a factor of 1.08, the median of five published runs (0.99 to 1.27; `--overhead`) | FGCS 22(3), 2006; [`training_runs.py`](../src/steptime/training/training_runs.py) |
 
-Not modelled: unbalanced routing of experts, input pipelines, evaluation, stragglers, contention between concurrent collectives.
+Not modelled: unbalanced routing of experts, input pipelines, contention between concurrent collectives. Evaluations and stragglers are
+only in the overhead of a run.
 """
 
 
