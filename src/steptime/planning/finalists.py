@@ -155,7 +155,7 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
                 break
         for candidate in kinds.values():
             usual = usual_chunk(case, candidate)
-            # A lower target gives the same layout fewer slots. More slots mostly serve what fewer ones do (`_similar` tries fewer).
+            # A lower target gives the same layout fewer slots. More slots mostly serve what fewer ones do.
             key = usual.same, usual.prompts, usual.chunk
             finalists[key] = max(finalists.get(key, usual), usual, key=lambda entry: entry.batch)
     # Candidates that closed forms may underestimate; rough searches have none.
