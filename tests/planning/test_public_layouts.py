@@ -27,6 +27,11 @@ CASES = {
 }
 
 
+def guide_rows() -> list[str]:
+    section = PAGE.read_text(encoding="utf-8").partition("## Layouts of public guides")[2].partition("\n## ")[0]
+    return [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| model")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_plan_has_the_kind_of_layout_of_public_guides(name):
@@ -36,6 +41,8 @@ def test_plan_has_the_kind_of_layout_of_public_guides(name):
         st.Slo(tpot=1 / speed, ttft=ttft), chips=chips, alternatives=False, elasticities=False, diagnostics=False, front=False,
     )  # fmt: skip
     assert plan.feasible, plan.reason
+    printed_cost = float(guide_rows()[list(CASES).index(name)].split("|")[5])
+    assert plan.usd_per_million_output_tokens == pytest.approx(printed_cost, rel=0.01)
     layout = plan.pools[-1].layout
     assert plan.mode == mode
     assert int(layout.chips) in replica_chips, plan.layout_text
@@ -46,7 +53,5 @@ def test_plan_has_the_kind_of_layout_of_public_guides(name):
 
 
 def test_each_deployment_of_the_page_has_a_guide():
-    section = PAGE.read_text(encoding="utf-8").partition("## Layouts of public guides")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| model")]
-    assert len(rows) == len(CASES)
-    assert all(re.search(r"\]\(https://\S+\)", row) for row in rows)
+    assert len(guide_rows()) == len(CASES)
+    assert all(re.search(r"\]\(https://\S+\)", row) for row in guide_rows())
