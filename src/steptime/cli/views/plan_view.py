@@ -89,8 +89,8 @@ LIKELY = 0.9
 PATIENT_SECONDS = 10.0
 # Saving of a narrower format from which the first lines name it, and the options of formats.
 LARGE_SAVING, FORMAT_OPTIONS = 0.4, ("--weights", "--experts")
-# Relative difference up to which two rents are the same.
-SAME_RENT: Final = 0.005
+# Relative difference up to which two rents or two costs are the same.
+SAME: Final = 0.005
 # Rows of the Pareto front.
 FRONT_ROWS = 7
 
@@ -424,7 +424,7 @@ def _single_systems(plan: Plan) -> list[Text]:
         elif has_rent(plan) and math.isfinite(single.usd_per_million_output_tokens):
             change = single.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
             words += f"{usd(single.usd_per_million_output_tokens)} "
-            words += f"({100 * abs(change):.0f} % {'more' if change > 0 else 'less'}), "
+            words += f"({_against(change)}), "
             words += f"{request_rate(single.requests_per_second)}, {single.layout_text}"
         else:
             words += f"{in_digits(single.tokens_per_second_per_chip)} tok/s per chip, "
@@ -438,8 +438,16 @@ def _rent_against(plan: Plan, single: SingleSystem) -> str:
     if not (has_rent(plan) and math.isfinite(single.usd_per_second)):
         return ""
     change = single.usd_per_second / plan.usd_per_second - 1
-    against = "the same" if abs(change) < SAME_RENT else f"{100 * abs(change):.0f} % {'more' if change > 0 else 'less'}"
-    return f" in whole hosts, {show(single.usd_per_second, 'USD/s')}, {against} rent"
+    return f" in whole hosts, {show(single.usd_per_second, 'USD/s')}, {_against(change)} rent"
+
+
+def _against(change: float) -> str:
+    """Return a relative change in words.
+
+    >>> _against(0.032), _against(-0.02), _against(-0.004)
+    ('3 % more', '2 % less', 'the same')
+    """
+    return "the same" if abs(change) < SAME else f"{100 * abs(change):.0f} % {'more' if change > 0 else 'less'}"
 
 
 def _fleet(plan: Plan) -> list[Text]:
