@@ -88,6 +88,19 @@ def test_all_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
     assert with_outputs(markdown, outputs).count("```text") >= sum(bool(output.strip()) for _, output in outputs)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["plans.md", "simulate.md"])
+def test_outputs_that_a_page_shows_are_those_of_its_commands(page: str):
+    """`...` stands for lines that the page leaves out."""
+    shown = [block for block in blocks((DOCS / page).read_text(encoding="utf-8")) if len(block.commands) == 1]
+    outputs = [(block.commands[0], block.body.replace("\\\n", " ").partition("\n")[2].splitlines()) for block in shown]
+    outputs = [(command, lines) for command, lines in outputs if any(line.strip() for line in lines)]
+    assert outputs
+    for command, lines in outputs:
+        printed = {line.strip() for line in run_command(command).splitlines()}
+        assert {line.strip() for line in lines} - {"..."} <= printed | {""}, command
+
+
 def test_every_page_that_runs_commands_has_some():
     commands = [command for page in pages() for block in blocks(page.read_text(encoding="utf-8")) for command in block.commands]
     assert len(commands) > 60
