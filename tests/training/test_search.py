@@ -113,6 +113,14 @@ def test_a_single_micro_batch_hides_no_exchange():
         assert group.seconds[place] == pytest.approx(float(seconds), rel=1e-9)
 
 
+def test_without_a_pipeline_dualpipe_hides_no_exchange():
+    seconds = [
+        float(st.training_step(SPARSE, system(), seq=4096, batch=256, layout=TrainingLayout(dp=64, ep=8, schedule=name)).total)
+        for name in ("1f1b", "dualpipe")
+    ]
+    assert seconds[0] == seconds[1]
+
+
 def test_all_candidates_are_legal():
     found = found_by("llama-3.1-70b", 64, seq=8192, batch=128)
     assert found.count > 1000
