@@ -10,9 +10,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import UnknownName
-from steptime.training.training_evidence import LAYOUT_ERROR, is_measured_kind, search_optimism
+from steptime.training.training_evidence import LAYOUT_ERROR, SearchOptimism, is_measured_kind, search_optimism
 from steptime.training.training_job import TrainingLayout
-from steptime.training.training_planner import SEARCH_TERM
+from steptime.training.training_planner import SEARCH_TERM, corrected_step
 from steptime.training.training_stack import (
     IDEAL,
     largest_gemm_share,
@@ -100,6 +100,13 @@ def test_a_search_without_a_measured_kind_that_fits_takes_any():
     found = st.train(SMALL, "hgx-h100", chips=8, seq=8192, batch=8, layout={"cp": 8}, changes=False)
     assert found.evidence == "any"
     assert found.unmeasured == ""
+
+
+def test_the_allowance_of_a_search_lengthens_the_bubble_as_all_else():
+    step = st.training_step(SMALL, system(), seq=4096, batch=64, layout=TrainingLayout(pp=4, dp=2), engine="megatron-lm")
+    searched = corrected_step(step, SearchOptimism(factor=1.25, high=1.3))
+    assert float(searched.bubble) == pytest.approx(float(step.bubble))
+    assert float(step.bubble) > 0
 
 
 def test_a_searched_layout_is_slower_than_its_prediction_and_a_given_one_is_not():

@@ -153,7 +153,7 @@ def test_a_scan_passes_the_states_of_its_chunks_through_memory():
 def test_dualpipe_hides_expert_exchanges_behind_another_micro_batch():
     of = model_of(experts(weights=1e6, inputs=1000, outputs=1000, columns=500), layers=1)
     plain, hidden = (
-        passes(of, LINKED, lossy(), asked=job(seq=SEQ, batch=1), micro_batch=1, ep=2, schedule=schedule)
+        passes(of, LINKED, lossy(), asked=job(seq=SEQ, batch=1), micro_batch=1, pp=2, ep=2, schedule=schedule)
         for schedule in ("1f1b", "dualpipe")
     )
     assert float(hidden.forward["expert exchange"]) < float(plain.forward["expert exchange"])
@@ -163,7 +163,7 @@ def test_dualpipe_dispatches_in_eight_bits_and_returns_sums_in_sixteen():
     """1 B per value and a scale of 4 B per 128 values, then 2 B: 3.03 of the 4 B that bf16 sends; both hide."""
     of = model_of(experts(weights=1e7, inputs=1000, outputs=1000, columns=500), layers=1)
     wide, narrow = (
-        passes(of, LINKED, lossy(), asked=job(seq=SEQ, batch=1, dtype=dtype), micro_batch=1, ep=2, schedule="dualpipe")
+        passes(of, LINKED, lossy(), asked=job(seq=SEQ, batch=1, dtype=dtype), micro_batch=1, pp=2, ep=2, schedule="dualpipe")
         for dtype in ("bf16", "fp8")
     )
     share = float(narrow.forward["expert exchange"] / wide.forward["expert exchange"])

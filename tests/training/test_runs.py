@@ -143,7 +143,7 @@ def test_other_overhead_stretches_a_run_and_its_goodput():
     assert found.seconds == pytest.approx(1.25 * plain.seconds)
     assert found.goodput == pytest.approx(plain.goodput / 1.25)
     assert found.failures == pytest.approx(1.25 * plain.failures)
-    assert (found.overhead, Reliability().overhead) == (1.25, TYPICAL_RUN_OVERHEAD)
+    assert (found.overhead, Reliability().run_overhead) == (1.25, TYPICAL_RUN_OVERHEAD)
 
 
 def test_the_range_of_a_run_has_no_overhead_at_its_lower_end():
@@ -156,6 +156,9 @@ def test_the_bound_of_a_run_has_no_overhead():
     asked = {"chips": 64, "seq": 4096, "batch": 512, "tokens": 1e12, "changes": False}
     found = st.train(SMALL, "hgx-h100", engine="ideal", **asked).run
     assert (found.overhead, found.low, found.high) == (1.0, found.seconds, found.seconds)
+    given = st.train(SMALL, "hgx-h100", engine="ideal", reliability=Reliability(overhead=1.2), **asked).run
+    assert (given.overhead, given.seconds) == (1.2, pytest.approx(1.2 * found.seconds))
+    assert given.low == given.high == given.seconds
     assert st.train(SMALL, "hgx-h100", reliability=Reliability(overhead=1.5), **asked).run.overhead == 1.5
 
 

@@ -23,6 +23,7 @@ from steptime.training.training_search import (
     search,
 )
 from steptime.training.training_stack import on_chip, training_engine
+from steptime.training.training_step import step_seconds
 from tests.conftest import every
 from tests.training.cases import SMALL, SPARSE, job, model, system
 
@@ -96,6 +97,28 @@ def test_every_candidate_is_its_training_step():
         assert float(one.total) == pytest.approx(group.seconds[place], rel=1e-9)
         assert float(one.memory.used) == pytest.approx(group.used[place], rel=1e-9)
         assert bool(one.memory.used <= MEMORY_MARGIN * one.memory.capacity) == bool(group.fits[place])
+
+
+def test_a_single_micro_batch_hides_no_exchange():
+    """A search times it as its step: no other micro-batch computes meanwhile."""
+    of, fused = model(SPARSE), training_job(system(), stack(), seq=4096, batch=64)
+    fused = replace(fused, overlapped_exchange=True)
+    fixed = {"tp": 1, "pp": 1, "cp": 1, "ep": 8, "recompute": "none", "sharding": "zero1"}
+    found = search(of, system(), fused, on_chip(stack(), system(), experts=True), chips=64, fixed=fixed)
+    (group,) = [group for group in found.groups if group.layout.schedule == "1f1b"]
+    assert group.layout_at(0).dp * group.layout_at(0).micro_batch == 64
+    for place in range(len(group)):
+        tuned = on_chip(stack(), system(), experts=True)
+        seconds = step_seconds(of, fused, system(), tuned, group.layout_at(place)).total
+        assert group.seconds[place] == pytest.approx(float(seconds), rel=1e-9)
+
+
+def test_without_a_pipeline_dualpipe_hides_no_exchange():
+    seconds = [
+        float(st.training_step(SPARSE, system(), seq=4096, batch=256, layout=TrainingLayout(dp=64, ep=8, schedule=name)).total)
+        for name in ("1f1b", "dualpipe")
+    ]
+    assert seconds[0] == seconds[1]
 
 
 def test_all_candidates_are_legal():

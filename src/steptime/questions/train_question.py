@@ -140,8 +140,9 @@ class TrainInputs(ModelOnSystem):
         600.0, "time from a failure to the next step in seconds", unit="s", minimum=0.0, maximum=1e6, group=RUN_GROUP
     )
     overhead: Any = number(
-        TYPICAL_RUN_OVERHEAD, "factor on the time of the steps for slow periods, evaluations and network problems",
+        None, "factor on the time of the steps for slow periods, evaluations and network problems",
         minimum=1.0, maximum=10.0, group=RUN_GROUP,
+        default_words=f"{TYPICAL_RUN_OVERHEAD}, the median of five published runs; 1 with --engine ideal",
     )  # fmt: skip
     spares: Any = count(0, "number of spare chips, rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
     rent: Any = rent(group=SUBJECT_GROUP)

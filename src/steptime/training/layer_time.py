@@ -606,14 +606,17 @@ def _exchange_seconds(
     combine = traffic(ACTIVATION_BYTES)
     pass_seconds = 2 * collective_seconds(combine, engine)
     seconds = pass_seconds * (1 - c.expert_overlap)
-    has_pairs = x.schedule in OVERLAPPING
-    if not (has_pairs or job.has_fused_experts or job.overlapped_exchange):
-        return seconds
-    if has_pairs:
-        dispatch = traffic(DISPATCHED_BYTES) if job.format.bytes < ACTIVATION_BYTES else combine
-        pass_seconds = sum(concurrent_seconds(transfer, engine) for transfer in (dispatch, combine))
+    # Schedules only matter with a pipeline.
+    has_pairs = np.asarray(x.pp > 1) & (x.schedule in OVERLAPPING)
     # Recipes with 1F1B overlap the exchange with the next micro-batch; DualPipe always has two under way.
-    overlaps = has_pairs | np.asarray(job.batch > x.dp * x.micro_batch)
+    is_overlapped_recipe = job.has_fused_experts or job.overlapped_exchange
+    overlaps = has_pairs | (is_overlapped_recipe & np.asarray(job.batch > x.dp * x.micro_batch))
+    if not np.any(overlaps):
+        return seconds
+    if np.any(has_pairs):
+        dispatch = traffic(DISPATCHED_BYTES) if job.format.bytes < ACTIVATION_BYTES else combine
+        pair_seconds = sum(concurrent_seconds(transfer, engine) for transfer in (dispatch, combine))
+        pass_seconds = np.where(has_pairs, pair_seconds, pass_seconds)
     sending_seconds = np.minimum(pass_seconds, computing_seconds / 2)
     overlapped_seconds = pass_seconds - sending_seconds + sending_seconds * SENDING_SHARE / (1 - SENDING_SHARE)
     return np.where(overlaps, np.minimum(seconds, overlapped_seconds), seconds)

@@ -121,8 +121,8 @@ class TrainingStep(Tabular):
 
     @property
     def bubble(self) -> Number:
-        """Idle share of the pipeline."""
-        return self.terms.get("pipeline idle", np.zeros_like(self.total)) / self.total
+        """Idle share of the pipeline. The allowance of a search lengthens all parts alike."""
+        return self.terms.get("pipeline idle", np.zeros_like(self.total)) / (self.total - self.terms.get(SEARCH_TERM, 0.0))
 
     @property
     def exposed(self) -> Number:
@@ -486,11 +486,12 @@ def train(
             return optimism.factor * _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
 
         low, high = step_time_range(engine, system, experts=model.routed)
-        losses = reliability or Reliability()
-        run_range = run_time_range(low, max(high, optimism.high), losses.overhead)
-        # The bound has neither overhead nor a range.
-        if engine.name == "ideal":
-            losses, run_range = replace(losses, overhead=1.0), (low, high)
+        losses, run_range = reliability or Reliability(), (low, high)
+        # The bound has no range, and only the overhead that is given.
+        if engine.name != "ideal":
+            run_range = run_time_range(low, max(high, optimism.high), losses.run_overhead)
+        elif losses.overhead is None:
+            losses = replace(losses, overhead=1.0)
         # A batch ramp grows in multiples that all replicas and the schedule accept.
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = training_run_cost(

@@ -277,14 +277,20 @@ class Reliability:
     """Failure rate and its costs, and other overhead of a run.
 
     rate: failures per chip-second. checkpoint, restart: seconds of a checkpoint and of a restart. spares: spare chips.
-    overhead: factor on the time of the steps, for slow periods, evaluations and network problems.
+    overhead: factor on the time of the steps, for slow periods, evaluations and network problems; that of published runs if
+    None, and 1 for the ideal stack.
     """
 
     rate: float = FAILURES_PER_CHIP_SECOND
     checkpoint: float = CHECKPOINT_SECONDS
     restart: float = RESTART_SECONDS
     spares: int = 0
-    overhead: float = TYPICAL_RUN_OVERHEAD
+    overhead: float | None = None
+
+    @property
+    def run_overhead(self) -> float:
+        """Factor of other overhead, that of published runs if not given."""
+        return TYPICAL_RUN_OVERHEAD if self.overhead is None else self.overhead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +388,7 @@ def training_run_cost(
     goodput_share = 1.0
     if math.isfinite(mean_time):
         goodput_share = float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time))
-    goodput_share /= reliability.overhead
+    goodput_share /= reliability.run_overhead
     seconds = useful / goodput_share
     rented_chips = chips + reliability.spares
     rent, power = system.rent, system.power
@@ -395,7 +401,7 @@ def training_run_cost(
         low=low,
         high=high,
         goodput=goodput_share,
-        overhead=reliability.overhead,
+        overhead=reliability.run_overhead,
         failures=seconds / mean_time,
         between_failures=mean_time,
         checkpoint_every=checkpoint_interval,

@@ -374,11 +374,15 @@ def _layer_times(
     """
     if not len(layout_rows):
         return layout_rows, None, None
-    # Many rows share the degrees that a layer depends on; time each distinct combination once.
-    keys, inverse = np.unique(layout_rows[:, [0, 2, 3, 4, 6]], axis=0, return_inverse=True)
-    tp, cp, ep, etp, mbs = keys.T
+    # Many rows share the degrees that a layer depends on; time each distinct combination once. Of the replicas only those with
+    # one micro-batch matter: no other micro-batch hides their exchanges.
+    replicas = layout_rows[:, 5]
+    counted_replicas = np.where(replicas * layout_rows[:, 6] == job.batch, replicas, 1)
+    keys, inverse = np.unique(np.column_stack((layout_rows[:, [0, 2, 3, 4, 6]], counted_replicas)), axis=0, return_inverse=True)
+    tp, cp, ep, etp, mbs, dp = keys.T
+    # Of the stages it only matters whether there are several, as all layouts of a schedule that hides exchanges have.
     distinct_layouts = TrainingLayout(
-        tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, dp=1, recompute=options["recompute"], schedule=options["schedule"]
+        tp=tp, pp=2, cp=cp, ep=ep, etp=etp, micro_batch=mbs, dp=dp, recompute=options["recompute"], schedule=options["schedule"]
     )
     inverse = inverse.ravel()
 

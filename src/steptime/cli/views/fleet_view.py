@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 
 from steptime.planning.model_fleet import FleetChoice, ModelFleet
-from steptime.units import counted, in_digits, show
+from steptime.units import counted, in_digits, share_in_words, show
 from steptime.workload.day_profile import HOURS
 
 
@@ -92,8 +92,8 @@ def _day(fleet: ModelFleet) -> list[str]:
     if math.isfinite(fleet.separate_usd_per_hour):
         saving = 1 - fleet.usd_per_hour / fleet.separate_usd_per_hour
         lines.append(
-            f"If each model had its own chips for its peak: ${fleet.separate_usd_per_hour:,.2f} per hour; "
-            f"sharing saves {saving:.0%}."
+            f"Chips for the peak of each model, reserved all day, cost ${fleet.separate_usd_per_hour:,.2f} per hour: this plan "
+            f"saves {share_in_words(saving, 0)}."
         )
     else:
         lines.append("There are too few chips to reserve the peak of each model separately.")

@@ -152,7 +152,7 @@ COLOURS = {
     "matrices": "blue", "attention": "magenta", "experts": "green", "element-wise": "white", "head": "bright_blue",
     "recompute": "cyan", "tensor parallel": "yellow", "context parallel": "bright_yellow", "expert exchange": "yellow",
     "data parallel": "bright_yellow", "pipeline idle": "red", "pipeline hops": "bright_red", "optimizer": "bright_black",
-    "launch": "bright_black", "offload": "bright_yellow", "step": "bright_black", SEARCH_TERM: "bright_red",
+    "launch": "bright_black", "offload": "bright_yellow", "step": "bright_black",
     "multi-token prediction": "bright_green",
 }  # fmt: skip
 MEMORY_COLOURS = {
@@ -186,7 +186,9 @@ def training_view(
     if full:
         uses = [(name, float(getattr(memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(memory, name))]
         capacity = float(memory.capacity)
-        parts.append(share_table(step.terms, COLOURS, width, "Operator"))
+        # The allowance of a search lengthens all parts alike.
+        terms = {name: training.search_factor * seconds for name, seconds in step.terms.items() if name != SEARCH_TERM}
+        parts.append(share_table(terms, COLOURS, width, "Operator"))
         parts.append(stacked(uses, capacity, width, f"Memory of the fullest chip, {show(capacity, 'B')} by its driver"))
     # The short answer ends with what would help; tables and charts need --full.
     parts.append(heading(f"{training.why[:1].upper()}{training.why[1:].rstrip('.')}."))
@@ -241,7 +243,8 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
     """Return the figures of a step and of the run, the shorter list without `full`."""
     step, job, run = training.step, training.job, training.run
     batch = f"{counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')} in {job.dtype}"
-    bubble, exposed = float(np.asarray(step.bubble)), float(np.asarray(step.exposed))
+    # As the time of the step, with the allowance of a search.
+    bubble, exposed = float(np.asarray(step.bubble)), training.search_factor * float(np.asarray(step.exposed))
     slower = f"{training.runner_up}: {share_in_words(training.runner_up_slower - 1)} slower"
     rows: list[tuple[str, str | Text]] = [
         ("Layout", heading(show_training_layout(step.layout))),
@@ -339,10 +342,8 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
         # The range of the cost is that of the time; other rents are a second, separate uncertainty.
         lowest, highest = (run.usd * float(end / system.rent.typical) for end in (system.rent.low, system.rent.high))
         if lowest < 0.995 * highest:
-            rent += (
-                f". With the lowest and highest rents of the past twelve months it is {usd(lowest)} and {usd(highest)}; the "
-            )
-            rent += "range above is at this rent"
+            rent += f". With the lowest and highest rents of the past twelve months it is {usd(lowest)} and {usd(highest)}"
+            rent += "; the range above is at this rent" if run.low < run.high else ""
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
         ("Goodput", f"{share_in_words(run.goodput)}: {failures}; {checkpoints}{overhead}"),
@@ -432,8 +433,8 @@ def explained_view(model: Model, system: System, training: Training, engine: Tra
     idle, copies = (show(float(step.terms.get(name, 0.0)), "s") for name in ("pipeline idle", "data parallel"))
     words = (
         f"Step time: {counted(float(step.microbatches), 'micro-batch', 'micro-batches')} x the slowest stage, plus {idle} of "
-        f"pipeline idle time, {copies} of exposed data-parallel communication, the optimizer, and the constant time per step. "
-        f"Sum: {show(float(step.total), 's')}."
+        f"pipeline idle time, {copies} of exposed data-parallel communication, the optimizer, and the constant time per step"
+        f"{', and the search allowance' if SEARCH_TERM in step.terms else ''}. Sum: {show(float(step.total), 's')}."
     )
     return Group(heading("One layer and one micro-batch on one chip"), grid, Text(words))
 
@@ -599,4 +600,4 @@ def _summary(timeline: Timeline) -> Text:
         else "the busiest device is never idle"
     )
     flight = f"at most {max_in_flight:.4g} micro-batch{'es' if max_in_flight > 1 else ''} in flight on a device"
-    return Text(f"{show(timeline.total, 's')} a step; {idle}; {flight}")
+    return Text(f"{show(timeline.total, 's')} for the micro-batches of a step, without a search allowance; {idle}; {flight}")
