@@ -77,7 +77,7 @@ def test_of_many_devices_the_first_and_the_last_are_shown() -> None:
 
 
 def test_numbers_below_a_picture_are_those_of_the_walk() -> None:
-    text = " ".join(printed(made("1f1b", 4, 8, 1), 120))
+    text = " ".join(" ".join(printed(made("1f1b", 4, 8, 1), 120)).split())
     assert "3.30 s for the micro-batches of a step" in text
     assert "900 ms (27.3 %)" in text
     assert "at most 4 micro-batches in flight" in text
@@ -108,6 +108,6 @@ def test_a_timeline_is_of_one_step() -> None:
 
 
 def test_one_stage_is_never_idle() -> None:
-    text = " ".join(printed(made("1f1b", 1, 3, 1), 120))
+    text = " ".join(" ".join(printed(made("1f1b", 1, 3, 1), 120)).split())
     assert "900 ms for the micro-batches of a step" in text
     assert "the busiest device is never idle; at most 1 micro-batch in flight on a device" in text
