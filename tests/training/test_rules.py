@@ -209,6 +209,12 @@ def test_micro_batches_that_no_schedule_runs_are_the_reason():
     assert st.train("llama-3-70b", "hgx-h100", chips=512, batch=1024, layout=given, changes=False).step.fits
 
 
+def test_a_schedule_of_one_stage_is_the_cause_that_is_named():
+    with pytest.raises(LayoutError, match=r"^schedule=dualpipe needs at least 2 stages, and pp is 1"):
+        st.train("llama-3.1-8b", "hgx-h100", chips=8, seq=4096, batch=64, layout={"pp": 1, "schedule": "dualpipe"})
+
+
+
 def test_block_scales_ask_for_matrix_units_that_have_them():
     with pytest.raises(InputError, match="does not compute in mxfp8; try bf16"):
         st.train("llama-3-8b", "hgx-h100", chips=8, batch=64, dtype="mxfp8")

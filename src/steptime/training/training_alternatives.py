@@ -74,6 +74,10 @@ def infeasibility_error(
         # The degrees divide the chips, but no schedule accepts the number of micro-batches.
         if len(degree_rows):
             pp, dp, micro_batch = (int(degree_rows[:, column].min()) for column in (1, 5, 6))
+            if "schedule" in fixed_axes and int(degree_rows[:, 1].max()) == 1:
+                return LayoutError(
+                    f"schedule={fixed_axes['schedule']} needs at least 2 stages, and pp is 1; try --pp 2, or no --schedule"
+                )
             return LayoutError(
                 "no schedule of the stack runs "
                 f"{counted(int(job.batch) // (dp * micro_batch), 'micro-batch', 'micro-batches')} in "
