@@ -214,7 +214,6 @@ def test_a_schedule_of_one_stage_is_the_cause_that_is_named():
         st.train("llama-3.1-8b", "hgx-h100", chips=8, seq=4096, batch=64, layout={"pp": 1, "schedule": "dualpipe"})
 
 
-
 def test_block_scales_ask_for_matrix_units_that_have_them():
     with pytest.raises(InputError, match="does not compute in mxfp8; try bf16"):
         st.train("llama-3-8b", "hgx-h100", chips=8, batch=64, dtype="mxfp8")
