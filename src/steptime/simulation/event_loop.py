@@ -556,6 +556,26 @@ def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
             p.ranks[r, group, CONTEXT_BY_RANK] -= units / rules.unit + 1.0
 
 
+@inlined
+def count_in_micro_batch(q: Any, p: Replicas, rules: Rules, row: int, i: int, units: int, sign: int) -> None:
+    """Add a sequence to the counts of a micro-batch of a pipeline, or subtract it.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        row: Row of the micro-batch.
+        i: Index of the request.
+        units: Units of its cache (`context_units`) while it has its own counts of steps.
+        sign: 1 or -1.
+    """
+    group = q[i].line % rules.groups
+    p.sizes[row] += sign
+    p.micro_residue[row, (units - p.steps[row]) % rules.block] += sign
+    p.loads[row, group, 0] += sign
+    p.loads[row, group, 1] += sign * (units / rules.unit + 1.0)
+
+
 @compiled
 def enter_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, turn: int, i: int) -> None:
     """Add a sequence to a micro-batch of a pipeline, which then counts its steps.
@@ -571,15 +591,11 @@ def enter_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, turn: int, i: i
         i: Index of the request.
     """
     row = r * (rules.waves + 1) + turn
-    units = context_units(q, p, rules, r, i)
     q[i].turn = turn
+    count_in_micro_batch(q, p, rules, row, i, context_units(q, p, rules, r, i), 1)
     q[i].joined += p.steps[row]
     q[i].end += p.steps[row]
-    push(q, p.micro_batches, row, p.sizes[row], i)
-    p.sizes[row] += 1
-    p.micro_residue[row, (units - p.steps[row]) % rules.block] += 1
-    p.loads[row, q[i].line % rules.groups, 0] += 1
-    p.loads[row, q[i].line % rules.groups, 1] += units / rules.unit + 1.0
+    push(q, p.micro_batches, row, p.sizes[row] - 1, i)
     p.delays[r, p.count[r, JOINED]] = q[i].load
     p.count[r, JOINED] += 1
 
@@ -598,11 +614,7 @@ def leave_micro_batch(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None
     row = r * (rules.waves + 1) + q[i].turn
     q[i].joined -= p.steps[row]
     q[i].end -= p.steps[row]
-    units = context_units(q, p, rules, r, i)
-    p.sizes[row] -= 1
-    p.micro_residue[row, (units - p.steps[row]) % rules.block] -= 1
-    p.loads[row, q[i].line % rules.groups, 0] -= 1
-    p.loads[row, q[i].line % rules.groups, 1] -= units / rules.unit + 1.0
+    count_in_micro_batch(q, p, rules, row, i, context_units(q, p, rules, r, i), -1)
 
 
 @compiled
