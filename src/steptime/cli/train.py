@@ -116,12 +116,12 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
 def _bind_to_launch(values: dict[str, Any], inputs: TrainInputs, output: TrainOutput) -> tuple[Any, Any, Any]:
     """Return model, system and stack, with a stack in `values` whose layouts the stack of --launch can run."""
-    from steptime.launch.megatron import SCHEDULES
-
     if inputs.engine is None and output.launch in STARTED:
         values["engine"] = output.launch
     _, model, system, stack = bind_train(values)
     if output.launch is not None and inputs.schedule is None and not stack.schedules:
+        from steptime.launch.megatron import SCHEDULES
+
         # Stacks other than Megatron list their schedules.
         values["engine"] = stack = replace(stack, schedules=SCHEDULES)
     return model, system, stack

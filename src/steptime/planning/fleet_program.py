@@ -166,12 +166,10 @@ def solve_day(
                 return None
             by_hour = solved[0]
         counts = by_hour
-    in_use = used @ counts
-    reserved = np.array([_reserved_chips(in_use[s], price[s], extra[s]) for s in range(systems)])
-    counts = _fewer_kinds(options, rates, counts, used, reserved)
+    counts = _fewer_kinds(options, rates, counts, used, _reserved_by_system(used @ counts, price, extra))
     # For these deployments the best mix of rents follows by system: a chip is reserved if its hours on demand cost more.
     in_use = used @ counts
-    reserved = np.array([_reserved_chips(in_use[s], price[s], extra[s]) for s in range(systems)])
+    reserved = _reserved_by_system(in_use, price, extra)
     demand_chips = np.maximum(in_use - reserved[:, None], 0.0)
     mean_rent = float(price @ reserved + np.sum(np.where(has_extra, extra, 0.0)[:, None] * demand_chips) / hours)
     if mean_rent > budget * (1 + GAP):
@@ -238,7 +236,7 @@ def _hour_by_hour(
     """
     hours, systems, deployments = rates.shape[1], len(limits), len(options)
     in_use = used @ fractions
-    base = np.array([math.floor(_reserved_chips(in_use[s], price[s], extra[s]) + 1e-6) for s in range(systems)], dtype=float)
+    base = np.floor(_reserved_by_system(in_use, price, extra) + 1e-6)
     counts = np.zeros((deployments, hours))
     size, place = used.sum(axis=0), [option.system for option in options]
     # Without a rent on demand an hour's further chips are reserved for the day.
@@ -292,6 +290,11 @@ def _fewer_kinds(options: Sequence[FleetOption], rates: Array, counts: Array, us
                 changed[second] += additional
                 counts = changed
     return counts
+
+
+def _reserved_by_system(in_use: Array, reserved_rents: Array, on_demand_rents: Array) -> Array:
+    """Return the reserved chips of each system, from its chips in use in each hour."""
+    return np.array([_reserved_chips(*row) for row in zip(in_use, reserved_rents, on_demand_rents, strict=True)])
 
 
 def _reserved_chips(in_use: Array, reserved_rent: float, on_demand_rent: float) -> float:

@@ -37,6 +37,7 @@ next step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -481,11 +482,7 @@ def collective_seconds(traffic: Traffic, engine: TrainingEngine) -> Number:
     Returns:
         Seconds.
     """
-    constants = engine.constants
-    seconds: Number = traffic.latency
-    for level, busy_seconds in enumerate(traffic.busy):
-        seconds = seconds + busy_seconds / (constants.scale_up_efficiency if level == 0 else constants.scale_out_efficiency)
-    return seconds
+    return sum(_level_seconds(traffic, engine), traffic.latency)
 
 
 def concurrent_seconds(traffic: Traffic, engine: TrainingEngine) -> Number:
@@ -501,12 +498,16 @@ def concurrent_seconds(traffic: Traffic, engine: TrainingEngine) -> Number:
     References:
         DeepSeek-V3, arXiv 2412.19437, section 3.2.2: sending over InfiniBand, forwarding and receiving over NVLink overlap.
     """
+    return traffic.latency + reduce(np.maximum, _level_seconds(traffic, engine))
+
+
+def _level_seconds(traffic: Traffic, engine: TrainingEngine) -> list[Number]:
+    """Return the time of each network level at the rate that the stack reaches on it."""
     c = engine.constants
-    shares = (c.scale_up_efficiency, *(c.scale_out_efficiency,) * (len(traffic.busy) - 1))
-    longest: Number = 0.0
-    for busy_seconds, share in zip(traffic.busy, shares, strict=True):
-        longest = np.maximum(longest, busy_seconds / share)
-    return traffic.latency + longest
+    return [
+        busy_seconds / (c.scale_out_efficiency if level else c.scale_up_efficiency)
+        for level, busy_seconds in enumerate(traffic.busy)
+    ]
 
 
 def gathered_value_bytes(job: TrainingJob) -> float:

@@ -729,8 +729,7 @@ def _scripted_drafts(row: Mapping[str, str]) -> int:
     sizes = [float(row.get(name) or 1) for name in ("input_tokens", "dp", "ep", "decode_workers")]
     day, clients = row.get("measured") or "", float(row.get("concurrency") or 1)
     for engine, systems, formats, since, *scripted_sizes, least, drafts in DRAFTS:
-        is_system = not systems or row["system"].casefold() in systems
-        is_deployment = row["engine"] == engine and is_system and row["weight_dtype"] in formats
+        is_deployment = row["engine"] == engine and _matches_script(row, MODEL, formats, systems or (row["system"].casefold(),))
         is_size = all(value in (0, size) for value, size in zip(scripted_sizes, sizes, strict=True))
         if is_deployment and is_size and day >= since and clients >= least:
             return drafts
