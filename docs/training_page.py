@@ -36,7 +36,7 @@ by `docs/generate.py`.
 | sustained rate | min(1, chip power per TFLOP/s in bf16 / 1 W) to a fitted exponent: below about 1 W per TFLOP/s a chip lowers its clock | |
 | tensor parallel | 4 collectives per layer forward, 6 backward, with sequence parallelism; inputs of products in 8 or 4 bits are gathered in this format | arXiv 2205.05198, [Transformer Engine](https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/module/layernorm_linear.py) |
 | context parallel | keys and values to all chips of a sequence, once forward and twice backward, hidden by attention but for the first step of the ring; outputs of steps are added up | arXiv 2310.01889 |
-| experts | dispatch and combine, forward and backward; a token crosses a link once per destination domain. DualPipe, steps with fused experts and recipes that say so run a forward and a backward pass together, and hide the exchanges of both behind the computation of both, on 20 of 132 multiprocessors. DualPipe dispatches in 8 bits if products have 8 bits, and its network levels run at the same time | arXiv 2412.19437, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.4.2/scripts/performance/configs) |
+| experts | dispatch and combine, forward and backward; a token crosses a link once per destination domain. DualPipe, steps with fused experts and recipes that say so run a forward and a backward pass together. The computation of both hides the exchanges of both, which take 20 of 132 multiprocessors. DualPipe dispatches in 8 bits if products have 8 bits, and its network levels run at the same time | arXiv 2412.19437, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.4.2/scripts/performance/configs) |
 | recomputation | norms, activations and up-projections discard their output; `mlp`, `shared_experts` and `moe` run the whole block again, `moe` with its exchange and its shared experts | [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/moe/moe_layer.py) |
 | pipeline | m (f + b) of the slowest stage, plus idle time and hops of the schedule; the head is on the last stage | arXiv 2104.04473 |
 | data parallel | reduce-scatter of gradients, all-gather of weights, minus the part that passes hide; ZeRO-3 per micro-batch. `megatron` and `nemo-mlperf` gather weights of fp8 and mxfp8 in 8 bits, and reduce bf16 gradients | arXiv 1910.02054, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/training/mixed_precision.py), [MLPerf Training v5.0](https://github.com/mlcommons/training_results_v5.0) |
@@ -109,8 +109,8 @@ def _searches() -> list[str]:
         "A search takes the most conventional of the layouts within 3.5 % of the fastest: fewest of tensor, context and pipeline",
         "parallelism, virtual stages and recomputation. 3.5 % is the median deviation between predicted and measured times of",
         "layouts of one job. `--evidence measured` (default) takes kinds of layouts that measured runs cover, if any of them fits:",
-        "tensor parallelism up to 8, at most 16 stages with a micro-batch each, 1F1B or interleaved, with experts also DualPipe (stacks",
-        "without a list of schedules, such as `typical`). Context parallelism is 2 from",
+        "tensor parallelism up to 8, at most 16 stages with a micro-batch each, 1F1B or interleaved. With experts,",
+        "stacks without a list of schedules, such as `typical`, also take DualPipe. Context parallelism is 2 from",
         "4,096 tokens a rank, and more from sequences of 16,384 tokens. A micro-batch has at least 512 rows on a chip. With experts:",
         "at most 2 tensor-parallel ranks, expert parallelism up to 64, whole sequences. `--evidence any` takes all layouts. The answer says",
         "what an unmeasured layout would save. Rules: [`training_evidence.py`](../src/steptime/training/training_evidence.py).", "",

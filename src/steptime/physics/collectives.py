@@ -174,8 +174,8 @@ def _run_gather(clock: Clock, op: Op, count: Number, model: Model, context: Pass
     """Add the gathering of all tokens before the experts and the sum of the results, without an exchange of tokens.
 
     In a step with prompts both are all-reduces of the tokens of all ranks, whose numbers differ. In a decode step they are an
-    all-gather and a reduce-scatter of equal numbers (SGLang 0.5.23, layers/dp_attention.py: DpPaddingMode). NCCL runs these:
-    with few tokens each takes 16 to 19 us on eight B200 and 10 to 13 us on eight H100, as long as a phase of an exchange
+    all-gather and a reduce-scatter of equal numbers (SGLang 0.5.23, layers/dp_attention.py: DpPaddingMode). NCCL runs these.
+    With few tokens each takes as long as a phase of an exchange: 16 to 19 us on eight B200, 10 to 13 us on eight H100
     (aiconfigurator-core 0.12.0, systems/data, nccl_perf).
     """
     work, system, layout, engine = context.work, context.system, context.layout, context.engine

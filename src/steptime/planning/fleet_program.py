@@ -264,10 +264,10 @@ def _hour_by_hour(
 
 
 def _fewer_kinds(options: Sequence[FleetOption], rates: Array, counts: Array, used: Array, reserved: Array) -> Array:
-    """Return deployments with fewer kinds on the same chips: a kind goes if another of its model and system serves as much.
+    """Return deployments with fewer kinds on the same chips.
 
-    Many days have equal rents, and the solver's may start another layout in each hour. The kind with the fewest chip-hours is
-    the first to go. Reserved chips that an hour does not use are free.
+    A kind goes if another of its model and system serves as much. Many days have equal rents, and the solver's may start
+    another layout in each hour. The kind with the fewest chip-hours is the first to go. Reserved chips without use are free.
 
     >>> small, large = (FleetOption(model=0, system=0, chips=k, rate=k, usd_per_hour=k) for k in (1, 2))
     >>> hours = np.array([[4.0, 3.0]]), np.array([[2.0, 1.0], [1.0, 1.0]])

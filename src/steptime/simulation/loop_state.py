@@ -196,7 +196,7 @@ class Replicas(NamedTuple):
     `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths modulo the block size. `lists`
     contains the queue and the slots of each class and data-parallel rank, and the prompt in progress of a rank. `ranks`
     contains the loads of the ranks, and times of pipeline stages. `delays` [s] contains, for each of the sequences that joined
-    since the last decode step, how long the others had been stalled by then, and in a pipeline the time of its last token.
+    since the last decode step, how long the others had been stalled by then. In a pipeline it has the time of their last token.
 
     Each micro-batch of a pipeline has a row of `micro_batches`, a heap as `heap`, by its turn. The last row of a replica has
     the sequences that had no place in one. `sizes` counts sequences, and `steps` the decode steps of the row. `micro_residue`
