@@ -55,8 +55,8 @@ NOT_MODELLED = """## What is not modelled
   Llama-2-70B in bf16, but 3,009 were measured: two results are refused. In int8 all seven are inside the range.
 - Host work of a speculative step that chips wait for. SGLang overlaps it only with `SGLANG_ENABLE_SPEC_V2`. The script of
   DeepSeek-R1 in FP8 on hgx-b200 sets it but does not export it. Its 24 runs are predicted 21 % too fast at the median.
-- Products of FP8 blocks without DeepGEMM. Scripts of SGLang on hgx-b200 that disable it reach at most 3,400 prompt tokens per
-  second and chip in prefill pools, and those that do not reach 5,200. Both have the same prediction.
+- Products of FP8 blocks without DeepGEMM. Prefill pools of SGLang on hgx-b200 reach at most 3,400 prompt tokens per
+  second and chip if their scripts disable it. Others reach 5,200. Both have the same prediction.
 - Flags that no column records and that change times most. Scripts give some of them, and public runs are predicted with those
   (`validation/published_deployments.py`). They are 8-bit KV caches, tokens of a prefill pass, polling, prompts in
   decode steps, and speculative tokens of separate pools. A file of runs has them as `kv_dtype`,

@@ -327,8 +327,8 @@ def _other_layouts_of_runs(plan: Plan) -> list[str]:
         return []
     pinned = " ".join(f"--{name} {size}" for name, size in sizes[0].items() if size > 1) or "--tp 1"
     return [
-        "None of your runs has this layout. The correction is weaker here than for theirs, which may look dearer than it is: "
-        f"{pinned} plans with it."
+        "None of your runs has this layout. The correction is weaker here than for theirs, which may look more expensive than "
+        f"it is: {pinned} plans with it."
     ]
 
 
