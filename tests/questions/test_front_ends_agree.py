@@ -263,6 +263,15 @@ def test_mixed_step_that_does_not_fit_is_refused_by_every_door(client):
     assert through_python("step", values)["memory_share"] == pytest.approx(through_sweep("step", values)["memory_share"])
 
 
+@pytest.mark.parametrize(("engine", "kv"), [("vllm", "fp8"), ("ideal", "bf16")])
+def test_a_step_has_the_cache_format_of_its_engine(engine, kv):
+    """The default is the engine's, as in plans and simulations: vLLM, SGLang and TensorRT-LLM keep 8 bits of an 8-bit model."""
+    values = {"model": "llama-3.1-8b", "system": "hgx-h100", "weights": "fp8", "batch": 64, "context": 8192, "engine": engine}
+    default, told = (through_python("step", values | more) for more in ({}, {"kv": kv}))
+    assert default["time"] == pytest.approx(told["time"], rel=1e-12)
+    assert default["memory_share"] == pytest.approx(told["memory_share"], rel=1e-12)
+
+
 @each("name", HOMES)
 def test_declaration_has_unit_bounds_and_help_of_each_input(name):
     for key, declared in find_question(name).inputs.items():

@@ -81,6 +81,26 @@ def test_experts_of_a_table_are_divided_in_any_of_three_ways():
     assert expert_layouts(table, Layout(tp=8), load_model("llama-3.3-70b"), system) == [(Layout(tp=8), 1.0)]
 
 
+def test_drafts_that_the_rules_allow_are_taken_where_they_are_faster():
+    """gpt-oss-120b may draft with an EAGLE-3 head in Interactive since v6.1; a submission may also leave it off."""
+    cells = {
+        "model": "openai/gpt-oss-120b",
+        "system": "hgx-b200",
+        "engine": "trtllm",
+        "weight_dtype": "bf16",
+        "expert_dtype": "mxfp4",
+    }
+    limits = {"ttft_limit_s": "2.0", "tpot_limit_s": "0.015"}
+    rows = [
+        offline(**cells, part="mlperf", engine_version=mlperf_round, scenario=scenario, **limits)
+        for scenario in ("Interactive", "Server")
+        for mlperf_round in ("v6.0", "v6.1")
+    ]
+    found = predict(rows).output_tok_s / np.exp([tuning(row)[0] for row in rows])
+    assert found[1] > 1.05 * found[0]
+    assert found[3] == pytest.approx(found[2])
+
+
 def test_late_tokens_by_hand():
     """q = 4 % of steps last 0.5 s longer: 0.5 sqrt(0.04 / 400) = 5 ms; half of a step of 60 ms grows with 50 sequences."""
     state = SimpleNamespace(

@@ -21,7 +21,7 @@ from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import Memory, weights_per_chip
 from steptime.physics.chip_power import StepEnergy, step_energy
-from steptime.physics.compute_dtype import has_rule
+from steptime.physics.compute_dtype import as_served, has_rule
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for, model_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
@@ -319,9 +319,10 @@ def step_summary(
     Returns:
         The step and everything that `steptime step` shows.
     """
-    model, system = model_for(model, engine), resolve_system(system)
-    layout = layout or Layout()
-    engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model))
+    system = resolve_system(system)
+    layout, runs_on = layout or Layout(), engine_for(system, engine)
+    model = as_served(model_for(model, engine), system, runs_on)
+    engine = anchored(runs_on, anchor, model=model.name, system=system.name, formats=stored_formats(model))
     work: dict[str, Any] = {**NO_PASS, **sizes}
     drafts = speculation.drafts
     timed = _without_query(work) if drafts else work
@@ -429,6 +430,7 @@ def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Eng
     inputs = bind(StepInputs, values, "step")
     inputs.check_drafting(values.get("drafts"), inputs.acceptance)
     model, system, engine = read_subject(values)
+    model = as_served(model, system, engine)
     # Images and recordings are part of the prompts, and lengthen their prefill.
     if inputs.phase != "decode":
         model, gained = with_prompt_media(model, inputs, float(np.mean(inputs.tokens)))
@@ -564,7 +566,7 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
 
     context = sum(float(np.min(size(name))) for name in lengths)
     batch = size("batch") if lengths == ("context",) else 1
-    layout = default_layout(model, system, engine=engine, batch=batch, context=context)
+    layout = default_layout(as_served(model, system, engine), system, engine=engine, batch=batch, context=context)
     return {**fixed, **{name: int(getattr(layout, name)) for name in SIZES if getattr(layout, name) > 1}}
 
 

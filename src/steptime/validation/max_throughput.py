@@ -43,6 +43,7 @@ import numpy as np
 
 from steptime.catalog.acceptance_lengths import acceptance_curve
 from steptime.hardware.system import System
+from steptime.models.draft_models import EAGLE3, with_draft_model
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.physics.chip_memory import sequences_that_fit, weights_per_chip
@@ -60,6 +61,7 @@ from steptime.validation.output_lengths import Lengths, integral
 from steptime.validation.published_deployments import count_requests, keeps_room, most_at_once
 from steptime.validation.run_table import HIGHEST, INTERACTIVE, LIMITS, MLPERF, OFFLINE, SERVER, length_spread, run_kind
 from steptime.validation.scenario_uncertainty import scenario_distances, tuning
+from steptime.workload.draft_acceptance import estimate_acceptance
 from steptime.workload.workload import NONE, Speculation, Workload
 
 # Batch sizes of the search, from one sequence to all that fit.
@@ -104,12 +106,14 @@ def predict_highest(rows: list[dict[str, str]], model: Model, system: System, en
         Values by field of `Predictions`, for all rows or of shape (rows,).
     """
     row = rows[0]
+    if allowed_drafts(row) and not model.draft:
+        model = with_draft_model(model, EAGLE3)
     work, lengths = scenario_workload(row)
     possible, why = possible_layouts(row, model, system, work, engine)
     if why:
         return {"reason": why}
     runs = [
-        [(best_run(row, model, system, work, lengths, option, engine), share) for option, share in options]
+        [(_faster_run(row, model, system, work, lengths, option, engine), share) for option, share in options]
         for options in (expert_layouts(row, layout, model, system) for layout in possible)
     ]
     runs = [[(run, share) for run, share in options if run] for options in runs]
@@ -123,8 +127,11 @@ def predict_highest(rows: list[dict[str, str]], model: Model, system: System, en
     ceiling = math.inf
     if np.isfinite(measured).any():
         ttft, tpot = scenario_limits(row)
-        bound = highest(model, system, work, possible, IDEAL, ttft=ttft, tpot=tpot, speculation=drafted(row, model))
-        ceiling = bound.get("bound_tok_s", math.inf)
+        bounds = [
+            highest(model, system, work, possible, IDEAL, ttft=ttft, tpot=tpot, speculation=choice)
+            for choice in _speculations(row, model)
+        ]
+        ceiling = max(bound.get("bound_tok_s", math.inf) for bound in bounds)
     reasons = np.array(
         [
             f"{WRONG}faster than physics: {speed:,.0f} tok/s, the maximum is {ceiling:,.0f}" if speed > ceiling else ""
@@ -230,12 +237,34 @@ def drafted(row: Mapping[str, str], model: Model) -> Speculation:
         Speculation; none if the scenario does not allow it.
     """
     drafts = allowed_drafts(row)
+    if drafts and model.drafter is not None:
+        return Speculation(drafts=drafts, acceptance=estimate_acceptance(model, drafts).length)
     tokens = acceptance_curve(model.name).tokens if drafts and model.draft else ()
     return Speculation(drafts=drafts, acceptance=tokens[drafts - 1]) if 0 < drafts <= len(tokens) else NONE
 
 
-def best_run(
+def _speculations(row: Mapping[str, str], model: Model) -> tuple[Speculation, ...]:
+    """Return what a submission may choose from: the speculative tokens that the rules allow, or none."""
+    return tuple(dict.fromkeys((drafted(row, model), NONE)))
+
+
+def _faster_run(
     row: Mapping[str, str], model: Model, system: System, work: Workload, lengths: Lengths, layout: Layout, engine: Engine
+) -> dict[str, Any]:
+    """Return the highest rate of a run with or without the speculative tokens that the rules allow."""
+    runs = [best_run(row, model, system, work, lengths, layout, engine, choice) for choice in _speculations(row, model)]
+    return max(runs, key=lambda run: run.get("output_tok_s", 0.0))
+
+
+def best_run(
+    row: Mapping[str, str],
+    model: Model,
+    system: System,
+    work: Workload,
+    lengths: Lengths,
+    layout: Layout,
+    engine: Engine,
+    speculation: Speculation = NONE,
 ) -> dict[str, Any]:
     """Find the highest output rate of a run with one layout.
 
@@ -249,6 +278,7 @@ def best_run(
         lengths: Output lengths.
         layout: Layout with its replicas.
         engine: Engine.
+        speculation: Speculative tokens.
 
     Returns:
         Figures by name as from `highest`; {} if no load meets the limits.
@@ -256,7 +286,7 @@ def best_run(
     # The limit of the columns is that of their layout.
     ranks = int(layout.dp) / int(float(row.get("dp") or 1))
     arguments: dict[str, Any] = {
-        "max_sequences": most_at_once(row) * ranks, "is_output_reserved": keeps_room(row), "speculation": drafted(row, model),
+        "max_sequences": most_at_once(row) * ranks, "is_output_reserved": keeps_room(row), "speculation": speculation,
     }  # fmt: skip
     state = highest(model, system, work, [layout], engine, **arguments)
     if not state:

@@ -45,6 +45,7 @@ class DataSet:
     seconds: Usual duration of an Offline run [s].
     prompt_tokens: Mean prompt [tokens]; 0 if the runs record it.
     drafts: Speculative tokens per step that the rules allow in the Interactive scenario.
+    drafted_since: First round in which they do.
     """
 
     name: str
@@ -55,6 +56,7 @@ class DataSet:
     seconds: float = LEAST_SECONDS
     prompt_tokens: float = 0.0
     drafts: int = 0
+    drafted_since: str = ""
 
 
 DATA_SETS: Final = (
@@ -62,8 +64,26 @@ DATA_SETS: Final = (
     DataSet(name="mixtral-8x7b", first_round="v4.1", requests=15000, deviation=0.7, longest=1024, seconds=1330.0),
     DataSet(name="llama-3.1-405b", first_round="v5.0", requests=8313, deviation=0.24, longest=2000),
     DataSet(name="llama-3.1-8b", first_round="v5.1", requests=13368, seconds=840.0),
-    DataSet(name="deepseek-r1", first_round="v5.1", requests=4388, deviation=1.17, longest=20000, seconds=3130.0, drafts=3),
-    DataSet(name="gpt-oss-120b", first_round="v6.0", requests=6396, deviation=0.575, longest=10240, prompt_tokens=4200.0),
+    DataSet(
+        name="deepseek-r1",
+        first_round="v5.1",
+        requests=4388,
+        deviation=1.17,
+        longest=20000,
+        seconds=3130.0,
+        drafts=3,
+        drafted_since="v6.0",
+    ),
+    DataSet(
+        name="gpt-oss-120b",
+        first_round="v6.0",
+        requests=6396,
+        deviation=0.575,
+        longest=10240,
+        prompt_tokens=4200.0,
+        drafts=3,
+        drafted_since="v6.1",
+    ),
 )
 
 
@@ -141,14 +161,21 @@ def submission_notes(rows: Iterable[dict[str, str]]) -> list[str]:
 def allowed_drafts(row: Mapping[str, str]) -> int:
     """Return the speculative tokens per step that a run of MLPerf may use.
 
-    Since v6.0 the Interactive scenario of DeepSeek-R1 allows the model's own layer (EAGLE-style,
-    https://mlcommons.org/2026/03/mlperf-inference-gpt-oss). Engines draft three tokens with it.
+    The Interactive scenario allows three drafts in a chain: of DeepSeek-R1 with the model's own layer (v6.0), and of
+    gpt-oss-120b with the EAGLE-3 head nvidia/gpt-oss-120b-Eagle3-long-context (from 2026-07-06 on, after the deadline of v6.0:
+    github.com/mlcommons/inference_policies, inference_rules.adoc, appendix "Speculative Decoding").
 
     Args:
         row: Run.
 
     Returns:
-        Tokens per step; 0 for other scenarios and models.
+        Tokens per step; 0 for other scenarios, models and rounds.
+
+    >>> row = {"part": "mlperf", "model": "openai/gpt-oss-120b", "scenario": "Interactive"}
+    >>> [allowed_drafts(row | {"engine_version": mlperf_round}) for mlperf_round in ("v6.0", "v6.1")]
+    [0, 3]
     """
     data_set = find_data_set(row)
-    return data_set.drafts if data_set is not None and run_kind(row) == INTERACTIVE else 0
+    if data_set is None or run_kind(row) != INTERACTIVE or (row.get("engine_version") or "") < data_set.drafted_since:
+        return 0
+    return data_set.drafts
