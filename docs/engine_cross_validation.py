@@ -55,9 +55,14 @@ TOP_P_SECONDS = {"vllm": 3.1e-11, "typical": 3.1e-11}
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
 # TensorRT-LLM launches a step with prompts kernel by kernel, unless enable_piecewise_cuda_graph is set (InferenceX's scripts of
 # some loads). A step with a prompt of 1,024 takes at least 18 to 20 ms in 32 layers (Llama-3.1-8B on 2 to 8 H100). In 64 layers
-# it takes 35 to 40 ms (Qwen3-32B on 4 and 8), in 94 layers 31 ms (Qwen3-235B, 128 to 256 tokens). Steps of vLLM and SGLang have
+# it takes 35 to 40 ms (Qwen3-32B on 4 and 8), in 94 layers 31 ms (Qwen3-235B, 128 to 256 tokens). Steps of SGLang have
 # no such minimum.
-LAUNCHED_LAYER = {"trtllm": 4e-4}
+# Latent attention launches twice as many more. DeepSeek-R1 with prompts of 1,024 on 4 to 8 B200 has a first token after 0.16 to
+# 0.19 s, with those of 8,192 after 0.21 s, and with piecewise graphs (EP 8, 64 clients) after 0.14 s.
+LAUNCHED_LAYER, LAUNCHED_LATENT_LAYER = {"trtllm": 4e-4}, {"trtllm": 8e-4}
+# vLLM has graphs for up to 512 tokens (vllm/config/compilation.py, max_cudagraph_capture_size). Above, compiled pieces launch
+# the products of a layer and what surrounds them.
+LAUNCHED_KERNEL, GRAPH_TOKENS = {"vllm": 1.2e-4}, {"vllm": 512.0}
 # Whole runs of TensorRT-LLM show more than its timed products in 8 and 4 bits: prefill of Llama-3.1-70B has 0.65 of the peak
 # of an H200 (products alone 0.59), and MLPerf's runs in 4 bits 0.7 of it at maximum throughput.
 EIGHT_BIT, FOUR_BIT = {"trtllm": 0.85}, {"trtllm": 0.75}
@@ -146,6 +151,8 @@ NOT_DETERMINED = {
     "seconds_per_selected_layer": 0.7,
     "seconds_per_step": 0.7,
     "seconds_per_launched_layer": 0.3,
+    "seconds_per_launched_kernel": 0.3,
+    "seconds_per_launched_latent_layer": 0.5,
     "top_p_seconds_per_entry": 0.7,
 }
 USUAL = np.log([PRIORS[n].usual for n in FITTED])
@@ -181,6 +188,9 @@ def base_engine(name: str) -> Engine:
         "eight_bit_efficiency": EIGHT_BIT.get(name, 0.75),
         "fp4_efficiency": FOUR_BIT.get(name, 0.6),
         "seconds_per_launched_layer": LAUNCHED_LAYER.get(name, 0.0),
+        "seconds_per_launched_latent_layer": LAUNCHED_LATENT_LAYER.get(name, 0.0),
+        "seconds_per_launched_kernel": LAUNCHED_KERNEL.get(name, 0.0),
+        "graph_tokens": GRAPH_TOKENS.get(name, 0.0),
         # vLLM samples inside its share of the memory; the share of others leaves room for it.
         "sampling_bytes": SAMPLING_BYTES.get(name, 0.0),
         "top_p_seconds_per_entry": TOP_P_SECONDS.get(name, 8.3e-12),

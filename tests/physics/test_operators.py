@@ -175,6 +175,15 @@ def test_a_step_with_prompts_takes_at_least_as_long_as_its_launches():
         assert float(mixed_step(one_matrix(), machine(), engine=on, **sizes).total) == float(plain.total)
 
 
+def test_launches_count_products_and_steps_above_the_largest_graph():
+    """Ten layers of one product, of 1 s each; prompts and sequences together are more than the graph."""
+    slow = engine(seconds_per_launched_kernel=1.0, graph_tokens=100.0)
+    sizes = {"prompts": 1, "tokens": np.array([96, 97, 200]), "batch": 4, "context": 100}
+    plain, found = (mixed_step(one_matrix(), machine(), engine=on, **sizes).total for on in (engine(), slow))
+    assert found[0] == plain[0]
+    assert found[1:] == pytest.approx(10, rel=1e-2)
+
+
 @pytest.mark.parametrize(
     ("compute", "memory", "norm", "seconds", "to_compute", "to_memory"),
     [

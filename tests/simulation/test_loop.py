@@ -38,6 +38,7 @@ def rates(seats, *, decode=40, each=3, context=1, row=4, pair=0, key=0, tick=TIC
         np.ones((1, 1)),
         np.zeros((1, 1)),
         np.zeros(1),
+        0.0,
     )
 
 

@@ -22,7 +22,7 @@ from steptime.hardware.number_formats import GGUF
 from steptime.hardware.system import System
 from steptime.models.model import Model, with_gguf_formats
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.number_checks import Number
+from steptime.number_checks import Number, has_nonzero
 from steptime.physics.attention_kernels import load_kernels
 from steptime.physics.bias_correction import USUAL, Anchor, Anchors, OperatingPoint, select_anchor
 from steptime.physics.compute_dtype import Computed, read_rules
@@ -40,6 +40,9 @@ from steptime.physics.engine_parameters import (
 from steptime.physics.engine_releases import SAMPLINGS, TOP_P, Release, read_releases, select_release
 from steptime.physics.expert_kernels import ExpertFactor, ExpertKernel, read_factors
 from steptime.result_base import Result, in_words
+
+# Times for which the host launches steps with prompts.
+LAUNCHES = ("seconds_per_launched_layer", "seconds_per_launched_kernel", "seconds_per_launched_latent_layer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -227,17 +230,23 @@ def at_workload(engine: Engine, load: float | None, context: float) -> Engine:
     return replace(engine, anchor=replace(engine.anchor, usual_load=load, usual_context=context))
 
 
-def with_launches(engine: Engine, seconds: Number) -> Engine:
-    """Return the engine with another time to launch a layer of a step with prompts.
+def with_launches(engine: Engine, factor: float) -> Engine:
+    """Return the engine with a multiple of its times to launch steps with prompts of any size.
 
     Args:
         engine: The engine.
-        seconds: Time [s per layer]; 0 for no limit by launches.
+        factor: Factor; 0 for no limit by launches.
 
     Returns:
         The engine.
     """
-    return replace(engine, overheads=replace(engine.overheads, seconds_per_launched_layer=seconds))
+    seconds = {name: factor * getattr(engine.overheads, name) for name in LAUNCHES}
+    return replace(engine, overheads=replace(engine.overheads, **seconds, graph_tokens=0.0))
+
+
+def launches_kernels(engine: Engine) -> bool:
+    """Whether the host launches the kernels of steps with prompts one by one."""
+    return any(has_nonzero(getattr(engine.overheads, name)) for name in LAUNCHES)
 
 
 def bare(engine: Engine) -> Engine:

@@ -21,7 +21,7 @@ from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number, has_nonzero
-from steptime.physics.engine import Engine, constant
+from steptime.physics.engine import Engine, constant, launches_kernels
 from steptime.physics.gemm_work import Products, collect_products, demand_row, products_demand
 from steptime.physics.lora_adapters import ARITHMETIC, TERM, adapter_kernels, adapter_products
 from steptime.physics.op_work import Demand, Pass, attention_demands, kernel_counts, ledger, routed_demand
@@ -258,7 +258,8 @@ def wait_for_launches(layers: Clock, links: Clock, model: Model, context: Pass) 
     r"""Add the time for which the chips wait for a host that launches kernels one by one to a clock.
 
     Decode steps run as CUDA graphs. A step with prompts has another size each time, so that engines without piecewise graphs
-    launch each of its kernels. The chips work while the host launches: $t = \max(t_{chips}, L \tau)$, with $L$ layers.
+    launch each of its kernels, above the number of tokens for which they have graphs. The chips work while the host launches:
+    $t = \max(t_{chips}, \sum_i n_i \tau_i)$, with $n_i$ layers, products and layers with latent attention.
 
     Args:
         layers: Sums of seconds of the layers, which this function increases.
@@ -266,15 +267,17 @@ def wait_for_launches(layers: Clock, links: Clock, model: Model, context: Pass) 
         model: The model.
         context: Work of a micro-batch on a chip.
     """
-    launched = context.engine.overheads.seconds_per_launched_layer
-    if has_nonzero(launched) and has_nonzero(context.work.prefill):
-        count = sum(layer_count for _, layer_count in model.layers)
-        layers.host = count * launched * (np.asarray(context.work.prefill) > 0)
+    engine, chip, prefill = context.engine, context.system.chip, np.asarray(context.work.prefill)
+    if launches_kernels(engine) and has_nonzero(prefill):
+        counts = kernel_counts(model, chip.vendor, tuple(chip.peak), engine.arithmetic)
+        costs = engine.overheads
+        seconds = counts["layer"] * costs.seconds_per_launched_layer + counts["kernel"] * costs.seconds_per_launched_kernel
+        seconds = seconds + counts["latent_layer"] * costs.seconds_per_launched_latent_layer
+        layers.host = seconds * ((prefill > 0) & (prefill + context.work.decode > costs.graph_tokens))
         missing = np.maximum(layers.host - layers.total - links.total, 0.0)
         if has_nonzero(missing):
-            seconds = {"overhead": missing}
-            name = "launches of kernels by the host"
-            layers.add(seconds, seconds, {}, name=name, count=count, seconds_each=missing / count)
+            waits, count = {"overhead": missing}, counts["layer"]
+            layers.add(waits, waits, {}, name="launches of kernels by the host", count=count, seconds_each=missing / count)
 
 
 def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:

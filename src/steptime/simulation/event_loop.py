@@ -1117,7 +1117,7 @@ def single_rank_time(rates: Rates, b: int, context: float, rows: int, attention:
     if len(rates.slack) > 1:
         attention = max(attention - joint_factor(rates.slack, b, rows), 0.0)
     seconds = joint_factor(rates.joint, b, rows) * seconds + attention + rates.chunk * chunks
-    return max(seconds, rates.least[min(b, len(rates.least) - 1)])
+    return max(seconds, rates.least[min(b, len(rates.least) - 1)] if b + rows > rates.graph_tokens else 0.0)
 
 
 @inlined_entry
@@ -1159,7 +1159,7 @@ def mixed_time(
     # A micro-batch may have more than its share of the sequences. Step times rise only where all micro-batches get one more.
     last = len(rates.decode) - 1
     k, groups, stair = min(b, last), rates.groups, min(waves, last)
-    least = rates.least[min(b, len(rates.least) - 1)] if rows > 0 else 0.0
+    least = rates.least[min(b, len(rates.least) - 1)] if rows > 0 and b + rows > rates.graph_tokens else 0.0
     base = rates.decode[k] + (b - k) * (rates.decode[last] - rates.decode[last - stair]) / stair
     if groups == 1:
         seconds = base + rates.context[k] * context + rows_time(rates.rows, b, rows)

@@ -274,6 +274,7 @@ class Rates(NamedTuple):
     joint: Any
     slack: Any
     least: Any
+    graph_tokens: float
 
 
 def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any, load: Any) -> Any:

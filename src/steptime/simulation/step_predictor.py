@@ -39,8 +39,8 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, load_model
-from steptime.number_checks import Array, between, has_nonzero
-from steptime.physics.engine import Engine, default_formats, engine_for, model_for, with_launches
+from steptime.number_checks import Array, between
+from steptime.physics.engine import Engine, default_formats, engine_for, launches_kernels, model_for, with_launches
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.op_work import has_joint_calls
@@ -138,7 +138,8 @@ class StepPredictor(Result):
     `attention` is by prompts, tokens of a prompt and cached tokens. `shared` is by batch and prompt tokens of the pass.
     `experts` is by rows and requests of the pass, and empty where experts depend on rows only. `joint` is by batch and context,
     and `joint_tokens` by batch and tokens of a prompt; both are empty where prompts and sequences have their own kernels.
-    `least` is the minimum time of a pass with prompts by batch, where the host launches its kernels; empty elsewhere.
+    `least` is the minimum time of a pass with prompts by batch, where the host launches its kernels (above `graph_tokens`
+    tokens); empty elsewhere.
     """
 
     SCHEMA: ClassVar[str] = "steptime.predictor/1"
@@ -169,6 +170,7 @@ class StepPredictor(Result):
     joint: list[list[float]] = field(metadata=LEFT_OUT)
     joint_tokens: list[list[float]] = field(metadata=LEFT_OUT)
     least: list[float] = field(default_factory=list, metadata=LEFT_OUT)
+    graph_tokens: float = field(default=0.0, metadata=LEFT_OUT)
     experts: list[list[float]] = field(metadata=LEFT_OUT)
     expert_rows: list[float] = field(metadata=LEFT_OUT)
     expert_requests: list[float] = field(metadata=LEFT_OUT)
@@ -236,7 +238,7 @@ class StepPredictor(Result):
                     seconds += longer + interpolated(self.joint_tokens, self.batches, self.tokens, batch, tokens)
         if self.experts and batch + squares > 0:
             seconds += self._experts(batch + total, batch + squares)
-        if self.least and total > 0:
+        if self.least and total > 0 and batch + total > self.graph_tokens:
             k, w = place(self.batches, batch) if batch > 1 else (0, 0.0)
             floor = (1 - w) * self.least[k] + w * self.least[k + 1]
             return floor if floor > seconds else seconds
@@ -446,7 +448,7 @@ def _tables(
         longer_tokens = attention(**sequences, **prompt) - attention(**prompt)
         longer_tokens = longer_tokens - longer_tokens[:, :1]
     least: list[float] = []
-    if has_nonzero(launching.overheads.seconds_per_launched_layer):
+    if launches_kernels(launching):
         smallest: dict[str, Any] = {"batch": np.array(batches), "context": 1.0, "prompts": 1, "tokens": 1, "layout": layout}
         least = minimum_steps(lambda slow: mixed_step(model, system, **smallest, engine=slow).total, launching).tolist()
     return {
@@ -454,7 +456,7 @@ def _tables(
         "decode": decode.tolist(), "rows": rows.tolist(), "heads": heads.tolist(), "attention": attended.tolist(),
         "shared": shared.tolist(), "shared_batches": shared_batches, "shared_tokens": shared_tokens,
         "joint": longer.tolist(), "joint_tokens": longer_tokens.tolist(),
-        "least": least,
+        "least": least, "graph_tokens": float(launching.overheads.graph_tokens) * float(layout.dp * layout.microbatches),
         "experts": experts, "expert_rows": expert_rows, "expert_requests": expert_requests,
     }  # fmt: skip
 

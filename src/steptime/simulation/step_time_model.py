@@ -28,9 +28,8 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.hardware.system import SCALED, System
 from steptime.models.model import Model
-from steptime.number_checks import has_nonzero
 from steptime.physics.bias_correction import OperatingPoint
-from steptime.physics.engine import Engine, engine_for, ttft_factor, with_launches
+from steptime.physics.engine import Engine, engine_for, launches_kernels, ttft_factor, with_launches
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import has_joint_calls
 from steptime.physics.speculative_step import drafted_step
@@ -43,6 +42,8 @@ MAX_ROWS = 1 << 17
 SAMPLES = 200
 # Coefficients of prefill work.
 PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows", "slack", "least")
+# Factor on the times of launches with which they last longer than the work of any chip.
+SLOW = 1e6
 # Terms on which the data-parallel ranks work together.
 SHARED_TERMS = ("experts", "dispatch", "combine")
 
@@ -63,9 +64,9 @@ class Pace(Result):
     on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
     powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last longer
     than these, and then hide as much attention of prompts. `least` [s], by batch, is the minimum time of a step with prompts,
-    where the host launches its kernels one by one. `before` [s] and `before_token` [s per prompt token] are
-    the time from arrival to the queue. `answer` counts decode steps from the end of the prompt until the user sees the
-    first token.
+    where the host launches its kernels one by one: above `graph_tokens` tokens. `before` [s] and `before_token` [s per prompt
+    token] are the time from arrival to the queue. `answer` counts decode steps from the end of the prompt until the user sees
+    the first token.
     `extra_delay` is the share of the time from a slot to the first token by which all tokens reach the user
     later. It comes from measured runs (an anchor). `decode_error` and `mixed_error` are mean relative errors.
     """
@@ -81,6 +82,7 @@ class Pace(Result):
     joint: Any = field(default=None, metadata=LEFT_OUT)
     slack: Any = field(default=None, metadata=LEFT_OUT)
     least: Any = field(default=None, metadata=LEFT_OUT)
+    graph_tokens: float = field(default=0.0, metadata=LEFT_OUT)
     late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     stages: int = field(default=1, metadata=LEFT_OUT)
@@ -117,6 +119,7 @@ class Pace(Result):
             np.ones((1, 1)) if self.joint is None else np.ascontiguousarray(self.joint, dtype=np.float64),
             np.zeros((1, 1)) if self.slack is None else np.ascontiguousarray(self.slack, dtype=np.float64),
             np.zeros(1) if self.least is None else np.ascontiguousarray(self.least, dtype=np.float64),
+            float(self.graph_tokens),
         )
 
     def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
@@ -145,7 +148,8 @@ class Pace(Result):
         seconds = factor * (decode + added) + attention + self.chunk * chunks
         if self.least is None:
             return seconds
-        return np.where(np.asarray(tokens) > 0, np.maximum(seconds, np.asarray(self.least)[batch]), seconds)
+        is_launched = (np.asarray(tokens) > 0) & (np.asarray(tokens) + batch > self.graph_tokens)
+        return np.where(is_launched, np.maximum(seconds, np.asarray(self.least)[batch]), seconds)
 
 
 def _interpolated(values: Any, batch: Any, tokens: Any) -> Any:
@@ -356,11 +360,13 @@ def sample_pace(
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
 
-    if has_nonzero(runs_on.overheads.seconds_per_launched_layer):
+    if launches_kernels(runs_on):
         batch = np.unique(np.append(_knots(max_num_seqs), 0))
         smallest: dict[str, Any] = settings | {"batch": batch, "context": 1.0, "prompts": groups, "tokens": 1, "parts": False}
         least = minimum_steps(lambda slow: drafted_step(model, system, **(smallest | {"engine": slow})).total, runs_on)
-        pace = replace(pace, least=np.interp(np.arange(max_num_seqs + 1), batch, least))
+        least = np.interp(np.arange(max_num_seqs + 1), batch, least)
+        parts = groups * float(layout.microbatches)
+        pace = replace(pace, least=least, graph_tokens=float(runs_on.overheads.graph_tokens) * parts)
     # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
     if has_mixed_steps:
         joint, slack = _joint_factors(pace, mixed, times, overlaps=overlaps)
@@ -386,8 +392,8 @@ def minimum_steps(times: Callable[[Engine], Any], engine: Engine) -> Any:
     Returns:
         Seconds, of the shape of the times.
     """
-    slow, slower = (times(with_launches(engine, seconds)) for seconds in (1.0, 2.0))
-    return slow - (slower - slow) * (1.0 - float(engine.overheads.seconds_per_launched_layer))
+    slow, slower = (times(with_launches(engine, factor)) for factor in (SLOW, 2 * SLOW))
+    return slow - (slower - slow) * (1.0 - 1.0 / SLOW)
 
 
 @lru_cache(maxsize=256)
