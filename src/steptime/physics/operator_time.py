@@ -186,10 +186,8 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
     """
     system, engine, chip = context.system, context.engine, context.system.chip
     totals, overheads = ledger(model, merged=merged), engine.overheads
-    on_chip = partial(
-        collect_products, model, merged=merged, vendor=chip.vendor, peak=tuple(chip.peak), rules=engine.arithmetic
-    )
-    run_products(layers, on_chip(stem=False), context)
+    products = collect_products(model, merged=merged, vendor=chip.vendor, peak=tuple(chip.peak), rules=engine.arithmetic)
+    run_products(layers, stem, products, context)
     operators = []
     for op, n in totals.layers:
         if op.rows == "routed":
@@ -216,7 +214,6 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
         if times and has_nonzero(launch_seconds):
             layers.wait(OVERHEADS[kernel], times, launch_seconds)
 
-    run_products(stem, on_chip(stem=True), context)
     if has_nonzero(overheads.seconds_per_step):
         stem.wait("host work per step", 1, overheads.seconds_per_step)
     if has_nonzero(overheads.top_p_share):
@@ -297,13 +294,14 @@ def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:
         clock.wait("host work of sampling per step", 1, share * costs.top_p_seconds_per_step)
 
 
-def run_products(clock: Clock, products: Products, context: Pass) -> None:
-    """Add products that run one after another to a clock.
+def run_products(layers: Clock, stem: Clock, products: Products, context: Pass) -> None:
+    """Add products that run one after another to the clocks of layers, and of embedding and head.
 
     Products are rows of one array, as many at once as fit in the cache of a core.
 
     Args:
-        clock: Sums of seconds, which this function increases.
+        layers: Sums of seconds of the layers, which this function increases.
+        stem: The same of embedding and head.
         products: Products as columns.
         context: Work of a micro-batch on a chip.
     """
@@ -318,32 +316,35 @@ def run_products(clock: Clock, products: Products, context: Pass) -> None:
         if has_nonzero(demand.activations):
             traffic["activations"] = memory_time(demand.activations, bandwidth, context.engine.kernels.memory_efficiency)
         memory: Array = np.asarray(_sum([*traffic.values()]))
-        busy = {"compute": np.add.reduce(compute), "memory": np.add.reduce(memory)}
-        if not clock.parts:
-            clock.add({"": np.add.reduce(overlap(compute, memory, norm))}, {}, busy)
-            continue
-
-        # The part of traffic is divided by kind of data in proportion to its seconds.
-        seconds, to_compute, to_memory = (np.asarray(array) for array in overlapped(compute, memory, norm))
-        blame: dict[str, Number] = {"compute": np.add.reduce(to_compute)}
-        if len(traffic) > 1:
-            to_memory = to_memory / np.maximum(memory, TINY)
-            blame |= {resource: np.add.reduce(to_memory * delivered) for resource, delivered in traffic.items()}
+        has_parts = layers.parts
+        if has_parts:
+            # The part of traffic is divided by kind of data in proportion to its seconds.
+            seconds, to_compute, to_memory = (np.asarray(array) for array in overlapped(compute, memory, norm))
+            blame = {"compute": to_compute, "weights": to_memory}
+            if len(traffic) > 1:
+                to_memory = to_memory / np.maximum(memory, TINY)
+                blame |= {resource: to_memory * delivered for resource, delivered in traffic.items()}
         else:
-            blame["weights"] = np.add.reduce(to_memory)
-        rows_by_term: dict[str, list[int]] = {}
-        for row, (op, _) in enumerate(part.ops):
-            rows_by_term.setdefault(op.term, []).append(row)
-        clock.add({term: np.add.reduce(seconds[rows]) for term, rows in rows_by_term.items()}, blame, busy)
-        if clock.explained:
-            compute, memory = np.broadcast_arrays(compute, memory)
-            clock.entries += [
-                Entry(
-                    term=op.term, name=op.name, seconds=seconds[row], count=n, compute=compute[row], memory=memory[row],
-                    demand=demand_row(demand, row, axes),
-                )
-                for row, (op, n) in enumerate(part.ops)
-            ]  # fmt: skip
+            seconds, blame = np.asarray(overlap(compute, memory, norm)), {}
+        sections = part.sections()
+        for clock, rows, is_stem in ((layers, slice(0, part.stem), False), (stem, slice(part.stem, len(part.ops)), True)):
+            if rows.start == rows.stop:
+                continue
+            terms = {"": rows} if not has_parts else {term: of_term for in_stem, term, of_term in sections if in_stem == is_stem}
+            clock.add(
+                {term: _sum(seconds[of_term]) for term, of_term in terms.items()},
+                {resource: _sum(values[rows]) for resource, values in blame.items()},
+                {"compute": _sum(compute[rows]), "memory": _sum(memory[rows])},
+            )
+            if clock.explained:
+                compute, memory = np.broadcast_arrays(compute, memory)
+                clock.entries += [
+                    Entry(
+                        term=op.term, name=op.name, seconds=seconds[row], count=n, compute=compute[row], memory=memory[row],
+                        demand=demand_row(demand, row, axes),
+                    )
+                    for row, (op, n) in enumerate(part.ops) if rows.start <= row < rows.stop
+                ]  # fmt: skip
 
 
 def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:

@@ -135,7 +135,7 @@ def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbat
     """
     # Most searches have one micro-batch: skip the comparisons.
     chain = layers + stem + links + hops
-    if np.all(np.asarray(microbatches) == 1):
+    if not has_nonzero(microbatches - 1):
         return Cycle(period=chain, latency=chain, layers=1.0, stem=1.0, links=1.0, hops=1.0)
     by_operators, by_links = microbatches * (share * layers + stem), microbatches * share * links
     period = np.maximum(np.maximum(by_operators, by_links), chain)

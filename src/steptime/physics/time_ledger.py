@@ -90,8 +90,13 @@ class Clock:
             count: Number of occurrences.
             seconds_each: Seconds of one.
         """
-        seconds = {"overhead": count * seconds_each}
-        self.add(seconds, seconds, seconds, name=name, count=count, seconds_each=seconds_each)
+        seconds = count * seconds_each
+        self.total = self.total + seconds
+        if self.explained:
+            line = Entry(term="overhead", name=name, seconds=seconds, count=count, seconds_each=seconds_each)
+            self.entries.append(line)
+        for sums in (self.busy, self.terms, self.resources) if self.parts else (self.busy,):
+            sums["overhead"] = sums["overhead"] + seconds if "overhead" in sums else seconds
 
 
 def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Number = 1.0) -> None:
