@@ -316,21 +316,21 @@ def run_products(layers: Clock, stem: Clock, products: Products, context: Pass) 
         if has_nonzero(demand.activations):
             traffic["activations"] = memory_time(demand.activations, bandwidth, context.engine.kernels.memory_efficiency)
         memory: Array = np.asarray(_sum([*traffic.values()]))
-        has_parts = layers.parts
-        if has_parts:
+        blame: dict[str, Array] = {}
+        if not layers.has_resources:
+            seconds = np.asarray(overlap(compute, memory, norm))
+        else:
             # The part of traffic is divided by kind of data in proportion to its seconds.
             seconds, to_compute, to_memory = (np.asarray(array) for array in overlapped(compute, memory, norm))
             blame = {"compute": to_compute, "weights": to_memory}
             if len(traffic) > 1:
                 to_memory = to_memory / np.maximum(memory, TINY)
                 blame |= {resource: to_memory * delivered for resource, delivered in traffic.items()}
-        else:
-            seconds, blame = np.asarray(overlap(compute, memory, norm)), {}
         sections = part.sections()
         for clock, rows, is_stem in ((layers, slice(0, part.stem), False), (stem, slice(part.stem, len(part.ops)), True)):
             if rows.start == rows.stop:
                 continue
-            terms = {"": rows} if not has_parts else {term: of_term for in_stem, term, of_term in sections if in_stem == is_stem}
+            terms = {term: of_term for in_stem, term, of_term in sections if in_stem == is_stem} if clock.has_terms else {"": rows}
             clock.add(
                 {term: _sum(seconds[of_term]) for term, of_term in terms.items()},
                 {resource: _sum(values[rows]) for resource, values in blame.items()},
@@ -369,19 +369,21 @@ def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Eng
         rows = slice(first, first + rows_at_once)
         to_compute, to_memory = _rows(compute[rows], shape), _rows(memory[rows], shape)
         busy = {"compute": _sum(to_compute), "memory": _sum(to_memory)}
-        if not clock.parts:
-            clock.add({"": _sum(np.asarray(overlap(to_compute, to_memory, norm)))}, {}, busy)
-            continue
-
-        # The part of traffic is divided by kind of data in proportion to its seconds.
-        seconds, waits_compute, waits_memory = map(np.asarray, overlapped(to_compute, to_memory, norm))
         terms: dict[str, Number] = {}
-        blame: dict[str, Number] = {"compute": _sum(waits_compute)}
-        for row, (operator, delivered) in enumerate(zip(operators[rows], traffic[rows], strict=True)):
+        blame: dict[str, Number] = {}
+        if not clock.has_resources:
+            seconds = np.asarray(overlap(to_compute, to_memory, norm))
+        else:
+            # The part of traffic is divided by kind of data in proportion to its seconds.
+            seconds, waits_compute, waits_memory = map(np.asarray, overlapped(to_compute, to_memory, norm))
+            blame["compute"] = _sum(waits_compute)
+            for row, delivered in enumerate(traffic[rows]):
+                for resource, part in delivered.items():
+                    share = part / np.maximum(to_memory[row], TINY) if len(delivered) > 1 else 1.0
+                    accumulate(blame, {resource: waits_memory[row]}, share)
+        for row, operator in enumerate(operators[rows] if clock.has_terms else ()):
             accumulate(terms, {operator.term: seconds[row]})
-            for resource, part in delivered.items():
-                share = part / np.maximum(to_memory[row], TINY) if len(delivered) > 1 else 1.0
-                accumulate(blame, {resource: waits_memory[row]}, share)
+        terms = terms or {"": _sum(seconds)}
         clock.add(terms, blame, busy)
         if clock.explained:
             clock.entries += [

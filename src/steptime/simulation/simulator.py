@@ -362,7 +362,7 @@ def pool_server(
         system: System.
         engine: Engine.
         traffic: Requests, whose lengths give the range of the step times.
-        layout: Layout of a replica.
+        layout: Layout of a replica, which is already checked.
         policy: Schedule.
         replicas: Number of replicas.
         slowness: Factor on every predicted step time.
@@ -383,7 +383,7 @@ def pool_server(
         max_num_batched_tokens=min(fitted.max_num_batched_tokens, 1 << 16),
         contexts=_contexts(traffic, float(model.max_context)), query=fitted.speculative_tokens + 1, check=check,
         prompt_tokens=max(1.0, float(np.mean(traffic.inputs)) if prompt_tokens is None else prompt_tokens),
-        has_mixed_steps=has_mixed_steps,
+        has_mixed_steps=has_mixed_steps, legal=True,
     )  # fmt: skip
     pace = slowed(sampled, slowness)
     # The ideal engine divides every step evenly over the micro-batches; others schedule each micro-batch.
