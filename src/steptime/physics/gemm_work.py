@@ -10,7 +10,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from itertools import chain
 
 import numpy as np
 
@@ -41,7 +40,7 @@ EXACT = 1e-6
 class Products:
     """Products with weights as columns: arrays of shape (products,).
 
-    ops: Operators, each with the number of instances in the model for which it stands. Those of one term follow each other.
+    ops: Operators, each with the number of instances in the model for which it stands.
     stem: Position of the first product of embedding and head, which follow those of the layers.
     flags: Columns of booleans that are true for some product.
     computed, splits: Distinct arithmetic of the products, best first, and distinct maximum numbers of shards.
@@ -96,13 +95,12 @@ class Products:
             columns = {name: getattr(self, name)[rows_slice] for name in COLUMNS}
             yield replace(self, ops=self.ops[rows_slice], stem=min(max(self.stem - first, 0), largest), **columns)
 
-    def sections(self) -> list[tuple[bool, str, slice]]:
-        """Return the rows of each term: whether it is of the stem, its name, and its rows."""
-        firsts: dict[tuple[bool, str], int] = {}
-        for row, (op, _) in enumerate(self.ops):
-            firsts.setdefault((row >= self.stem, op.term), row)
-        ends = [*firsts.values(), len(self.ops)][1:]
-        return [(*key, slice(first, end)) for (key, first), end in zip(firsts.items(), ends, strict=True)]
+    def rows_by_term(self, rows: range) -> dict[str, list[int]]:
+        """Return the rows of each term, among some rows."""
+        by_term: dict[str, list[int]] = {}
+        for row in rows:
+            by_term.setdefault(self.ops[row][0].term, []).append(row)
+        return by_term
 
 
 COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "stem", "flags", "computed", "splits"))
@@ -153,8 +151,8 @@ def stacked_products(
         The products as columns.
     """
     # Distinct values are stored once and found by position: a model has dozens of products and few formats.
-    layers, stem = _by_term(layers), _by_term(stem)
-    ops, rules = (*layers, *stem), tuple(rules)
+    layers, rules = tuple(layers), tuple(rules)
+    ops = (*layers, *stem)
     arithmetic = [computed_in(rules, op.format.arithmetic, peak, vendor) for op, _ in ops]
     computed, kinds = tuple(dict.fromkeys(arithmetic)), [best_first[0] for best_first in arithmetic]
     # The rows of a lookup table can go to any chip of a data-parallel rank.
@@ -204,14 +202,6 @@ def stacked_products(
         ),
         **columns,
     )
-
-
-def _by_term(ops: Iterable[tuple[Op, int]]) -> list[tuple[Op, int]]:
-    """Return operators so that those of one term follow each other."""
-    by_term: dict[str, list[tuple[Op, int]]] = {}
-    for op, n in ops:
-        by_term.setdefault(op.term, []).append((op, n))
-    return [*chain.from_iterable(by_term.values())]
 
 
 def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:

@@ -11,9 +11,10 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -326,15 +327,16 @@ def run_products(layers: Clock, stem: Clock, products: Products, context: Pass) 
             if len(traffic) > 1:
                 to_memory = to_memory / np.maximum(memory, TINY)
                 blame |= {resource: to_memory * delivered for resource, delivered in traffic.items()}
-        sections = part.sections()
-        for clock, rows, is_stem in ((layers, slice(0, part.stem), False), (stem, slice(part.stem, len(part.ops)), True)):
-            if rows.start == rows.stop:
+        for clock, rows in ((layers, range(part.stem)), (stem, range(part.stem, len(part.ops)))):
+            if not rows:
                 continue
-            terms = {term: of_term for in_stem, term, of_term in sections if in_stem == is_stem} if clock.has_terms else {"": rows}
+            section = slice(rows.start, rows.stop)
+            has_parts = clock.has_terms or clock.has_resources
+            by_term: Mapping[str, Any] = part.rows_by_term(rows) if has_parts else {"": section}
             clock.add(
-                {term: _sum(seconds[of_term]) for term, of_term in terms.items()},
-                {resource: _sum(values[rows]) for resource, values in blame.items()},
-                {"compute": _sum(compute[rows]), "memory": _sum(memory[rows])},
+                {term: _sum(seconds[of_term]) for term, of_term in by_term.items()},
+                {resource: _sum(values[section]) for resource, values in blame.items()},
+                {"compute": _sum(compute[section]), "memory": _sum(memory[section])},
             )
             if clock.explained:
                 compute, memory = np.broadcast_arrays(compute, memory)
@@ -343,7 +345,7 @@ def run_products(layers: Clock, stem: Clock, products: Products, context: Pass) 
                         term=op.term, name=op.name, seconds=seconds[row], count=n, compute=compute[row], memory=memory[row],
                         demand=demand_row(demand, row, axes),
                     )
-                    for row, (op, n) in enumerate(part.ops) if rows.start <= row < rows.stop
+                    for row in rows for op, n in [part.ops[row]]
                 ]  # fmt: skip
 
 
@@ -381,9 +383,11 @@ def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Eng
                 for resource, part in delivered.items():
                     share = part / np.maximum(to_memory[row], TINY) if len(delivered) > 1 else 1.0
                     accumulate(blame, {resource: waits_memory[row]}, share)
-        for row, operator in enumerate(operators[rows] if clock.has_terms else ()):
-            accumulate(terms, {operator.term: seconds[row]})
-        terms = terms or {"": _sum(seconds)}
+        if clock.has_terms or clock.has_resources:
+            for row, operator in enumerate(operators[rows]):
+                accumulate(terms, {operator.term: seconds[row]})
+        else:
+            terms[""] = _sum(seconds)
         clock.add(terms, blame, busy)
         if clock.explained:
             clock.entries += [
