@@ -72,14 +72,15 @@ def whole_number(name: str, value: NumberT, *, minimum: float = 1, maximum: floa
     steptime.errors.RangeError: chips must be a whole number of at least 1, not 2.5
     """
     # Most values are Python integers within the bounds.
-    if type(value) is int and minimum <= value <= maximum:
+    number: Any = value
+    if type(number) is int and minimum <= number <= maximum:
         return value
     number_or_array, low, high = _ends(name, value)
     checked: NumberT = _within(name, (number_or_array, low, high), minimum, maximum, unit)
     if np.ndim(number_or_array) == 0:
         if high != int(high):
             raise _broken(name, minimum, unit, high)
-        number: Any = int(high)
+        number = int(high)
         checked = number
     elif number_or_array.dtype.kind == "f" and not np.array_equal(np.floor(number_or_array), number_or_array):
         raise _broken(name, minimum, unit, number_or_array[np.floor(number_or_array) != number_or_array].flat[0].item())

@@ -313,7 +313,7 @@ def _fixed_point(rate: Number, time: PassTime, seats: Array, replicas: Number, l
     """Return the mean seconds of a pass, the probability that no request waits after it, and the idle time then."""
     shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.slope_to_kink, time.kink, seats, replicas)))
     seconds = np.broadcast_to(np.asarray(time.first * 1.0), shape)
-    seconds, has_converged, nobody = _iterated(seconds, STEPS, rate, time, seats, replicas, longest)
+    seconds, has_converged, nobody = _iterate_passes(seconds, STEPS, rate, time, seats, replicas, longest)
     if not np.all(has_converged):
         rows = ~has_converged
 
@@ -322,12 +322,12 @@ def _fixed_point(rate: Number, time: PassTime, seats: Array, replicas: Number, l
             return selection
 
         slow = PassTime(**{f.name: of_rows(getattr(time, f.name)) for f in fields(PassTime)})
-        others = (of_rows(values) for values in (seats, replicas, longest))
-        seconds[rows] = _iterated(seconds[rows], FURTHER_STEPS, of_rows(rate), slow, *others)[0]
+        pools = of_rows(seats), of_rows(replicas), of_rows(longest)
+        seconds[rows] = _iterate_passes(seconds[rows], FURTHER_STEPS, of_rows(rate), slow, *pools)[0]
     return seconds, *nobody(seconds)
 
 
-def _iterated(
+def _iterate_passes(
     seconds: Array, steps: int, rate: Number, time: PassTime, seats: Array, replicas: Number, longest: Array
 ) -> tuple[Array, Array, Callable[[Array], tuple[Array, Array]]]:
     """Return the seconds of passes after some iterations, which of them have converged, and the function `nobody`."""
