@@ -71,12 +71,16 @@ def whole_number(name: str, value: NumberT, *, minimum: float = 1, maximum: floa
         ...
     steptime.errors.RangeError: chips must be a whole number of at least 1, not 2.5
     """
+    # Most values are Python integers within the bounds.
+    number: Any = value
+    if type(number) is int and minimum <= number <= maximum:
+        return value
     number_or_array, low, high = _ends(name, value)
     checked: NumberT = _within(name, (number_or_array, low, high), minimum, maximum, unit)
     if np.ndim(number_or_array) == 0:
         if high != int(high):
             raise _broken(name, minimum, unit, high)
-        number: Any = int(high)
+        number = int(high)
         checked = number
     elif number_or_array.dtype.kind == "f" and not np.array_equal(np.floor(number_or_array), number_or_array):
         raise _broken(name, minimum, unit, number_or_array[np.floor(number_or_array) != number_or_array].flat[0].item())
@@ -246,7 +250,7 @@ def single(**values: Any) -> None:
     steptime.errors.RangeError: token budget must be one number, not [1024, 2048]
     """
     for name, value in values.items():
-        if isinstance(value, list | tuple) or np.ndim(value):
+        if type(value) not in (int, float) and (isinstance(value, list | tuple) or np.ndim(value)):
             raise RangeError(f"{name.replace('_', ' ')} must be one number, not {short_repr(value)}")
 
 
@@ -311,8 +315,8 @@ def has_nonzero(value: Number) -> bool:
     >>> has_nonzero(0.0), has_nonzero(np.array([0.0, 2.0]))
     (False, True)
     """
-    if type(value) is float:
-        return value != 0
+    if isinstance(value, float | int):
+        return bool(value)
     array = np.asarray(value)
     # The first value decides in most cases, without a pass over the array.
     return array.size > 0 and (bool(array.item(0)) or bool(array.any()))

@@ -21,7 +21,7 @@ def test_a_clock_adds_up_its_entries():
 
 
 def test_a_clock_without_parts_keeps_the_sums():
-    clock = Clock(parts=False)
+    clock = Clock(has_terms=False, has_resources=False)
     clock.add({"a": 3.0}, {"compute": 3.0}, {"compute": 2.5, "memory": 2.0}, name="one")
     clock.wait("layer", 3, 0.25)
     assert (clock.total, clock.busy) == (3.75, {"compute": 2.5, "memory": 2.0, "overhead": 0.75})

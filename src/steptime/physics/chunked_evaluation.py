@@ -36,8 +36,8 @@ def split_blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     >>> [block["b"].shape for block in split_blocks({"a": np.ones(3), "b": np.ones((BLOCK, 3))})]
     [(10922, 3), (10922, 3), (10922, 3), (2, 3)]
     """
-    shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
-    size = int(np.prod(shape))
+    points = np.broadcast(*arrays.values())
+    shape, size = points.shape, points.size
     largest = BLOCK if any(a.size == size for a in arrays.values()) else GRID
     if size < 2 * largest or shape[0] == 1:
         return [arrays]

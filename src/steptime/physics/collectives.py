@@ -51,12 +51,12 @@ def run_network(clock: Clock, hops: Clock, model: Model, context: Pass) -> None:
     reductions = blocks + sparse * (1 - has_dp_ranks)
     phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
     all_reduce = partial(network_time.all_reduce, system, overhead=phase, efficiency=reached)
-    if np.any(np.asarray(layout.group) > 1):
+    if has_nonzero(layout.group > 1):
         traffic = all_reduce(layout.group, row_bytes) * reductions
         run_collective(clock, "all-reduce", traffic, system, engine, count=reductions)
 
     # Norms over all heads need values from every tensor-parallel rank.
-    if np.any(np.asarray(layout.tp) > 1):
+    if has_nonzero(layout.tp > 1):
         for attention, n in ledger(model, merged=True).mixers:
             if attention.summed:
                 squares = rows * attention.summed * SUM_BYTES
@@ -66,7 +66,7 @@ def run_network(clock: Clock, hops: Clock, model: Model, context: Pass) -> None:
                 # One all-gather for the queries and one for the keys.
                 gather = network_time.all_gather(system, layout.tp, values / 2)
                 run_collective(clock, "all-reduce", gather * (2 * n), system, engine, name=f"{NORMS}, gathered", count=2 * n)
-    if np.any(np.asarray(layout.cp) > 1):
+    if has_nonzero(layout.cp > 1):
         for attention, n in ledger(model, merged=True).mixers:
             traffic = _context_exchange(attention, work, system, layout) * n
             run_collective(clock, "context exchange", traffic, system, engine, count=n)
@@ -75,7 +75,7 @@ def run_network(clock: Clock, hops: Clock, model: Model, context: Pass) -> None:
             if layer.routed:
                 exchange = _run_gather if has_nonzero(engine.kernels.gathers_tokens) else _run_exchange
                 exchange(clock, layer.routed, n * has_dp_ranks, model, context)
-    if np.any(np.asarray(layout.pp) > 1):
+    if has_nonzero(layout.pp > 1):
         traffic = network_time.point_to_point(system, layout.pp, row_bytes / layout.group, layout.stage)
         run_collective(hops, "pipeline", traffic, system, engine)
 
@@ -160,7 +160,7 @@ def _run_exchange(clock: Clock, op: Op, count: Number, model: Model, context: Pa
     phase = exchange_phase(system, engine)
     gathered = None
     # Chips that share an expert each need all of its rows.
-    if np.any(sharing > 1):
+    if has_nonzero(sharing > 1):
         rows = work.everywhere * distinct_hit(op.experts, active, layout.ep) / layout.ep
         gathered = network_time.all_gather(system, sharing, rows * model.width) * count
     per_byte = per_byte * count

@@ -41,6 +41,8 @@ class Products:
     """Products with weights as columns: arrays of shape (products,).
 
     ops: Operators, each with the number of instances in the model for which it stands.
+    stem: Position of the first product of embedding and head, which follow those of the layers.
+    flags: Columns of booleans that are true for some product.
     computed, splits: Distinct arithmetic of the products, best first, and distinct maximum numbers of shards.
     rate, split: Index of each product into `computed` and `splits`.
     flops: FLOP per row.
@@ -56,6 +58,8 @@ class Products:
     """
 
     ops: tuple[tuple[Op, int], ...]
+    stem: int
+    flags: frozenset[str]
     computed: tuple[tuple[str, ...], ...]
     splits: tuple[float, ...]
     rate: Array
@@ -89,22 +93,28 @@ class Products:
         for first in range(0, len(self.ops), largest):
             rows_slice = slice(first, first + largest)
             columns = {name: getattr(self, name)[rows_slice] for name in COLUMNS}
-            yield replace(self, ops=self.ops[rows_slice], **columns)
+            yield replace(self, ops=self.ops[rows_slice], stem=min(max(self.stem - first, 0), largest), **columns)
+
+    def rows_by_term(self, rows: range) -> dict[str, list[int]]:
+        """Return the rows of each term, among some rows."""
+        by_term: dict[str, list[int]] = {}
+        for row in rows:
+            by_term.setdefault(self.ops[row][0].term, []).append(row)
+        return by_term
 
 
-COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "computed", "splits"))
+COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "stem", "flags", "computed", "splits"))
 
 
 @lru_cache(maxsize=256)
 def collect_products(
-    model: Model, *, merged: bool, stem: bool, vendor: str, peak: tuple[str, ...], rules: tuple[Computed, ...]
+    model: Model, *, merged: bool, vendor: str, peak: tuple[str, ...], rules: tuple[Computed, ...]
 ) -> Products:
-    """Return the products of a model's layers, or of its stem, on a chip.
+    """Return the products of a model on a chip.
 
     Args:
         model: The model.
         merged: Whether operators that cost the same together are joined.
-        stem: Whether to return embedding and head instead of the layers.
         vendor: Vendor of the chip.
         peak: Arithmetic that the chip has.
         rules: Compute formats of the engine.
@@ -113,25 +123,36 @@ def collect_products(
         The products as columns.
     """
     totals = ledger(model, merged=merged)
-    ops = tuple((op, 1) for op in totals.stem) if stem else totals.layers
     # Routed experts have other weights for each row, and operators without rows have no products.
-    return stacked_products([(op, n) for op, n in ops if op.rows not in ("none", "routed")], vendor, peak, rules)
+    layers, stem = (
+        [(op, n) for op, n in ops if op.rows not in ("none", "routed")]
+        for ops in (totals.layers, [(op, 1) for op in totals.stem])
+    )
+    return stacked_products(layers, vendor, peak, rules, stem)
 
 
-def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collection[str], rules: Iterable[Computed]) -> Products:
+def stacked_products(
+    layers: Iterable[tuple[Op, int]],
+    vendor: str,
+    peak: Collection[str],
+    rules: Iterable[Computed],
+    stem: Iterable[tuple[Op, int]] = (),
+) -> Products:
     """Return products as columns.
 
     Args:
-        ops: Operators, each with its number of instances.
+        layers: Operators of layers, each with its number of instances.
         vendor: Vendor of the chip.
         peak: Arithmetic that the chip has.
         rules: Compute formats of the engine.
+        stem: Operators of embedding and head.
 
     Returns:
         The products as columns.
     """
     # Distinct values are stored once and found by position: a model has dozens of products and few formats.
-    ops, rules = tuple(ops), tuple(rules)
+    layers, rules = tuple(layers), tuple(rules)
+    ops = (*layers, *stem)
     arithmetic = [computed_in(rules, op.format.arithmetic, peak, vendor) for op, _ in ops]
     computed, kinds = tuple(dict.fromkeys(arithmetic)), [best_first[0] for best_first in arithmetic]
     # The rows of a lookup table can go to any chip of a data-parallel rank.
@@ -144,8 +165,19 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
     blocked = np.array(
         [kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)], dtype=bool
     )
+    columns: dict[str, Array] = {
+        "second": np.array([op.name in SECOND for op, _ in ops]),
+        "narrow": np.array([op.format.bytes < NARROW for op, _ in ops]),
+        "four": np.array([kind in four_bits(vendor) and kind in peak for kind in kinds]),
+        "eight": np.array([kind == "fp8" and kind in peak for kind in kinds], dtype=bool) & ~blocked,
+        "blocked": blocked,
+        "integer": np.array([kind == INTEGER and kind in peak for kind in kinds]),
+        "logits": np.array([op.rows == "outputs" for op, _ in ops]),
+    }
     return Products(
         ops=ops,
+        stem=len(layers),
+        flags=frozenset(name for name, column in columns.items() if has_nonzero(column)),
         computed=computed,
         splits=splits,
         rate=np.array([*map(computed.index, arithmetic)]),
@@ -162,19 +194,13 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
                 for (op, n), kind, has_size in zip(ops, kinds, is_matrix, strict=True)
             ]
         ),
-        second=np.array([op.name in SECOND for op, _ in ops]),
-        narrow=np.array([op.format.bytes < NARROW for op, _ in ops]),
         unpacked=np.array(
             [
                 op.format.bytes if op.format.bytes < NARROW and kind in UNPACKED else math.inf
                 for (op, _), kind in zip(ops, kinds, strict=True)
             ]
         ),
-        four=np.array([kind in four_bits(vendor) and kind in peak for kind in kinds]),
-        eight=np.array([kind == "fp8" and kind in peak for kind in kinds], dtype=bool) & ~blocked,
-        blocked=blocked,
-        integer=np.array([kind == INTEGER and kind in peak for kind in kinds]),
-        logits=np.array([op.rows == "outputs" for op, _ in ops]),
+        **columns,
     )
 
 
@@ -217,22 +243,22 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     # Neutral terms are skipped: with few points, each numpy call counts.
     sharing = spread(shards, products.split)
     rows = context.rows
-    if has_nonzero(products.logits):
+    if "logits" in products.flags:
         rows = np.where(column(products.logits), context.logits, context.rows)
     efficiency, reading = context.compute, context.memory
-    if has_nonzero(products.four):
+    if "four" in products.flags:
         efficiency = np.where(column(products.four), efficiency * kernels.fp4_efficiency, efficiency)
-    if has_nonzero(products.eight) and np.any(np.asarray(kernels.eight_bit_efficiency) != 1):
+    if "eight" in products.flags and has_nonzero(kernels.eight_bit_efficiency - 1.0):
         efficiency = np.where(column(products.eight), efficiency * kernels.eight_bit_efficiency, efficiency)
-    if has_nonzero(products.blocked):
+    if "blocked" in products.flags:
         efficiency = np.where(column(products.blocked), efficiency * kernels.block_efficiency, efficiency)
-    if has_nonzero(products.integer) and np.any(np.asarray(kernels.integer_efficiency) != 1):
+    if "integer" in products.flags and has_nonzero(kernels.integer_efficiency - 1.0):
         efficiency = np.where(column(products.integer), efficiency * kernels.integer_efficiency, efficiency)
     # Short sums spend a larger share of their time in fill and drain.
     if context.fills:
         sums = np.where(column(products.second), sharing, 1.0) * column(products.short)
         efficiency = efficiency / (1 + kernels.fill_bytes * sums)
-    if has_nonzero(products.narrow):
+    if "narrow" in products.flags:
         reading = np.where(column(products.narrow), reading * kernels.narrow_efficiency, reading)
     if np.min(products.unpacked, initial=np.inf) < np.inf:
         reading = np.minimum(reading, kernels.unpack_rate * column(products.unpacked) / bandwidth)

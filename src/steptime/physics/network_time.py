@@ -17,7 +17,7 @@ import numpy as np
 
 from steptime.blackboard.expert_activation import distinct_hit, nodes_hit
 from steptime.hardware.system import Domain, Link, System
-from steptime.number_checks import Number
+from steptime.number_checks import Number, has_nonzero
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def choose(first: Traffic, second: Traffic, is_first: Number) -> Traffic:
     Returns:
         The traffic.
     """
-    if not np.any(is_first):
+    if not has_nonzero(is_first):
         return second
     busy = tuple(np.where(is_first, a, b) for a, b in zip(first.busy, second.busy, strict=True))
     return Traffic(busy, np.where(is_first, first.latency, second.latency), np.where(is_first, first.calls, second.calls))
@@ -184,7 +184,7 @@ def _reduce_and_gather(system: System, by_level: tuple[Number, ...], bytes_: Num
     latency: Number = 0.0
     calls: Number = 0.0
     for domain, members in zip(system.domains, by_level, strict=True):
-        if not np.any(members > 1):
+        if not has_nonzero(members > 1):
             busy.append(0.0)
             continue
         shard_bytes = bytes_ / members
@@ -250,7 +250,7 @@ def exchange(
     # Separate destinations at this level: chips, then nodes, then pods.
     groups = np.asarray(size, dtype=np.float64)
     for domain, local_members in zip(system.domains, members, strict=True):
-        if not np.any(local_members > 1):
+        if not has_nonzero(local_members > 1):
             busy.append(0.0)
             continue
         limited = expert_groups > active_groups
@@ -287,7 +287,7 @@ def point_to_point(system: System, size: Number, bytes_: Number, stride: Number)
     outer = np.asarray(size, dtype=np.float64)
     looped = np.where(outer > 1, 1.0, 0.0)
     for domain, local_members in zip(system.domains, members, strict=True):
-        if not np.any(local_members > 1):
+        if not has_nonzero(local_members > 1):
             busy.append(0.0)
             continue
         hops = outer - outer / local_members

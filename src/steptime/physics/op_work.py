@@ -404,7 +404,7 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
     factor = expert_factor(context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time)
     exchanges = has_exchange_kernel(chip.generation, stored) & exchanges_experts(context.layout)
     exchanges = exchanges & (np.asarray(context.engine.kernels.gathers_tokens) < 1)
-    if np.any(exchanges):
+    if has_nonzero(exchanges):
         # The runs behind a factor were without exchange: other kernels.
         factor = np.where(exchanges, experts.unmeasured_expert_time, factor)
     engine, has_fp4 = context.engine.kernel_engine, FOUR in chip.peak
@@ -477,7 +477,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         filled: Number = 1.0
         if has_nonzero(kernel.tile_entries):
             rows = np.maximum(work.sequences * (a.kv_shards * layout.cp / kv_ways), 1.0)
-            if latent and np.any(np.isfinite(kernels.latent_contexts)):
+            if latent and has_nonzero(np.isfinite(kernels.latent_contexts)):
                 # `busy_parts` has the parts that idle.
                 rows = np.where(np.isfinite(kernels.latent_contexts), np.inf, rows)
             entries = decode_entries(kernel, entries, rows)
@@ -627,7 +627,7 @@ def busy_parts(sequences: Number, parts: Number) -> Number:
     >>> [float(busy_parts(sequences, 76)) for sequences in (19, 76, 114)], busy_parts(19, np.inf)
     ([0.25, 1.0, 0.75], 1.0)
     """
-    if not np.any(np.isfinite(parts)):
+    if not has_nonzero(np.isfinite(parts)):
         return 1.0
     rounded = np.floor(sequences + 1e-9)
     rounds = np.maximum(np.ceil(rounded / parts - 1e-9), 1.0)
@@ -686,7 +686,7 @@ def software_factor(system: System, engine: Engine) -> Number:
         A factor; 1 for the ideal engine.
     """
     share = system.chip.reached.get(SOFTWARE, 1.0)
-    return np.where(np.asarray(engine.kernels.chip_departure) > 0, 1 / share, 1.0) if np.any(np.asarray(share) != 1) else 1.0
+    return np.where(np.asarray(engine.kernels.chip_departure) > 0, 1 / share, 1.0) if has_nonzero(share - 1) else 1.0
 
 
 KERNELS = (

@@ -11,9 +11,10 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -186,10 +187,8 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
     """
     system, engine, chip = context.system, context.engine, context.system.chip
     totals, overheads = ledger(model, merged=merged), engine.overheads
-    on_chip = partial(
-        collect_products, model, merged=merged, vendor=chip.vendor, peak=tuple(chip.peak), rules=engine.arithmetic
-    )
-    run_products(layers, on_chip(stem=False), context)
+    products = collect_products(model, merged=merged, vendor=chip.vendor, peak=tuple(chip.peak), rules=engine.arithmetic)
+    run_products(layers, stem, products, context)
     operators = []
     for op, n in totals.layers:
         if op.rows == "routed":
@@ -216,7 +215,6 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
         if times and has_nonzero(launch_seconds):
             layers.wait(OVERHEADS[kernel], times, launch_seconds)
 
-    run_products(stem, on_chip(stem=True), context)
     if has_nonzero(overheads.seconds_per_step):
         stem.wait("host work per step", 1, overheads.seconds_per_step)
     if has_nonzero(overheads.top_p_share):
@@ -300,13 +298,14 @@ def wait_for_sampling(clock: Clock, vocabulary: Number, context: Pass) -> None:
         clock.wait("host work of sampling per step", 1, share * costs.top_p_seconds_per_step)
 
 
-def run_products(clock: Clock, products: Products, context: Pass) -> None:
-    """Add products that run one after another to a clock.
+def run_products(layers: Clock, stem: Clock, products: Products, context: Pass) -> None:
+    """Add products that run one after another to the clocks of layers, and of embedding and head.
 
     Products are rows of one array, as many at once as fit in the cache of a core.
 
     Args:
-        clock: Sums of seconds, which this function increases.
+        layers: Sums of seconds of the layers, which this function increases.
+        stem: The same of embedding and head.
         products: Products as columns.
         context: Work of a micro-batch on a chip.
     """
@@ -321,32 +320,36 @@ def run_products(clock: Clock, products: Products, context: Pass) -> None:
         if has_nonzero(demand.activations):
             traffic["activations"] = memory_time(demand.activations, bandwidth, context.engine.kernels.memory_efficiency)
         memory: Array = np.asarray(_sum([*traffic.values()]))
-        busy = {"compute": np.add.reduce(compute), "memory": np.add.reduce(memory)}
-        if not clock.parts:
-            clock.add({"": np.add.reduce(overlap(compute, memory, norm))}, {}, busy)
-            continue
-
-        # The part of traffic is divided by kind of data in proportion to its seconds.
-        seconds, to_compute, to_memory = (np.asarray(array) for array in overlapped(compute, memory, norm))
-        blame: dict[str, Number] = {"compute": np.add.reduce(to_compute)}
-        if len(traffic) > 1:
-            to_memory = to_memory / np.maximum(memory, TINY)
-            blame |= {resource: np.add.reduce(to_memory * delivered) for resource, delivered in traffic.items()}
+        blame: dict[str, Array] = {}
+        if not layers.has_resources:
+            seconds = np.asarray(overlap(compute, memory, norm))
         else:
-            blame["weights"] = np.add.reduce(to_memory)
-        rows_by_term: dict[str, list[int]] = {}
-        for row, (op, _) in enumerate(part.ops):
-            rows_by_term.setdefault(op.term, []).append(row)
-        clock.add({term: np.add.reduce(seconds[rows]) for term, rows in rows_by_term.items()}, blame, busy)
-        if clock.explained:
-            compute, memory = np.broadcast_arrays(compute, memory)
-            clock.entries += [
-                Entry(
-                    term=op.term, name=op.name, seconds=seconds[row], count=n, compute=compute[row], memory=memory[row],
-                    demand=demand_row(demand, row, axes),
-                )
-                for row, (op, n) in enumerate(part.ops)
-            ]  # fmt: skip
+            # The part of traffic is divided by kind of data in proportion to its seconds.
+            seconds, to_compute, to_memory = (np.asarray(array) for array in overlapped(compute, memory, norm))
+            blame = {"compute": to_compute, "weights": to_memory}
+            if len(traffic) > 1:
+                to_memory = to_memory / np.maximum(memory, TINY)
+                blame |= {resource: to_memory * delivered for resource, delivered in traffic.items()}
+        for clock, rows in ((layers, range(part.stem)), (stem, range(part.stem, len(part.ops)))):
+            if not rows:
+                continue
+            section = slice(rows.start, rows.stop)
+            has_parts = clock.has_terms or clock.has_resources
+            by_term: Mapping[str, Any] = part.rows_by_term(rows) if has_parts else {"": section}
+            clock.add(
+                {term: _sum(seconds[of_term]) for term, of_term in by_term.items()},
+                {resource: _sum(values[section]) for resource, values in blame.items()},
+                {"compute": _sum(compute[section]), "memory": _sum(memory[section])},
+            )
+            if clock.explained:
+                compute, memory = np.broadcast_arrays(compute, memory)
+                clock.entries += [
+                    Entry(
+                        term=op.term, name=op.name, seconds=seconds[row], count=n, compute=compute[row], memory=memory[row],
+                        demand=demand_row(demand, row, axes),
+                    )
+                    for row in rows for op, n in [part.ops[row]]
+                ]  # fmt: skip
 
 
 def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:
@@ -371,19 +374,23 @@ def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Eng
         rows = slice(first, first + rows_at_once)
         to_compute, to_memory = _rows(compute[rows], shape), _rows(memory[rows], shape)
         busy = {"compute": _sum(to_compute), "memory": _sum(to_memory)}
-        if not clock.parts:
-            clock.add({"": _sum(np.asarray(overlap(to_compute, to_memory, norm)))}, {}, busy)
-            continue
-
-        # The part of traffic is divided by kind of data in proportion to its seconds.
-        seconds, waits_compute, waits_memory = map(np.asarray, overlapped(to_compute, to_memory, norm))
         terms: dict[str, Number] = {}
-        blame: dict[str, Number] = {"compute": _sum(waits_compute)}
-        for row, (operator, delivered) in enumerate(zip(operators[rows], traffic[rows], strict=True)):
-            accumulate(terms, {operator.term: seconds[row]})
-            for resource, part in delivered.items():
-                share = part / np.maximum(to_memory[row], TINY) if len(delivered) > 1 else 1.0
-                accumulate(blame, {resource: waits_memory[row]}, share)
+        blame: dict[str, Number] = {}
+        if not clock.has_resources:
+            seconds = np.asarray(overlap(to_compute, to_memory, norm))
+        else:
+            # The part of traffic is divided by kind of data in proportion to its seconds.
+            seconds, waits_compute, waits_memory = map(np.asarray, overlapped(to_compute, to_memory, norm))
+            blame["compute"] = _sum(waits_compute)
+            for row, delivered in enumerate(traffic[rows]):
+                for resource, part in delivered.items():
+                    share = part / np.maximum(to_memory[row], TINY) if len(delivered) > 1 else 1.0
+                    accumulate(blame, {resource: waits_memory[row]}, share)
+        if clock.has_terms or clock.has_resources:
+            for row, operator in enumerate(operators[rows]):
+                accumulate(terms, {operator.term: seconds[row]})
+        else:
+            terms[""] = _sum(seconds)
         clock.add(terms, blame, busy)
         if clock.explained:
             clock.entries += [

@@ -90,7 +90,7 @@ def drafted_step(
     layout: Layout,
     engine: Engine,
     has_draft_term: bool = True,
-    parts: bool = True,
+    parts: bool | str = True,
     legal: bool = False,
 ) -> Step:
     """Return the time of a step that verifies and drafts `drafts` tokens per sequence.
@@ -110,7 +110,7 @@ def drafted_step(
         engine: The engine.
         has_draft_term: Whether draft passes are a separate term; otherwise they are added to the terms of the
             model.
-        parts: Whether the step has terms and resources.
+        parts: Whether the step has terms and resources, or the name of one of them.
         legal: Whether the sizes and the layout are already checked, as in a search.
 
     Returns:
@@ -130,7 +130,7 @@ def draft_passes(
     drafts: int,
     layout: Layout,
     engine: Engine,
-    parts: bool = True,
+    parts: bool | str = True,
     legal: bool = False,
 ) -> list[tuple[float, Step]]:
     """Return the passes of the draft layers in a step.
@@ -142,7 +142,7 @@ def draft_passes(
         drafts: Speculative tokens per sequence and step.
         layout: Parallel degrees; fields may be arrays.
         engine: The engine.
-        parts: Whether the steps have terms and resources.
+        parts: Whether the steps have terms and resources, or the name of one of them.
         legal: Whether the sizes and the layout are already checked, as in a search.
 
     Returns:

@@ -135,7 +135,7 @@ def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbat
     """
     # Most searches have one micro-batch: skip the comparisons.
     chain = layers + stem + links + hops
-    if np.all(np.asarray(microbatches) == 1):
+    if not has_nonzero(microbatches - 1):
         return Cycle(period=chain, latency=chain, layers=1.0, stem=1.0, links=1.0, hops=1.0)
     by_operators, by_links = microbatches * (share * layers + stem), microbatches * share * links
     period = np.maximum(np.maximum(by_operators, by_links), chain)
@@ -331,7 +331,7 @@ def mixed_step(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
-    parts: bool = True,
+    parts: bool | str = True,
     legal: bool = False,
 ) -> Step:
     """Return the time of a step that decodes sequences and prefills prompts together.
@@ -351,7 +351,7 @@ def mixed_step(
         engine: An engine, or its name; by default that of the system (`engine.default_engine`). "ideal" has no
             losses.
         anchor: Correction from your own runs (`st.load_anchor`).
-        parts: Whether the step has terms and resources; without them it takes half the time.
+        parts: Whether the step has terms and resources, or the name of one of them; without them it takes half the time.
         legal: Whether the sizes and the layout are already checked, as in a search.
 
     Returns:
@@ -417,7 +417,7 @@ def _arrays(inputs: dict[str, Number], layout: Layout, *, legal: bool = False) -
 
 
 def _filled(
-    model: Model, system: System, engine: Engine, arrays: dict[str, Any], blocks: list[dict[str, Any]], *, parts: bool
+    model: Model, system: System, engine: Engine, arrays: dict[str, Any], blocks: list[dict[str, Any]], *, parts: bool | str
 ) -> Step:
     """Return the steps of blocks as one, along the axis of the split.
 
@@ -451,13 +451,13 @@ def _one_layout(
     arrays: dict[str, Any],
     *,
     merged: bool | None = None,
-    parts: bool = True,
+    parts: bool | str = True,
     legal: bool = False,
 ) -> tuple[Step, list[Entry]]:
     """Return the step of a model and its towers, and its entries.
 
     merged: Whether operators that take the same time together as separately are joined; by default where that is exact.
-    parts: Whether the step has terms and resources.
+    parts: Whether the step has terms and resources, or the name of one of them.
     """
     layout = Layout(**{name: arrays[name] for name in NAMES})
     if not legal:
@@ -469,10 +469,13 @@ def _one_layout(
     passes = [(model, layout, build_work(arrays, layout)), *((tower.model, tower.layout, tower.work) for tower in towers)]
     is_mergeable = not has_nonzero(engine.kernels.activation_traffic) and not has_nonzero(engine.kernels.fill_bytes)
     explained, merged = merged is not None, is_mergeable if merged is None else merged
+    has_terms, has_resources = (parts is True or parts == name for name in ("terms", "resources"))
     results = []
     for part, part_layout, work in passes:
         # One clock per part, because the parts count differently in the cycle.
-        clocks = layers, stem, links, hops = [Clock(explained=explained, parts=parts) for _ in range(4)]
+        clocks = layers, stem, links, hops = [
+            Clock(explained=explained, has_terms=has_terms, has_resources=has_resources) for _ in range(4)
+        ]
         context = Pass(work, system, part_layout, engine)
         run_operators(layers, stem, part, context, merged=merged)
         run_network(links, hops, part, context)

@@ -51,12 +51,13 @@ class Clock:
     """Sums of one part of a pass for one micro-batch.
 
     There are seconds by term and by resource, and busy seconds of each resource. `entries` are the lines behind the sums,
-    if `explained`. Terms and resources are missing without `parts`, which takes half the time. `host`: seconds in which a
-    host launches the kernels one by one.
+    if `explained`. Terms or resources are missing without `has_terms` or `has_resources`; without both a pass takes half the
+    time. `host`: seconds in which a host launches the kernels one by one.
     """
 
     explained: bool = False
-    parts: bool = True
+    has_terms: bool = True
+    has_resources: bool = True
     terms: dict[str, Number] = field(init=False, default_factory=dict)
     resources: dict[str, Number] = field(init=False, default_factory=dict)
     busy: dict[str, Number] = field(init=False, default_factory=dict)
@@ -78,8 +79,9 @@ class Clock:
             if self.explained and line:
                 self.entries.append(Entry(term=term, seconds=seconds, **line))
         accumulate(self.busy, busy)
-        if self.parts:
+        if self.has_terms:
             accumulate(self.terms, terms)
+        if self.has_resources:
             accumulate(self.resources, blame)
 
     def wait(self, name: str, count: Number, seconds_each: Number) -> None:
@@ -90,8 +92,14 @@ class Clock:
             count: Number of occurrences.
             seconds_each: Seconds of one.
         """
-        seconds = {"overhead": count * seconds_each}
-        self.add(seconds, seconds, seconds, name=name, count=count, seconds_each=seconds_each)
+        seconds = count * seconds_each
+        self.total = self.total + seconds
+        if self.explained:
+            line = Entry(term="overhead", name=name, seconds=seconds, count=count, seconds_each=seconds_each)
+            self.entries.append(line)
+        for sums, is_kept in ((self.busy, True), (self.terms, self.has_terms), (self.resources, self.has_resources)):
+            if is_kept:
+                sums["overhead"] = sums["overhead"] + seconds if "overhead" in sums else seconds
 
 
 def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Number = 1.0) -> None:

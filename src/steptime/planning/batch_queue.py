@@ -68,8 +68,8 @@ def queue_share(utilisation: Number, servers: Number) -> Array:
     return wait_share
 
 
-# Most iterations of the fixed point of passes; each evaluates two passes.
-STEPS = 5
+# Iterations of the fixed point of passes, and further ones of those that have not converged; each evaluates two passes.
+STEPS, FURTHER_STEPS = 3, 2
 # Relative change of the passes at which the fixed point has converged.
 SETTLED = 1e-9
 # Utilization levels to evaluate, closer together at high utilization, where waits rise steeply.
@@ -280,34 +280,8 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     """Return the passes where `time` has no jump."""
     seats = np.asarray(seats, dtype=np.float64)
     is_batched = seats > 1
-    shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.slope_to_kink, time.kink, seats, replicas)))
-    seconds = np.broadcast_to(np.asarray(time.first * 1.0), shape)
-    last, least, longest = time.smooth(), time.first, time(seats)
-    none, gap = arrivals(replicas), 1 / np.maximum(rate, 1e-300)
-
-    def nobody(pass_: Array) -> tuple[Array, Array]:
-        """Return the probability that no request waits after a pass, and the idle time."""
-        expected = rate * pass_
-        empty, next_empty = none(expected)
-        idle = next_empty / empty * gap - pass_
-        full = np.minimum(expected / seats, 1.0)
-        return empty * (1 - np.power(full, seats + 1)), np.minimum(np.maximum(idle, 0.0), gap)
-
-    def next_pass(before: Array) -> Array:
-        empty, idle = nobody(before)
-        return np.minimum(np.maximum(last(rate * (before + empty * idle)), least), longest)
-
-    # Steffensen's method: two passes give the differences from which the fixed point is extrapolated.
-    for _ in range(STEPS):
-        once = next_pass(seconds)
-        twice = next_pass(once)
-        fell = once - seconds
-        bend = twice - once - fell
-        ahead = seconds - fell * fell / np.where(np.abs(bend) > 1e-15 * seconds, bend, np.inf)
-        before, seconds = seconds, np.where((ahead >= least) & (ahead <= longest) & (ahead > once), ahead, twice)
-        if np.all(np.abs(seconds - before) <= SETTLED * before):
-            break
-    empty, idle = nobody(seconds)
+    longest = time(seats)
+    seconds, empty, idle = _fixed_point(rate, time, seats, replicas, longest)
     prompts = np.maximum(rate * (seconds + empty * idle), 1e-12)
     slope = time.slope(prompts)
     busy = np.where(is_batched, seconds / (seconds + empty * idle), np.minimum(rate * time.first, 1.0))
@@ -333,6 +307,59 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
         wait=np.where(rate * longest < seats, np.where(is_batched, busy_on_arrival + busy * queue, queue) * residual, np.inf),
         service=service,
     )
+
+
+def _fixed_point(rate: Number, time: PassTime, seats: Array, replicas: Number, longest: Array) -> tuple[Array, Array, Array]:
+    """Return the mean seconds of a pass, the probability that no request waits after it, and the idle time then."""
+    shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.slope_to_kink, time.kink, seats, replicas)))
+    seconds = np.broadcast_to(np.asarray(time.first * 1.0), shape)
+    seconds, has_converged, nobody = _iterate_passes(seconds, STEPS, rate, time, seats, replicas, longest)
+    if not np.all(has_converged):
+        rows = ~has_converged
+
+        def of_rows(values: Number) -> Array:
+            selection: Array = np.broadcast_to(values, seconds.shape)[rows]
+            return selection
+
+        slow = PassTime(**{f.name: of_rows(getattr(time, f.name)) for f in fields(PassTime)})
+        pools = of_rows(seats), of_rows(replicas), of_rows(longest)
+        seconds[rows] = _iterate_passes(seconds[rows], FURTHER_STEPS, of_rows(rate), slow, *pools)[0]
+    return seconds, *nobody(seconds)
+
+
+def _iterate_passes(
+    seconds: Array, steps: int, rate: Number, time: PassTime, seats: Array, replicas: Number, longest: Array
+) -> tuple[Array, Array, Callable[[Array], tuple[Array, Array]]]:
+    """Return the seconds of passes after some iterations, which of them have converged, and the function `nobody`."""
+    last, least = time.smooth(), time.first
+    none, gap = arrivals(replicas), 1 / np.maximum(rate, 1e-300)
+
+    def nobody(pass_: Array) -> tuple[Array, Array]:
+        """Return the probability that no request waits after a pass, and the idle time."""
+        expected = rate * pass_
+        empty, next_empty = none(expected)
+        idle = next_empty / empty * gap - pass_
+        full = np.minimum(expected / seats, 1.0)
+        # exp and log take half as long as a power.
+        all_full = np.exp((seats + 1) * np.log(np.maximum(full, 1e-300)))
+        return empty * (1 - all_full), np.minimum(np.maximum(idle, 0.0), gap)
+
+    def next_pass(before: Array) -> Array:
+        empty, idle = nobody(before)
+        return np.minimum(np.maximum(last(rate * (before + empty * idle)), least), longest)
+
+    # Steffensen's method: two passes give the differences from which the fixed point is extrapolated.
+    for _ in range(steps):
+        once = next_pass(seconds)
+        twice = next_pass(once)
+        fell = once - seconds
+        bend = twice - once - fell
+        ahead = seconds - fell * fell / np.where(np.abs(bend) > 1e-15 * seconds, bend, np.inf)
+        before, seconds = seconds, np.where((ahead >= least) & (ahead <= longest) & (ahead > once), ahead, twice)
+        has_converged = np.abs(seconds - before) <= SETTLED * before
+        if np.all(has_converged):
+            break
+    return seconds, has_converged, nobody
 
 
 def arrivals(replicas: Number) -> Callable[[Number], tuple[Array, Array]]:

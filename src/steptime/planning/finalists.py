@@ -775,10 +775,11 @@ def other_copies(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]
         if layout is None:
             continue
         for proposal in fitting(problem):
-            variant = replace(layout, ep=proposal.ep, redundant_experts=proposal.redundant_experts)
             # Copies of another division are tried once it is the best one.
-            if int(proposal.ep) != int(layout.ep) and int(proposal.redundant_experts):
+            is_other_division = int(proposal.ep) != int(layout.ep) and int(proposal.redundant_experts)
+            if is_other_division or (proposal.tp, proposal.pp, proposal.dp) != (layout.tp, layout.pp, layout.dp):
                 continue
+            variant = replace(layout, ep=proposal.ep, redundant_experts=proposal.redundant_experts)
             if variant == replace(proposal, replicas=layout.replicas) and variant != layout:
                 yield replace(candidate, **{name: variant})
 
@@ -808,5 +809,7 @@ def other_divisions(case: PlanProblem, candidate: Candidate) -> Iterator[Candida
 
 def _is_double(half: Layout, double: Layout) -> bool:
     """Return whether a layout has twice the data-parallel ranks and groups of experts, apart from replicas and copies."""
+    if 2 * half.dp != double.dp or 2 * half.ep != double.ep:
+        return False
     changed = {"replicas": double.replicas, "redundant_experts": double.redundant_experts}
     return replace(half, dp=2 * half.dp, ep=2 * half.ep, **changed) == double

@@ -435,8 +435,9 @@ class Loop:
         """
         context = float(mean_context(self.deployment.workload))
         pace = self.server.pace
-        batch = np.arange(1, min(len(pace.decode), self.server.policy.max_num_seqs + 1))
-        seconds = (pace.decode[batch] + pace.context[batch] * batch * context) / self.accepted
+        end = min(len(pace.decode), self.server.policy.max_num_seqs + 1)
+        batch = np.arange(1, end)
+        seconds = (pace.decode[1:end] + pace.context[1:end] * batch * context) / self.accepted
         sequences = min(max(round(self._in_flight(*closed_form) / self.parts), 1), len(batch))
         prefill_share = max(0.0, 1 - float(seconds[sequences - 1]) / closed_form[1])
         tpot = seconds / (1 - min(prefill_share * rate / closed_form[0], MOST_LOADED))
@@ -637,13 +638,16 @@ class TooLate:
     """Whether enough counted requests are late that a run certainly misses its limit on TTFT.
 
     Args:
-        counted: Which requests count.
+        counted: Which requests count; they follow each other.
         limit: Limit on TTFT [s].
         percentile: Percentile of the limit.
     """
 
     def __init__(self, counted: Any, limit: float, percentile: str) -> None:
-        self.counted, self.limit, self.is_certain = counted, limit, False
+        self.limit, self.is_certain = limit, False
+        # Places from the end, because the requests at the start of a run come first.
+        places = np.flatnonzero(counted)
+        self.counted = slice(int(places[0]) - len(counted), int(places[-1]) + 1 - len(counted) or None)
         self.share = None if percentile == "mean" else PERCENTILES[percentile]
 
     def __call__(self, served: Any) -> bool:
@@ -655,8 +659,8 @@ class TooLate:
         Returns:
             True or false.
         """
-        requests = served[len(served) - len(self.counted) :]
-        ttft = (requests["first"] - requests["arrival"])[self.counted]
+        requests = served[self.counted]
+        ttft = requests["first"] - requests["arrival"]
         count = len(ttft)
         if self.share is None:
             self.is_certain = bool(np.nansum(ttft) > self.limit * count)

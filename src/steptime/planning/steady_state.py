@@ -280,9 +280,10 @@ def aggregated(
         "batch": batch, "context": mean_context(workload), "drafts": speculation.drafts, "layout": layout, "engine": engine,
         "legal": legal,
     }  # fmt: skip
-    decode_only = drafted_step(model, system, **arguments)
+    is_point = np.ndim(coming) == 0
+    decode_only = drafted_step(model, system, **arguments, parts=is_point or "resources")
 
-    mixed = partial(drafted_step, model, system, tokens=tokens, **arguments, parts=np.ndim(coming) == 0)
+    mixed = partial(drafted_step, model, system, tokens=tokens, **arguments, parts=is_point)
 
     def single_slot_load(mixed_step: Step) -> tuple[Array, Array]:
         """Return the shares of steps with prefill where one prompt is prefilled at a time.
@@ -418,7 +419,9 @@ def decode_pool(
     arguments: dict[str, Any] = {
         "context": mean_context(workload), "drafts": speculation.drafts, "layout": layout, "engine": engine, "legal": legal,
     }  # fmt: skip
-    step, gained = drafted_step(model, system, batch=batch, **arguments), step_yield(workload, speculation)
+    is_point = np.ndim(batch) == 0 and np.ndim(layout.chips) == 0
+    step = drafted_step(model, system, batch=batch, **arguments, parts=is_point or "resources")
+    gained = step_yield(workload, speculation)
     nothing = np.zeros_like(step.total)
 
     # A decode pool needs slots for more than the mean number of sequences.

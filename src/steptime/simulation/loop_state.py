@@ -277,6 +277,14 @@ class Rates(NamedTuple):
     graph_tokens: float
 
 
+# A request before its arrival.
+NEW_REQUEST = np.zeros(1, dtype=REQUEST)
+for _name in ("scheduled", "moved", "resumed", "first", "finish"):
+    NEW_REQUEST[_name] = np.nan
+for _name in ("after", "before", "replica"):
+    NEW_REQUEST[_name] = -1
+
+
 def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any, load: Any) -> Any:
     """Return rows of `REQUEST` that wait for their arrival.
 
@@ -291,12 +299,8 @@ def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any
     Returns:
         One row per request.
     """
-    q = np.zeros(len(arrival), dtype=REQUEST)
+    q = np.repeat(NEW_REQUEST, len(arrival))
     q["arrival"], q["inputs"], q["outputs"], q["rank"], q["cached"], q["load"] = arrival, inputs, outputs, rank, cached, load
-    for name in ("scheduled", "moved", "resumed", "first", "finish"):
-        q[name] = np.nan
-    for name in ("after", "before", "replica"):
-        q[name] = -1
     return q
 
 

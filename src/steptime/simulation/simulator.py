@@ -362,7 +362,7 @@ def pool_server(
         system: System.
         engine: Engine.
         traffic: Requests, whose lengths give the range of the step times.
-        layout: Layout of a replica.
+        layout: Layout of a replica, which is already checked.
         policy: Schedule.
         replicas: Number of replicas.
         slowness: Factor on every predicted step time.
@@ -375,14 +375,15 @@ def pool_server(
     """
     # Corrections by own runs take the clients of a closed loop and the mean context of the traffic.
     clients = traffic.clients / replicas if traffic.clients else None
-    engine = at_workload(engine, clients, _mean_context(traffic, model))
-    fitted = _fitted(model, system, layout, engine, policy, traffic)
+    context = _mean_context(traffic, model)
+    engine = at_workload(engine, clients, context)
+    fitted = _fitted(model, system, layout, engine, policy, context)
     sampled = sample_pace(
         model, system, layout=layout, engine=engine, max_num_seqs=fitted.max_num_seqs,
         max_num_batched_tokens=min(fitted.max_num_batched_tokens, 1 << 16),
         contexts=_contexts(traffic, float(model.max_context)), query=fitted.speculative_tokens + 1, check=check,
         prompt_tokens=max(1.0, float(np.mean(traffic.inputs)) if prompt_tokens is None else prompt_tokens),
-        has_mixed_steps=has_mixed_steps,
+        has_mixed_steps=has_mixed_steps, legal=True,
     )  # fmt: skip
     pace = slowed(sampled, slowness)
     # The ideal engine divides every step evenly over the micro-batches; others schedule each micro-batch.
@@ -543,12 +544,11 @@ def _mean_context(traffic: Traffic, model: Model) -> float:
     return float(np.mean(short[0]) + np.mean(short[1]) / 2)
 
 
-def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic) -> Policy:
+def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, context: float) -> Policy:
     """Return the policy with the KV room of the chips and the model's context limit."""
     policy = replace(policy, max_context=min(policy.max_context, float(model.max_context)))
     if math.isfinite(policy.kv_tokens):
         return policy
-    context = _mean_context(traffic, model)
     room = kv_room(
         model,
         system,

@@ -268,6 +268,7 @@ def sample_pace(
     prompt_tokens: float = math.inf,
     check: bool = True,
     has_mixed_steps: bool = True,
+    legal: bool = False,
 ) -> Pace:
     """Sample the step times of a replica and fit the coefficients.
 
@@ -289,6 +290,7 @@ def sample_pace(
         check: Compute the errors of the coefficients.
         has_mixed_steps: Fit how much longer steps with prompts and decoding sequences are than their parts. Separate
             pools have such steps only after a preemption.
+        legal: Whether the layout is already checked.
 
     Returns:
         The step times.
@@ -304,7 +306,9 @@ def sample_pace(
         )
     runs_on = engine_for(system, engine)
     # Sums of coefficients have no minimum time of steps with prompts.
-    settings = {"layout": layout, "engine": with_launches(runs_on, 0.0), "drafts": query - 1, "has_draft_term": False}
+    settings: dict[str, Any] = {
+        "layout": layout, "engine": with_launches(runs_on, 0.0), "drafts": query - 1, "has_draft_term": False, "legal": legal,
+    }  # fmt: skip
 
     # Each coefficient comes from its own sample of steps; they are evaluated together.
     groups, tokens = int(layout.dp), _knots(int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
@@ -428,7 +432,7 @@ def _sampled(samples: Mapping[str, tuple[Model, System, dict[str, Any]]], settin
         model, system, _ = samples[members[0]]
         grids = [np.broadcast_arrays(*(samples[member][2].get(name, 0) for name in names)) for member in members]
         points = {name: np.concatenate([grid[place].ravel() for grid in grids]) for place, name in enumerate(names)}
-        step = drafted_step(model, system, **(settings | points))
+        step = drafted_step(model, system, **(settings | points), parts="terms")
         nothing = np.zeros(step.total.shape)
         shared = sum((step.terms[name] for name in SHARED_TERMS if name in step.terms), nothing)
         columns = (step.total, step.terms.get("attention", nothing), shared, step.latency)
