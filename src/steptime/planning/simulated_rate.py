@@ -615,7 +615,10 @@ class Loop:
         sojourn = float(np.mean((ends_at - arrival)[done]))
         is_short = float(arrival[-1]) < LEAST_SOJOURNS * sojourn
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
-        batch = float(np.sum(decoding)) / self.parts / span / self.server.replicas
+        # Times per token contain the wait for a slot of a decode pool, during which a sequence does not decode.
+        waits = np.nan_to_num(served["resumed"] - served["moved"])[several]
+        decodes = float(np.sum(decoding) - np.sum(waits)) / self.parts / span / self.server.replicas
+        batch = min(decodes, float(self.server.policy.max_num_seqs))
         saturation, cause = self._load(batch) / MOST_LOADED, "saturation"
         if grows:
             causes = {"prefill": "prefill rate", "serve": self.what_is_full(batch), "decode": "saturation"}
