@@ -331,11 +331,12 @@ class Loop:
     def _draw_requests(self, memo: dict[Any, Any]) -> None:
         """Draw the requests, as within the longest context."""
         deployment = self.deployment
+        self.longest = longest_context(deployment.workload, deployment.model)
         key = ("draws", deployment.workload, self.count, self.seed)
         if key not in memo:
-            memo[key] = draw(deployment.workload, self.count, self.seed)
-        self.draws, self.longest = memo[key], longest_context(deployment.workload, deployment.model)
-        self.inputs, self.outputs = within_context(self.draws.inputs, self.draws.outputs, self.longest)
+            draws = draw(deployment.workload, self.count, self.seed)
+            memo[key] = draws, *within_context(draws.inputs, draws.outputs, self.longest)
+        self.draws, self.inputs, self.outputs = memo[key]
         if self.parts > 1:
             # Where one sequence stands for several, an output takes a whole number of their steps.
             tokens = self.parts * float(deployment.speculation.acceptance)
