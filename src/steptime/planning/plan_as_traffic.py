@@ -134,18 +134,20 @@ def within_context(inputs: Any, outputs: Any, longest: int) -> tuple[Any, Any]:
     Returns:
         Input and output tokens.
     """
-    drawn, tokens = (np.asarray(inputs), np.asarray(outputs)), (inputs, outputs)
+    sides = np.asarray(inputs), np.asarray(outputs)
+    tokens: tuple[Any, Any] = inputs, outputs
     factors = [1.0, 1.0]
     for _ in range(MOST_CUTS):
-        lengths = [side * factor for side, factor in zip(drawn, factors, strict=True)]
+        lengths = [side * factor for side, factor in zip(sides, factors, strict=True)]
         share = np.minimum(1.0, longest / (lengths[0] + lengths[1]))
         if np.all(share == 1):
             break
-        tokens = tuple(np.maximum(1, np.floor(side * share)).astype(np.int64) for side in lengths)
-        missing = [np.mean(side) / np.mean(kept) for side, kept in zip(drawn, tokens, strict=True)]
-        if max(missing) < 1 + SMALL_CUT:
+        input_tokens, output_tokens = (np.maximum(1, np.floor(length * share)).astype(np.int64) for length in lengths)
+        tokens = input_tokens, output_tokens
+        ratios = [float(np.mean(side) / np.mean(tokens_cut)) for side, tokens_cut in zip(sides, tokens, strict=True)]
+        if max(ratios) < 1 + SMALL_CUT:
             break
-        factors = [factor * more for factor, more in zip(factors, missing, strict=True)]
+        factors = [factor * ratio for factor, ratio in zip(factors, ratios, strict=True)]
     return tokens
 
 

@@ -90,8 +90,8 @@ def delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
         if math.isfinite(closed["ttft"]):
             break
         # An arrival finds those in flight and adds one (`in_flight`).
-        found = SMALLER * max(candidate.batch * replicas - 1, 0.0)
-        candidate = replace(candidate, batch=(1 + found) / replicas)
+        sequences = SMALLER * max(candidate.batch * replicas - 1, 0.0)
+        candidate = replace(candidate, batch=(1 + sequences) / replicas)
     figures = _shown_figures(case, selection, closed)
     rate, all_in = figures["requests_per_second"], figures["usd_per_million_output_tokens"]
     # Ranges and bounds of closed forms keep their relative widths.
