@@ -557,6 +557,13 @@ def test_the_first_token_of_a_pass_is_that_of_both_stages(prompts):
     assert (found.slots, found.capped) == (17, False)
 
 
+def test_a_prefill_pool_whose_prompts_do_not_fit_serves_nothing():
+    """Next to weights of 10 of 11 GB, a pass and the one before it of 32 prompts of 10 MB fit; those of 64 do not."""
+    fits, large = (replace(APART, prompts=prompts) for prompts in (32, 64))
+    assert [found.prefill_rate > 0 for found in expected_figures(case(), [fits, large])] == [True, False]
+    assert simulate_candidate(case(), large, 0.0) is None
+
+
 @pytest.mark.parametrize("candidate", [replace(SHARED, batch=16), replace(APART, batch=16)])
 def test_a_candidate_has_the_rate_that_its_limits_allow(candidate):
     """TPOT of decode steps of 1.25 and 2.5 ms at least, with a limit that a batch of some twenty meets."""

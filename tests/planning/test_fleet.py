@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,11 +12,12 @@ import steptime as st
 from steptime.errors import Impossible, RangeError, UnitError
 from steptime.hardware.system import Power
 from steptime.physics.layout import Layout
+from steptime.planning import plan_replay, planner
 from steptime.planning.fleet import MONTH, replicas_within, size_fleet
 from steptime.planning.plan_figures import _hosts, _hosts_warning
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate
 from tests.conftest import machine
-from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan
+from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan, made
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,37 @@ def test_the_largest_fleet_within_a_power_and_its_refusals():
         fleet(power_cap="abc")
     with pytest.raises(RangeError, match=r"--set power=1\.5kW"):
         closed_plan(MODEL, replace(NODES, power=Power()), WORK, st.Slo(tpot=8e-3), **given, power_cap="1MW")
+
+
+@pytest.mark.parametrize(("needed", "replicas"), [(1, 2), (3, 3), (5, 5), (99, 6)])
+def test_a_fleet_of_few_replicas_has_as_many_as_drawn_requests_need(monkeypatch, needed, replicas):
+    """A replica of six serves 2 requests/s next to the others; few replicas have longer queues."""
+    tried = []
+
+    def replay_pools(*given, **_):
+        tried.append((given[3], given[4][0].layout.replicas, given[5]))
+        return SimpleNamespace(good=tried[-1][1] >= needed)
+
+    monkeypatch.setattr(plan_replay, "replay_pools", replay_pools)
+    deployment = made()
+    deployment = replace(deployment, pools=(replace(deployment.pools[0], layout=Layout(replicas=6)),))
+    given = replace(case(), limits=st.Slo(tpot=0.01, ttft=1.0))
+    assert planner._fewest_replicas(given, deployment, 3.5, 2.0, 6) == replicas
+    assert all((slo.tpot, slo.ttft, rate) == pytest.approx((0.011, 1.1, 3.5)) for slo, _, rate in tried)
+    assert planner._fewest_replicas(given, deployment, 13.0, 2.0, 6) == 7
+    monkeypatch.setattr(planner, "_has_simulator", lambda: False)
+    assert planner._fewest_replicas(given, deployment, 3.5, 2.0, 6) == 2
+
+
+@pytest.mark.parametrize(("rate", "chips", "warns"), [(0.4, 8, True), (0.6, 8, False), (0.4, 4, False)])
+def test_a_replica_on_several_hosts_that_is_hardly_used_is_named(monkeypatch, rate, chips, warns):
+    """Of one request/s; hosts have four chips."""
+    deployment = made(requests_per_second=1.0)
+    pool = replace(deployment.pools[0], layout=Layout(tp=chips))
+    deployment = replace(deployment, pools=(pool,), served=replace(deployment.served, host_chips=4))
+    found = planner._with_fleet(case(), deployment, rate, 0, math.inf)
+    assert found.fleet.utilisation == pytest.approx(rate)
+    assert any(f"{chips} chips of a replica" in words for words in found.warnings) == warns
 
 
 def test_separate_pools_are_one_unit_of_a_fleet():

@@ -124,6 +124,15 @@ def test_the_energy_of_two_systems_is_that_of_their_own_pools(watts):
     assert plan_energy.plan_energy(given, plan) is None
 
 
+def test_fixed_pools_on_one_system_each_take_their_own_power(watts):
+    """Prefill on 3 chips of 300 W, decode as before 800 W, and 7 x 50 W around them."""
+    plan = replace(loaded(), prefill_system="toy", prefill_chips=3)
+    plan = replace(plan, pools=(replace(plan.pools[0], role="prefill", layout=Layout(tp=3)), plan.pools[0]))
+    same = case()
+    found = plan_energy.plan_energy(replace(same, prefill_system=same.system, prefill_chips=3), plan)
+    assert found.total_watts == pytest.approx(900 + 800 + 350)
+
+
 def test_the_power_of_a_pool_is_the_energy_of_its_steps_over_their_time(monkeypatch):
     """Three steps of 2 s, half of it drafts, for each of 4 s with a chunk; 50 J and 100 J a second for what is verified."""
     verified = {False: 1.0, True: 4.0}

@@ -77,7 +77,7 @@ def test_a_plan_has_the_figures_of_its_run_and_ranges_of_closed_forms_in_proport
 
 
 def test_a_queue_without_a_finite_wait_has_the_ranges_of_a_smaller_batch(monkeypatch):
-    """Nine tenths of 12 sequences are 11, of 11 are 10 and of 10 are 9, which has a finite wait; the pool shows 12."""
+    """Each has nine tenths of the sequences in flight, until 9 has a finite wait; the pool shows 12."""
     batches: list[float] = []
     state, prefill, closed = plan_figures._figures(case(), TOGETHER)
     monkeypatch.setattr(plan_figures, "candidate_ranges", lambda *_: {})
@@ -92,7 +92,8 @@ def test_a_queue_without_a_finite_wait_has_the_ranges_of_a_smaller_batch(monkeyp
         return delivered(case(), Selection(TOGETHER))
 
     found = show(9)
-    assert batches == [12, 11, 10, 9]
+    replicas = TOGETHER.layout.replicas
+    assert batches == pytest.approx([(1 + 0.9**n * (12 * replicas - 1)) / replicas for n in range(4)])
     assert (found["ttft"], found["pools"][0].batch) == (1.0, 12)
     # After twenty batches it gives up.
     assert show(0)["ttft"] == math.inf

@@ -242,6 +242,10 @@ def test_a_cache_whose_turns_were_served_has_their_hits():
     cache = cached(deployed(session_run=run))
     assert [row.hit_share for row in cache.tiers] == [0.25, 0.125, 0.0]
     assert (cache.hit_share, cache.load_seconds, cache.is_replayed) == (0.375, 0.0625, True)
+    assert cache.tiers[2].why_unused == TOO_SLOW
+    # Turns load a history from the disk where a pass takes longer than the mean that closed forms have.
+    disk = cached(deployed(session_run=SessionRun({"hbm": 0.25, "disk": 0.125}, 0.0625))).tiers[2]
+    assert (disk.why_unused, disk.hit_share) == ("", 0.125)
 
 
 # --- loads ------------------------------------------------------------------------------------------------------------------

@@ -111,7 +111,11 @@ def test_fewer_slots_than_requests_let_them_wait():
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("slots", "modes"),
-    [(2, AGGREGATED), *(pytest.param(slots, (AGGREGATED, DISAGGREGATED), marks=pytest.mark.thorough) for slots in (1, 2, 8))],
+    [
+        (2, AGGREGATED),
+        *(pytest.param(slots, (AGGREGATED, DISAGGREGATED), marks=pytest.mark.thorough) for slots in (1, 2, 8)),
+        (4, DISAGGREGATED),
+    ],
 )
 def test_batches_of_a_plan_and_its_front_fit_the_slots_of_the_user(slots, modes):
     found = plan(max_num_seqs=slots, modes=modes, front=True, diagnostics=True)

@@ -297,6 +297,18 @@ def test_separate_pools_wait_for_a_pass_and_the_transfer_of_the_cache():
     assert found.busy[1] == pytest.approx(0.02 * 200 * 2.5e-3 / 2, rel=0.15)
 
 
+def test_sequences_that_wait_for_a_slot_of_a_decode_pool_do_not_decode():
+    """Two slots, in use for 200 steps of 2.5 ms for 3.4 requests/s; times per token contain the wait for a slot."""
+    requests = equal_requests(input_tokens=1000, output_tokens=201)
+    pools = (
+        SimulatedPool(role="prefill", layout=Layout(), batch=1, max_num_seqs=1),
+        SimulatedPool(role="decode", layout=Layout(), batch=2, max_num_seqs=2),
+    )
+    found = Loop(replace(deployment(requests), pools=pools), 3.4, 0.6).run(3.4, st.Slo(), "mean", 2.5e-3)
+    assert found.mean_tpot > 1.2 * 2.5e-3
+    assert found.batch == pytest.approx(3.4 * 200 * 2.5e-3, rel=0.05)
+
+
 def test_a_few_of_many_prefill_replicas_have_their_share_of_the_requests():
     pools = (
         SimulatedPool(role="prefill", layout=Layout(replicas=48), batch=1, max_num_seqs=1),

@@ -51,6 +51,14 @@ def test_the_shares_of_turns_are_geometric_and_end_at_the_context():
     assert held_share(EQUAL) == pytest.approx((64 + 450) / (64 + 450 + 100))
 
 
+def test_as_many_turns_are_drawn_as_asked_where_few_fit_the_context():
+    """Of 20 turns of 457 tokens two fit 1,024 tokens, and fewer where they are unequal."""
+    sessions = Sessions(turns=20, input_tokens=253, output_tokens=204, think_time=124, input_spread=0.5, output_spread=0.5)
+    traffic = draw_sessions(sessions, rate=39, requests=6000, longest=1024)
+    assert (len(traffic), len(traffic.earlier)) == (6000, 6000)
+    assert traffic.rate == pytest.approx(39, rel=0.02)
+
+
 def test_drawn_prompts_have_the_mean_and_the_spread_of_the_workload():
     sessions = replace(CHAT, system_prompt=500)
     traffic, workload = draw_sessions(sessions, rate=5, requests=40_000, longest=20_000), as_workload(sessions, 0, 20_000)

@@ -317,7 +317,7 @@ def simulate_candidate(case: PlanProblem, candidate: Candidate, least: float) ->
     """
     course = _course(case, candidate)
     # Bounds by closed forms cost less than the step times of a loop.
-    if (least and not course.may_meet(place_below(least))) or course.loop is None:
+    if not course.rate or (least and not course.may_meet(place_below(least))) or course.loop is None:
         return None
     if not (course.meets(place_below(least)) if least else course.may_serve()):
         return None
@@ -526,8 +526,9 @@ class Expected(NamedTuple):
     """What closed forms say of a candidate with its batch, as numbers.
 
     `rate` [requests/s] is that of all decode replicas, and `prefill_rate` that of prefill pools that are never idle,
-    infinite without them. `tpot` and `ttft` are in s; with a prefill pool, `ttft` is the time of a pass. `growing` is the
-    share of a step that grows with the batch. `slots` are those of a replica, and `capped` says whether requests wait for them.
+    infinite without them and 0 where their prompts do not fit. `tpot` and `ttft` are in s; with a prefill pool, `ttft` is the
+    time of a pass. `growing` is the share of a step that grows with the batch. `slots` are those of a replica, and `capped`
+    says whether requests wait for them.
     """
 
     rate: float
@@ -581,7 +582,8 @@ def _evaluated(case: PlanProblem, mode: str, candidates: Sequence[Candidate]) ->
         readers = stacked([candidate.prefill_layout for candidate in candidates if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in candidates])
         pool = prefill_pool(case.model, case.prefill.system, case.workload, layout=readers, prompts=prompts, **case.settings)
-        prefill_rate, ttft = pool.rate * readers.replicas, pool.step.total * (1 + pool.late)
+        prefill_rate = np.where(pool.memory.fits, pool.rate * readers.replicas, 0.0)
+        ttft = pool.step.total * (1 + pool.late)
     columns = (rate, prefill_rate, state.tpot, ttft, state.growing, seats.max_num_seqs, seats.capped)
     rows = zip(*(np.broadcast_to(column, batch.shape).tolist() for column in columns), strict=True)
     yield from (Expected._make((*row[:5], int(row[5]), row[6])) for row in rows)

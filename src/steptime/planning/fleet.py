@@ -49,6 +49,19 @@ def replicas_per_host(replica_chips: int, host_chips: int) -> tuple[int, int]:
     return max(1, host_chips // replica_chips), max(1, math.ceil(replica_chips / host_chips))
 
 
+def replicas_for(rate: float, served: float) -> int:
+    """Return the fewest replicas whose rates add up to a rate.
+
+    Args:
+        rate: Requests to serve [requests/s].
+        served: Requests that one replica serves [requests/s].
+
+    Returns:
+        Number of replicas, at least 1.
+    """
+    return max(1, math.ceil(rate / served - 1e-9))
+
+
 def size_fleet(
     rate: float,
     *,
@@ -58,6 +71,7 @@ def size_fleet(
     chip_rent: float,
     output_tokens: float,
     spare: int = 0,
+    least: int = 1,
     chip_watts: float = math.nan,
 ) -> Fleet:
     """Return the fewest replicas that serve a rate, on whole hosts.
@@ -70,6 +84,7 @@ def size_fleet(
         chip_rent: Rent of a chip [USD/s].
         output_tokens: Mean output tokens per request.
         spare: Further replicas.
+        least: Fewest replicas that serve the rate within its limits.
         chip_watts: Power of a chip with its share of the host [W].
 
     Returns:
@@ -79,7 +94,7 @@ def size_fleet(
     >>> fleet.replicas, fleet.hosts, fleet.chips, round(fleet.utilisation, 3), round(fleet.usd_per_million_output_tokens, 3)
     (7, 4, 32, 0.952, 0.889)
     """
-    replicas = max(1, math.ceil(rate / served - 1e-9))
+    replicas = max(least, replicas_for(rate, served))
     per_host, hosts_each = replicas_per_host(replica_chips, host_chips)
     hosts = math.ceil((replicas + spare) / per_host) * hosts_each
     chips = hosts * host_chips

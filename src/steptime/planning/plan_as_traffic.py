@@ -37,6 +37,8 @@ ROUTE = "least-loaded"
 PREFILL_SLOTS = 4
 # Longest context of a drawn request [tokens], where a model states none.
 LONGEST = 1 << 40
+# Most times that requests are cut at the longest context, and the relative loss of a mean that is small.
+MOST_CUTS, SMALL_CUT = 20, 1e-3
 # Prompt tokens per step of a decode pool, for sequences that lost their cache and are computed again.
 STEP_TOKENS = 2048
 
@@ -120,7 +122,9 @@ def longest_context(workload: Workload, model: Model) -> int:
 
 
 def within_context(inputs: Any, outputs: Any, longest: int) -> tuple[Any, Any]:
-    """Cut drawn requests at the longest context.
+    """Shorten drawn requests that exceed the longest context, and lengthen the others so that both means stay.
+
+    Plans count the tokens of mean requests. Without the second step the longest context would make them fewer.
 
     Args:
         inputs: Input tokens by request.
@@ -130,8 +134,21 @@ def within_context(inputs: Any, outputs: Any, longest: int) -> tuple[Any, Any]:
     Returns:
         Input and output tokens.
     """
-    inputs = np.minimum(inputs, max(1, longest - 1))
-    return inputs, np.minimum(outputs, np.maximum(1, longest - inputs))
+    sides = np.asarray(inputs), np.asarray(outputs)
+    tokens: tuple[Any, Any] = inputs, outputs
+    factors = [1.0, 1.0]
+    for _ in range(MOST_CUTS):
+        lengths = [side * factor for side, factor in zip(sides, factors, strict=True)]
+        share = np.minimum(1.0, longest / (lengths[0] + lengths[1]))
+        if np.all(share == 1):
+            break
+        input_tokens, output_tokens = (np.maximum(1, np.floor(length * share)).astype(np.int64) for length in lengths)
+        tokens = input_tokens, output_tokens
+        ratios = [float(np.mean(side) / np.mean(tokens_cut)) for side, tokens_cut in zip(sides, tokens, strict=True)]
+        if max(ratios) < 1 + SMALL_CUT:
+            break
+        factors = [factor * ratio for factor, ratio in zip(factors, ratios, strict=True)]
+    return tokens
 
 
 def workload_traffic(
@@ -145,7 +162,7 @@ def workload_traffic(
         n: Number of requests.
         seed: Random seed.
         exact: Scale arrivals and lengths so that the sample has the requested mean rate and mean lengths.
-        longest: Longest context, at which requests are cut [tokens].
+        longest: Longest context of a request, within which lengths keep their means [tokens].
 
     Returns:
         The traffic.

@@ -53,10 +53,10 @@ def plan_energy(case: PlanProblem, plan: Plan, *, price: float = math.nan, carbo
     # One function per group of chips returns its power at a factor on the times of all steps.
     loads: list[tuple[int, Callable[[float], float]]] = []
     around = unused = 0.0
-    for (system, chips), energy in zip(machines, coefficients, strict=True):
+    for place, ((system, chips), energy) in enumerate(zip(machines, coefficients, strict=True)):
         assert energy is not None
-        is_prefill = system is case.prefill_system
-        pools = [pool for pool in plan.pools if case.prefill_system is None or (pool.role == "prefill") == is_prefill]
+        # The second system prefills; it may be the same as the first.
+        pools = [pool for pool in plan.pools if len(machines) == 1 or (pool.role == "prefill") == (place == 1)]
         loads += [(pool.chips, _pool_power(case, plan, pool, system, energy)) for pool in pools]
         unused += (chips - sum(pool.chips for pool in pools)) * energy.static
         around += chips * surrounding_watts(system)

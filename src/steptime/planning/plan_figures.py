@@ -43,7 +43,7 @@ from steptime.planning.steady_state import State, decode_pool, mean_context
 from steptime.planning.two_systems import pair_warning
 from steptime.workload.workload import NONE, Slo, decode_steps, drafting_warnings
 
-# Factor on a batch whose closed forms have no finite wait, and how often it applies.
+# Factor on the sequences in flight where closed forms have no finite wait, and how often it applies.
 SMALLER, MOST_STEPS = 0.9, 20
 # Doublings of the smallest batch at which the effect of speculative tokens is shown.
 MOST_DOUBLINGS = 14
@@ -84,11 +84,14 @@ def delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
     candidate, case = selection.candidate, _basis(case, selection)
     closed_batch = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     # Closed forms of a nearly full queue may have no finite wait; their ranges then come from a smaller batch.
+    replicas = int(candidate.layout.replicas)
     for _ in range(MOST_STEPS):
         state, prefill, closed = _figures(case, candidate)
         if math.isfinite(closed["ttft"]):
             break
-        candidate = replace(candidate, batch=shown_batch(SMALLER * candidate.batch))
+        # An arrival finds those in flight and adds one (`in_flight`).
+        sequences = SMALLER * max(candidate.batch * replicas - 1, 0.0)
+        candidate = replace(candidate, batch=(1 + sequences) / replicas)
     figures = _shown_figures(case, selection, closed)
     rate, all_in = figures["requests_per_second"], figures["usd_per_million_output_tokens"]
     # Ranges and bounds of closed forms keep their relative widths.

@@ -34,7 +34,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, PUBLISHED, check_evidence
-from steptime.planning.fleet import Fleet, replicas_within, size_fleet
+from steptime.planning.fleet import Fleet, replicas_for, replicas_within, size_fleet
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
     alternative_sentence,
@@ -84,6 +84,10 @@ OWN_CHUNKS = (16, 1 << 20)
 ACCURACY = 0.015
 # Most scale-up domains that are tried with equal layouts; with more, transfers across domains cost little.
 MOST_ALIKE = 4
+# Utilization of a single replica below which a warning says that fewer chips may serve the rate.
+HALF_USED = 0.5
+# Factor on limits which other draws of the requests of a plan may reach.
+OTHER_DRAWS = 1.1
 # Most repeated searches for a plan with a probability, and the factor below the limit that each one aims at.
 TURNS, CLOSER = 6, 0.998
 
@@ -425,10 +429,18 @@ def _with_fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: 
     if not deployment.feasible or (rate is None and math.isinf(power_cap)):
         return deployment
     try:
-        return replace(deployment, fleet=_fleet(case, deployment, rate, spare, power_cap))
+        fleet = _fleet(case, deployment, rate, spare, power_cap)
     except Impossible as problem:
         # The plan of one replica stays, as data.
         return replace(deployment, feasible=False, reason=str(problem))
+    warnings = deployment.warnings
+    if fleet.replicas == 1 and fleet.utilisation < HALF_USED and fleet.replica_chips > deployment.served.host_chips:
+        warnings = (
+            f"at this rate, less than half of the {fleet.replica_chips} chips of a replica is used: fewer chips may cost less "
+            "(--chips; steptime compare --chips any tries several numbers)",
+            *warnings,
+        )
+    return replace(deployment, fleet=fleet, warnings=warnings)
 
 
 def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, power_cap: float) -> Fleet:
@@ -451,9 +463,10 @@ def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, 
     if replicas <= spare:
         supplied = counted(int(replicas), "replica")
         raise Impossible(f"{show(power_cap, 'W')} supply {supplied}, all of them spare (--spare {spare}); raise --power-cap")
+    least = _fewest_replicas(case, deployment, rate, served, count) if rate is not None and case.turns is None else 1
     fleet = size_fleet(
         (replicas - spare) * served if rate is None else rate, served=served, chip_rent=float(case.system.rent.typical),
-        output_tokens=float(case.workload.output_tokens), spare=spare, **sizes,
+        output_tokens=float(case.workload.output_tokens), spare=spare, least=least, **sizes,
     )  # fmt: skip
     if fleet.replicas + spare > replicas:
         supplied, served_at_most = counted(int(replicas), "replica"), in_digits((replicas - spare) * served)
@@ -462,6 +475,29 @@ def _fleet(case: PlanProblem, deployment: Plan, rate: float | None, spare: int, 
             f"{in_digits(fleet.rate)}; raise --power-cap, or lower --rate"
         )
     return replace(fleet, power_cap=power_cap if math.isfinite(power_cap) else math.nan)
+
+
+def _fewest_replicas(case: PlanProblem, deployment: Plan, rate: float, served: float, count: int) -> int:
+    """Return the fewest replicas that serve a rate within the limits, at most the `count` of the plan.
+
+    A queue before few replicas has longer waits than one before many. Where a fleet has fewer replicas than the plan, drawn
+    requests show how many it needs.
+    """
+    low, high = replicas_for(rate, served), count
+    if not _has_simulator():
+        return low
+    from steptime.planning.plan_replay import replay_pools
+
+    (pool, *_), limits = deployment.pools, case.limits
+    slo = Slo(ttft=limits.ttft * OTHER_DRAWS, tpot=limits.tpot * OTHER_DRAWS)
+    while low < high:
+        middle = (low + high) // 2
+        run = replay_pools(
+            case.model, case.system, case.workload, slo, (replace(pool, layout=replace(pool.layout, replicas=middle)),), rate,
+            engine=case.engine, percentile=case.percentile, tries=1, speculation=case.speculation,
+        )  # fmt: skip
+        low, high = (low, middle) if run.good else (middle + 1, high)
+    return low
 
 
 def _with_most_evidence(

@@ -488,14 +488,16 @@ def evaluate_cache(
     free_bytes = free_tokens(deployment, sessions.system_prompt) * width
     prefill_seconds, parts = seconds_per_prompt_token(pool, workload), float(cache_parts(model, pool.layout))
 
-    # Capacities of one replica; a tier that is slower than prefill is left out.
+    # Capacities of one replica; a tier that is slower than prefill is left out, unless turns found their histories in it.
+    run = deployment.session_run
     used: list[tuple[MemoryTier, float, str]] = []
     for place, tier in enumerate(tiers):
         size = float(tier.capacity) * chips if place else free_bytes
         if capacities is not None:
             size = min(capacities.get(tier.name, free_bytes), free_bytes) if place == 0 else capacities.get(tier.name, 0.0)
         is_slow = place > 0 and width / (float(tier.bandwidth) * parts) > prefill_seconds
-        used.append((tier, size, TOO_SLOW if is_slow else ""))
+        is_loaded = run is not None and run.hits.get(tier.name, 0.0) > 0
+        used.append((tier, size, TOO_SLOW if is_slow and not is_loaded else ""))
     hits = find_hits([0.0 if reason else size / width for _, size, reason in used], flow)
     # Not rounded, so that shares are at most that of a cache of any size.
     prompt = sessions.system_prompt + mean_history(sessions, longest) + sessions.input_tokens
@@ -508,7 +510,6 @@ def evaluate_cache(
     )
     load = sum(row.load_seconds for row in rows)
     wait = load_wait(rate / replica.ranks, load, history_square_ratio(sessions, longest))
-    run = deployment.session_run
     if run is not None:
         rows = tuple(replace(row, hit_share=run.hits.get(row.name, 0.0)) for row in rows)
     return SessionCache(

@@ -331,11 +331,12 @@ class Loop:
     def _draw_requests(self, memo: dict[Any, Any]) -> None:
         """Draw the requests, as within the longest context."""
         deployment = self.deployment
+        self.longest = longest_context(deployment.workload, deployment.model)
         key = ("draws", deployment.workload, self.count, self.seed)
         if key not in memo:
-            memo[key] = draw(deployment.workload, self.count, self.seed)
-        self.draws, self.longest = memo[key], longest_context(deployment.workload, deployment.model)
-        self.inputs, self.outputs = within_context(self.draws.inputs, self.draws.outputs, self.longest)
+            draws = draw(deployment.workload, self.count, self.seed)
+            memo[key] = draws, *within_context(draws.inputs, draws.outputs, self.longest)
+        self.draws, self.inputs, self.outputs = memo[key]
         if self.parts > 1:
             # Where one sequence stands for several, an output takes a whole number of their steps.
             tokens = self.parts * float(deployment.speculation.acceptance)
@@ -616,7 +617,10 @@ class Loop:
         sojourn = float(np.mean((ends_at - arrival)[done]))
         is_short = float(arrival[-1]) < LEAST_SOJOURNS * sojourn
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
-        batch = float(np.sum(decoding)) / self.parts / span / self.server.replicas
+        # Times per token contain the wait for a slot of a decode pool, during which a sequence does not decode.
+        waits = np.nan_to_num(served["resumed"] - served["moved"])[several]
+        decodes = float(np.sum(decoding) - np.sum(waits)) / self.parts / span / self.server.replicas
+        batch = min(decodes, float(self.server.policy.max_num_seqs))
         saturation, cause = self._load(batch) / MOST_LOADED, "saturation"
         if grows:
             causes = {"prefill": "prefill rate", "serve": self.what_is_full(batch), "decode": "saturation"}

@@ -282,6 +282,33 @@ class DrawnTurns:
         }  # fmt: skip
 
 
+def _draw_turns(sessions: Sessions, count: int, longest: float, lengths: str, random: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return the turns of some sessions that fit the context, one session after another.
+
+    Returns:
+        By turn: number of the session, think time [s], prompt, new tokens of it, and output [tokens].
+    """
+    turns = np.minimum(random.geometric(1 / sessions.turns, count), max(1, math.ceil(40 * sessions.turns)))
+    session = np.repeat(np.arange(count), turns)
+    new, outputs = (
+        Lengths(mean=mean, shape=lengths, spread=0.0 if lengths == "fixed" else spread).draw(random, len(session))
+        for mean, spread in (
+            (sessions.input_tokens, sessions.input_spread), (sessions.output_tokens, sessions.output_spread)
+        )
+    )  # fmt: skip
+    think = random.exponential(sessions.think_time, len(session))
+    first = np.concatenate([[0], np.cumsum(turns)[:-1]])
+    grown = np.cumsum(new + outputs)
+    history = grown - (new + outputs)
+    inputs = round(sessions.system_prompt) + history - np.repeat(history[first], turns) + new
+
+    # Contexts only grow, so that the turns that fit are the first ones of a session.
+    fits = inputs + outputs <= longest
+    if not np.any(fits):
+        raise RangeError(f"sessions: no turn fits the context of the model, {longest:,.0f} tokens; use shorter turns")
+    return session[fits], think[fits], inputs[fits], new[fits], outputs[fits]
+
+
 def draw_sessions(
     sessions: Sessions,
     *,
@@ -325,26 +352,11 @@ def draw_sessions(
         raise RangeError(f"requests: sessions in progress take {needed:,.0f} turns before the run, at most {MAX_REQUESTS:,}")
     count = math.ceil(needed / per_session + 6 * math.sqrt(needed / per_session + 1))
 
-    # Turns of all sessions, one after another.
-    turns = np.minimum(random.geometric(1 / sessions.turns, count), max(1, math.ceil(40 * sessions.turns)))
-    session = np.repeat(np.arange(count), turns)
-    new, outputs = (
-        Lengths(mean=mean, shape=lengths, spread=0.0 if lengths == "fixed" else spread).draw(random, len(session))
-        for mean, spread in (
-            (sessions.input_tokens, sessions.input_spread), (sessions.output_tokens, sessions.output_spread)
-        )
-    )  # fmt: skip
-    think = random.exponential(sessions.think_time, len(session))
-    first = np.concatenate([[0], np.cumsum(turns)[:-1]])
-    grown = np.cumsum(new + outputs)
-    history = grown - (new + outputs)
-    inputs = round(sessions.system_prompt) + history - np.repeat(history[first], turns) + new
-
-    # Contexts only grow, so that the turns that fit are the first ones of a session.
-    fits = inputs + outputs <= longest
-    if not np.any(fits):
-        raise RangeError(f"sessions: no turn fits the context of the model, {longest:,.0f} tokens; use shorter turns")
-    session, think, inputs, new, outputs = session[fits], think[fits], inputs[fits], new[fits], outputs[fits]
+    session, think, inputs, new, outputs = _draw_turns(sessions, count, longest, lengths, random)
+    # Means say how many turns fit the context. Where few do, unequal ones may be fewer.
+    while len(session) < needed:
+        count = math.ceil(SURPLUS * count * needed / len(session))
+        session, think, inputs, new, outputs = _draw_turns(sessions, count, longest, lengths, random)
     start = arrivals(rate * count / len(session), count, random, kind=kind, burst=burst)
 
     turns_drawn = DrawnTurns(
