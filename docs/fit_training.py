@@ -47,12 +47,15 @@ ARCHITECTURES = {
 TRAITS = {
     "megatron": {"title": "Megatron-Bridge, NVIDIA's recipes of 2025 and 2026", "gradient_bytes": 2.0, "narrow_gather": True,
                  "logit_bytes": 6.0, "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"],
-                 "shardings": ["zero1"], "fused_experts": ["deepseek_v3", "qwen3_moe"],
+                 "shardings": ["zero1"],
+                 "fused_experts": ["deepseek_v3@gb200", "deepseek_v3@gb300", "deepseek_v3@b300", "deepseek_v3@vr200",
+                                   "qwen3_moe@gb200", "qwen3_moe@gb300", "qwen3_moe@b200", "qwen3_moe@b300",
+                                   "gpt_oss@gb200", "gpt_oss@gb300", "gpt_oss@vr200"],
                  # `target_modules` of scripts/performance/configs/llama/llama3_llm_finetune.py of Megatron-Bridge
                  "adapted": ["qkv"],
                  "narrow_attention": ["deepseek_v3@gb300", "deepseek_v3@b300", "qwen3_moe@gb200", "qwen3_moe@gb300",
-                                      "qwen3_moe@b300"],
-                 "narrow_heads": ["deepseek_v3"]},
+                                      "qwen3_moe@b200", "qwen3_moe@b300", "gpt_oss@gb200", "gpt_oss@gb300", "gpt_oss@vr200"],
+                 "narrow_heads": ["deepseek_v3", "gpt_oss"]},
     "megatron-lm": {"title": "Megatron-LM as papers and others ran it", "gradient_bytes": 4.0, "logit_bytes": 6.0,
                     "reserved_bytes": 1e9, "cached": 0.15, "schedules": ["1f1b", "interleaved"], "shardings": ["zero1"]},
     # its reserve is that with which peaks of BLOOM, as the driver showed them, are off least at the median

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from steptime.hardware.system import Domain, Link
-from steptime.physics.network_time import Traffic, all_gather, all_reduce, exchange, members_by_level, messages, point_to_point
+from steptime.physics.network_time import (
+    Traffic,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    exchange,
+    members_by_level,
+    messages,
+    point_to_point,
+    ring,
+)
 from tests.conftest import each, machine
 
 UP, OUT = 1e11, 1e10
@@ -233,3 +243,23 @@ def test_one_stage_passes_nothing_on():
 def test_a_loop_over_three_levels():
     """Eight stages of eight chips: one a node, four a pod: six hops inside pods, one between, and the way back between."""
     same(point_to_point(pods(), 8, MB, 8), (0, 6 * MB / 2e10, 1 * MB / OUT), 6 * 3e-6 + 2 * 5e-6, 8)
+
+
+def test_a_ring_over_two_nodes_is_as_slow_as_the_link_between_them():
+    """16 of 1 MB each: 15 steps of 1 MB over the one link of a border; inside a node, 7 steps of its links."""
+    same(ring(NODES, 16, MB), (0, 15 * MB / OUT), 15 * 5e-6, 1)
+    same(ring(NODES, 8, MB), (7 * MB / UP, 0), 7 * 1e-6, 1)
+    same(ring(NODES, 4, MB, 8), (0, 3 * MB / OUT), 3 * 5e-6, 1)
+    same(ring(NODES, 1, MB), (0, 0), 0, 0)
+    same(ring(pods(), 16, MB), (0, 15 * MB / 2e10, 0), 15 * 3e-6, 1)
+    # Within a domain, a ring moves as many bytes as an all-gather.
+    assert ring(NODES, 8, MB).busy == pytest.approx(all_gather(NODES, 8, 8 * MB).busy)
+    assert [float(b) for b in ring(NODES, np.array([8.0, 16.0]), MB).busy[1]] == pytest.approx([0, 15 * MB / OUT])
+
+
+def test_an_all_to_all_sends_each_member_its_part():
+    """16 of two nodes: 7 of 16 parts to the own node, 8 of 16 to the other one."""
+    same(all_to_all(NODES, 16, MB), (7 / 16 * MB / UP, 8 / 16 * MB / OUT), 1e-6 + 5e-6, 1)
+    same(all_to_all(NODES, 4, MB, 8), (0, 3 / 4 * MB / OUT), 5e-6, 1)
+    same(all_to_all(NODES, 1, MB), (0, 0), 0, 0)
+    assert sum(all_to_all(pods(), 64, MB).busy) == pytest.approx(MB / 64 * (7 / UP + 24 / 2e10 + 32 / OUT))

@@ -48,6 +48,12 @@ def test_nothing_divided_is_an_all_reduce_of_gradients():
     assert seconds(sharding="none") == pytest.approx(2 * 4 * 1e9 * 7 / 8 / UP)
 
 
+def test_gradients_of_experts_are_reduced_over_all_copies_in_groups_too():
+    """1e9 parameters of experts on eight ranks, their states in groups of four: (4 + 2) B x 7/8, not 3/4."""
+    of_experts = ChipParameters(0.0, 1e9)
+    assert seconds(of_experts, sharding_group=4) == pytest.approx((4 + 2) * 1e9 * 7 / 8 / UP)
+
+
 def test_divided_weights_are_gathered_twice_and_gradients_scattered_for_each_micro_batch():
     """ZeRO-3: (2 + 2 + 4) B a parameter and micro-batch (arXiv 1910.02054, section 7.2.2: 1.5 times the traffic in 16 bits)."""
     once = 1e9 * 7 / 8 / UP

@@ -128,6 +128,42 @@ def test_context_parallelism_sends_keys_and_values_once_forward_and_twice_backwa
     )
 
 
+def test_a_ring_over_two_nodes_waits_for_the_link_between_them():
+    """Llama 3 8B on 16 of two nodes: 15 steps of 256 rows of 2,048 values in 16 bits, at the 10 GB/s of a node's border."""
+    ((sheet, _),) = layer_profiles(model(SMALL))
+    found = layer_passes(sheet, job(seq=SEQ, batch=1), LINKED, lossy(), TrainingLayout(cp=16))
+    added = 15 * SEQ / 16 * (4096 + 2 * 32) * 10 / float(LINKED.chip.hbm.bandwidth)
+    assert float(found.forward["context parallel"]) == pytest.approx(15 * SEQ / 16 * 2048 * 2 / 1e10 + added)
+
+
+def test_a_scan_exchanges_its_rows_for_those_of_whole_sequences():
+    """Nemotron-H 8B on two: half of 2,048 rows of 18,560 inputs and 8,192 outputs in 16 bits, at 100 GB/s, in both passes.
+
+    The convolutions of LFM2 need a few rows of their neighbours only.
+    """
+    scan = layer_profiles(model("nvidia/Nemotron-H-8B-Base-8K"))[0][0]
+    found = layer_passes(scan, job(seq=SEQ, batch=1), RING, lossy(), TrainingLayout(cp=2))
+    once = SEQ / 2 * (18_560 + 8192) * 2 / 2 / 1e11
+    assert float(found.forward["context parallel"]) == pytest.approx(once)
+    assert float(found.backward["context parallel"]) == pytest.approx(once)
+    assert layer_profiles(model("LiquidAI/LFM2-1.2B"))[0][0].rearranged == ()
+
+
+def test_experts_of_a_latent_width_send_rows_of_this_width():
+    """Nemotron 3 Super: 4,096 wide, experts of 1,024; dispatch and combine of 22 of 512 experts on two chips."""
+    sheet = next(p for p, _ in layer_profiles(model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8")) if p.routed)
+    found = layer_passes(sheet, job(seq=SEQ, batch=1), LINKED, lossy(), TrainingLayout(ep=2))
+    needed = 1 - np.prod([(256 - i) / (512 - i) for i in range(22)])
+    assert float(found.forward["expert exchange"]) == pytest.approx(2 * SEQ * needed * 1024 * 2 / 1e11, rel=1e-6)
+
+
+def test_a_chip_without_units_for_eight_bit_floats_computes_in_sixteen():
+    """TPU v5p has 459 TFLOP/s in both, and twice as many in int8."""
+    tpu = system("tpu-v5p")
+    rates = {dtype: product_rates(job(dtype=dtype), tpu, load_stack("maxtext"))[0] for dtype in ("bf16", "fp8", "int8")}
+    assert rates["fp8"] == rates["bf16"] < rates["int8"]
+
+
 def test_small_products_and_short_rows_take_longer_per_flop():
     """1,000 inputs to 1,000 outputs: 2 x 1,000 x 1e6 outputs that the chip could have made, at 1 PFLOP/s, are 2 us.
 
@@ -143,11 +179,11 @@ def test_small_products_and_short_rows_take_longer_per_flop():
 
 
 def test_a_scan_passes_the_states_of_its_chunks_through_memory():
-    """States of 1 MB in chunks of 128 tokens, four passes of them at 1 TB/s: 32 ns a token, more than their arithmetic."""
+    """States of 1 MB in chunks of 128 tokens at 1 TB/s: 12 bytes of each value of 4 forward, 34 backward."""
     state = Attention(name="state", state_bytes=1e6, state_flops_per_token=1e6, heads=8)
     found = passes(model_of(matrix(name="q_proj", inputs=0, outputs=0), attention=(state,), layers=1), on=slow_memory(1e12))
-    assert float(found.forward["attention"]) == pytest.approx(ROWS * 4 * 1e6 / 128 / 1e12, rel=0.02)
-    assert float(found.backward["attention"]) == pytest.approx(FLASH_BACKWARD * float(found.forward["attention"]))
+    assert float(found.forward["attention"]) == pytest.approx(ROWS * 12 / 4 * 1e6 / 128 / 1e12, rel=1e-6)
+    assert float(found.backward["attention"]) == pytest.approx(ROWS * 34 / 4 * 1e6 / 128 / 1e12, rel=1e-6)
 
 
 def test_dualpipe_hides_expert_exchanges_behind_another_micro_batch():
@@ -186,7 +222,7 @@ def test_a_pair_of_passes_hides_the_exchanges_of_both():
     whole, computing = float(plain.forward["expert exchange"]), float(hidden.forward["experts"])
     assert computing < whole < (computing + float(hidden.backward["experts"])) / 2
     for terms in (hidden.forward, hidden.backward):
-        assert float(terms["expert exchange"]) == pytest.approx(whole * 20 / 112)
+        assert float(terms["expert exchange"]) == pytest.approx(whole * 20 / 132)
     alone = passes(of, LINKED, lossy(), asked=replace(asked, batch=1, overlapped_exchange=True), micro_batch=1, ep=2)
     assert float(alone.forward["expert exchange"]) == pytest.approx(whole)
 
@@ -316,7 +352,7 @@ def test_an_overlapped_exchange_costs_the_multiprocessors_that_send():
     )
     whole = float(plain.forward["expert exchange"])
     assert whole < float(hidden.forward["experts"])
-    assert float(hidden.forward["expert exchange"]) == pytest.approx(whole * (20 / 132) / (1 - 20 / 132))
+    assert float(hidden.forward["expert exchange"]) == pytest.approx(whole * 20 / 132)
 
 
 def test_attention_and_head_of_a_fused_step_in_eight_bits():

@@ -121,6 +121,13 @@ def test_without_a_pipeline_dualpipe_hides_no_exchange():
     assert seconds[0] == seconds[1]
 
 
+@pytest.mark.parametrize(("seq", "largest"), [(512, 64), (2048, 32), (4096, 16), (8192, 16)])
+def test_micro_batches_of_short_sequences_have_as_many_tokens(seq, largest):
+    found = found_by(SMALL, 8, seq=seq, batch=1024, fixed={"tp": 1, "pp": 1})
+    sizes = np.concatenate([np.atleast_1d(group.layout.micro_batch) for group in found.groups])
+    assert sizes.max() == largest
+
+
 def test_all_candidates_are_legal():
     found = found_by("llama-3.1-70b", 64, seq=8192, batch=128)
     assert found.count > 1000

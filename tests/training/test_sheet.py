@@ -58,6 +58,18 @@ def test_experts_keep_rows_for_each_expert_of_a_token():
     assert sum(found.values()) == 8 * h + 6 * q + 6 * k + 4 * 32 + 4 * experts + 2 * active * h + 6 * f * active
 
 
+def test_experts_of_a_latent_width_keep_rows_of_this_width():
+    """Nemotron 3 Super, 4,096 wide: 22 of 512 experts of 1,024 x 2,688 without gates, between two projections; one shared."""
+    sheet = next(p for p, _ in layer_profiles(model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8")) if p.routed)
+    assert sheet.module_bytes["moe_input"] == 2 * 22 * 1024
+    assert sheet.module_bytes["moe"] == 2 * (22 * 2688 + 1024)
+    assert sheet.routed_values == 4 * 22 * 1024
+    assert sheet.recompute_work["moe"][0] == 2 * 2 * 4096 * 5376 + 2 * 2 * 4096 * 1024
+    # Kimi K3 has gates: gate and up of 16 experts of 3,072.
+    gated = next(p for p, _ in layer_profiles(model("moonshotai/Kimi-K3")) if p.routed)
+    assert gated.module_bytes["moe"] == 2 * (16 * 2 * 3072 + 3584)
+
+
 def test_latent_attention_keeps_latents_and_what_is_expanded_from_them():
     """DeepSeek-V3: queries of 128 heads x 192, keys and values of 128 x (128 + 128), out of 128 x 128."""
     found = kept("deepseek-ai/DeepSeek-V3")

@@ -84,11 +84,32 @@ def test_recipes_say_what_a_row_does_not_record(tmp_path, row, recompute, is_ope
         ({"system": "hgx-h100", "date": "2025-10", "framework": "Megatron-LM"}, False),
         ({"system": "hgx-h100", "date": "2025-12", "model": "qwen3-30b-a3b"}, True),
         ({"system": "hgx-h100", "date": "2026-03", "model": "qwen3-30b-a3b"}, False),
+        ({"system": "hgx-h100", "date": "2026-06", "model": "Qwen/Qwen3-235B-A22B"}, True),
+        ({"system": "hgx-b300", "date": "2026-03", "model": "Qwen/Qwen3-235B-A22B"}, False),
+        ({"system": "gb200-nvl72", "date": "2026-06", "model": "gpt-oss-120b"}, True),
+        ({"system": "gb300-nvl72", "date": "2026-06", "model": "gpt-oss-120b"}, False),
     ],
 )
 def test_recipes_of_some_releases_overlap_the_exchange_of_tokens(tmp_path, row, overlaps):
     """`moe_a2a_overlap` of the recipes of Megatron-Bridge at its tags."""
     assert one(tmp_path, **{"model": "deepseek-v3"} | row).job.overlapped_exchange is overlaps
+
+
+@pytest.mark.parametrize(
+    ("row", "fused"),
+    [
+        ({"model": "gpt-oss-120b", "system": "gb200-nvl72", "date": "2026-06"}, True),
+        ({"model": "gpt-oss-120b", "system": "gb200-nvl72", "date": "2026-05"}, False),
+        ({"model": "gpt-oss-120b", "system": "hgx-b300", "date": "2026-07"}, False),
+        ({"model": "qwen3-30b-a3b", "system": "hgx-b200", "date": "2026-06"}, False),
+        ({"model": "qwen3-30b-a3b", "system": "hgx-b200", "date": "2026-07"}, True),
+        ({"model": "deepseek-v3", "system": "hgx-b300", "date": "2026-07"}, True),
+        ({"model": "deepseek-v3", "system": "hgx-b200", "date": "2026-07"}, False),
+    ],
+)
+def test_recipes_of_some_chips_have_fused_experts(tmp_path, row, fused):
+    """`cutedsl_fused_grouped_mlp` of the recipes of Megatron-Bridge at v0.5.0 and v0.5.1."""
+    assert one(tmp_path, dtype="mxfp8", **row).job.has_fused_experts is fused
 
 
 def test_a_fit_without_a_group_is_near_a_fit_of_the_others(tmp_path):

@@ -17,7 +17,7 @@ import numpy as np
 
 from steptime.blackboard.expert_activation import distinct_hit, nodes_hit
 from steptime.hardware.system import Domain, Link, System
-from steptime.number_checks import Number, has_nonzero
+from steptime.number_checks import Array, Number, has_nonzero
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,60 @@ def all_gather(system: System, size: Number, bytes_: Number, stride: Number = 1)
         Traffic in seconds at full bandwidth.
     """
     return _reduce_and_gather(system, members_by_level(system.domains, size, stride), bytes_) * 0.5
+
+
+def ring(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:
+    """Pass the data of every member around a ring, so that every member sees the data of all others.
+
+    Each of `size - 1` steps ends when the slowest link of the ring has passed the data of one member on. This is the link
+    of the outermost level that the ring crosses: at the border of a domain one chip alone sends to the next domain.
+
+    Args:
+        system: The system.
+        size: Members of the ring.
+        bytes_: Bytes of each member.
+        stride: The ring has one member every `stride` chips.
+
+    Returns:
+        Traffic in seconds at full bandwidth.
+
+    References:
+        `flash_attn_p2p_communicate` in https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/
+        attention/dot_product_attention/context_parallel.py.
+    """
+    steps = np.asarray(size, dtype=np.float64) - 1
+    busy: list[Number] = []
+    latency: Number = 0.0
+    is_slowest: Array = np.asarray(steps > 0)
+    for domain, members in zip(system.domains[::-1], members_by_level(system.domains, size, stride)[::-1], strict=True):
+        crosses = is_slowest & (np.asarray(members) > 1)
+        busy.insert(0, crosses * steps * bytes_ / domain.link.bandwidth)
+        latency = latency + crosses * steps * domain.link.latency
+        is_slowest = is_slowest & ~crosses
+    return Traffic(tuple(busy), latency, (steps > 0) * 1.0)
+
+
+def all_to_all(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:
+    """Send an equal part of the data of each member to every other member.
+
+    Args:
+        system: The system.
+        size: Members of the group.
+        bytes_: Bytes of each member, of which it keeps its own part.
+        stride: The group has one member every `stride` chips.
+
+    Returns:
+        Traffic in seconds at full bandwidth.
+    """
+    busy: list[Number] = []
+    latency: Number = 0.0
+    # Members inside the domain of a level; those beyond the domain below are reached over the links of this level.
+    inside: Number = 1.0
+    for domain, members in zip(system.domains, members_by_level(system.domains, size, stride), strict=True):
+        busy.append((members - 1) * inside / size * bytes_ / domain.link.bandwidth)
+        latency = latency + messages(domain.link, members) * domain.link.latency
+        inside = inside * members
+    return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)
 
 
 def exchange(

@@ -115,6 +115,8 @@ class LayerProfile:
     fused_values: float
     # Values per row of keys and values that context parallelism exchanges.
     exchanged: float
+    # Values per row that enter and leave a scan, which context parallelism exchanges for those of other rows.
+    rearranged: tuple[float, ...]
     # Parameters of norms and other small operators.
     small: float
     # Inputs and outputs of dense products, by the groups of `ADAPTED`.
@@ -220,7 +222,9 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
     routed = layer.routed
     active = routed.active if routed else 0.0
     expert_columns = routed.columns if routed else 0.0
-    gated = GATED_PRODUCTS if routed and routed.flops_per_row >= 5 * width * max(expert_columns, 1) else 2
+    # Experts of a latent width get and return rows of this width, not of the residual stream.
+    expert_width = routed.inputs if routed else 0.0
+    gated = GATED_PRODUCTS if routed and routed.flops_per_row >= 5 * expert_width * max(expert_columns, 1) else 2
 
     def total(size: Callable[[Op], float], operators: list[Op]) -> float:
         return float(sum(size(op) for op in operators))
@@ -232,6 +236,9 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
             if op.term == term and op.rows == "tokens" and (latent is None or _is_latent_expansion(op) == latent)
         ]
 
+    # Projections into the latent width of experts, and back.
+    latents = [op for op in within("experts") if op.name != "router"]
+
     # Saved activations by module: outputs of products, and inputs of products that close a block.
     activation_bytes = {
         "attention": ACTIVATION_BYTES * total(lambda op: op.inputs, [op for op in within("projections") if op.name in CLOSING])
@@ -241,8 +248,9 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         "activation": ACTIVATION_BYTES * total(lambda op: op.inputs * (op.name in CLOSING), within("feed-forward")),
         "mla_up_proj": ACTIVATION_BYTES * total(lambda op: op.outputs, within("projections", latent=True)),
         "shared_experts": ACTIVATION_BYTES * total(_stored_values, within("shared experts")),
-        "moe": ACTIVATION_BYTES * active * (gated - 1) * expert_columns if routed else 0.0,
-        "moe_input": ACTIVATION_BYTES * active * width,
+        "moe": ACTIVATION_BYTES
+        * (active * (gated - 1) * expert_columns + total(lambda op: op.inputs, [op for op in latents if op.inputs < width])),
+        "moe_input": ACTIVATION_BYTES * active * expert_width,
         "moe_act": ACTIVATION_BYTES * active * expert_columns,
     }
     plain_projections = [op for op in within("projections", latent=False) if op.name not in CLOSING]
@@ -261,6 +269,7 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
     # FLOPs and element values per row to compute a module again; `layer_time` adds the attention pass.
     shared_experts = within("shared experts")
     shared_work = total(lambda op: op.flops_per_row, shared_experts), total(_stored_values, shared_experts)
+    latent_flops = total(lambda op: op.flops_per_row, latents)
     recompute_work = {
         "attention": (0.0, 0.0),
         "norms": (0.0, total(lambda op: op.inputs + op.outputs, norms)),
@@ -268,9 +277,9 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         "activation": (0.0, 3 * total(lambda op: op.inputs * (op.name in CLOSING), within("feed-forward"))),
         "mla_up_proj": (total(lambda op: op.flops_per_row, within("projections", latent=True)), 0.0),
         "shared_experts": shared_work,
-        "moe_input": (0.0, 2 * width * active),
+        "moe_input": (0.0, 2 * expert_width * active),
         # The products of routed experts and their exchange come from the forward pass.
-        "moe": (shared_work[0], shared_work[1] + active * (4 * width + 3 * expert_columns)),
+        "moe": (shared_work[0] + latent_flops, shared_work[1] + active * (4 * expert_width + 3 * expert_columns)),
         "moe_act": (0.0, 3 * active * expert_columns),
     }
     has_state = any(a.state_bytes for a in layer.attention)
@@ -291,15 +300,17 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         recompute_work=recompute_work,
         blocks=bool(layer.attention) + bool(within("feed-forward") or within("shared experts")),
         routed=routed,
-        routed_values=4 * width * active,
+        routed_values=4 * expert_width * active,
         # An activation reads gate and up and writes their product, which is quantized: read and written.
         fused_values=(3 + QUANTISE_PASSES) * active * expert_columns if gated == GATED_PRODUCTS else 0.0,
         exchanged=sum(_exchanged_values(a) for a in layer.attention),
+        # A convolution needs a few rows of the neighbours only.
+        rearranged=(scan_inputs, scan_channels) if any(_has_scan(a) for a in layer.attention) else (),
         small=total(lambda op: op.total_weights, [op for op in ops if op not in matrices]),
         adapted_widths=_adapted_widths(matrices),
         orthogonal=(
             total(_newton_schulz, [op for op in matrices if op.rows == "tokens"]),
-            routed.experts * 3 * _newton_schulz_of(width, expert_columns) if routed and expert_columns else 0.0,
+            routed.experts * 3 * _newton_schulz_of(expert_width, expert_columns) if routed and expert_columns else 0.0,
         ),
         # The convolution reads and writes the inputs, the scan reads them and writes its outputs.
         scanned=3 * scan_inputs + scan_channels,
@@ -355,6 +366,11 @@ def _exchanged_values(a: Attention) -> float:
     if a.expand_flops:
         return a.flops_per_pair_prefill / 2
     return a.kv_bytes / ACTIVATION_BYTES
+
+
+def _has_scan(a: Attention) -> bool:
+    """Return whether a mixer passes a recurrent state on, not only a few rows for a convolution."""
+    return a.state_bytes > 0 and a.name != "convolution"
 
 
 def _element_values(layer: Layer, norms: list[Op], width: int) -> float:

@@ -12,8 +12,10 @@ the forward pass and six in the backward pass, because sharded inputs are gather
 bits. Source: `with_quantized_all_gather` in
 https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/module/layernorm_linear.py.
 
-Context parallelism sends keys and values to all ranks that share a sequence, once in the forward pass and twice in the
-backward pass. Experts exchange tokens: dispatch and combine, in both passes.
+Context parallelism passes keys and values around a ring of all ranks that share a sequence, once in the forward pass and
+twice in the backward pass. A scan needs whole sequences of some heads: its inputs and outputs are exchanged between these
+ranks. Source: https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/ssm/mamba_context_parallel.py. Experts exchange
+tokens: dispatch and combine, in both passes.
 
 **Data parallelism.** Once per step, gradients of $g$ bytes are reduce-scattered and weights of 2 bytes are all-gathered.
 Stacks that keep weights in 8 bits gather 1 byte.
@@ -72,11 +74,12 @@ NARROW_ATTENTION_GAIN = 1.2 / 0.74
 # Bytes per output of a step of a ring: its 16 bits are read, and a sum in 32 bits is read and written. Source:
 # https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py.
 RING_BYTES = 10.0
-# Tokens of a chunk of a scan, and passes of the states of chunks through memory: states are written, passed on (read and
-# written), and read. The backward pass computes them again, as flash attention does with scores. Source:
+# Tokens of a chunk of a scan, and passes of the states of chunks, in 32 bits, through memory. Forward, states are written,
+# read, and written and read in 16 bits. Backward, they are computed again (written, read, written), their gradients are
+# written, both are read, and both are written in 16 bits and read, the gradients twice: 34 bytes per value. Source:
 # https://github.com/state-spaces/mamba/blob/main/mamba_ssm/ops/triton/ssd_combined.py; chunks of 128 in Nemotron's configs.
 SCAN_CHUNK = 128
-SCAN_PASSES = 4.0
+SCAN_PASSES, SCAN_PASSES_BACKWARD = 12 / 4, 34 / 4
 # Schedules that overlap expert exchanges with the computation of another micro-batch: a forward and a backward pass run as a
 # pair (DeepSeek-V3, arXiv 2412.19437, section 3.2.1). 20 of 132 streaming multiprocessors then send instead of computing
 # (section 3.2.2).
@@ -244,6 +247,9 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
     lanes["nvfp4"] = c.four_bit_efficiency
     if job.dtype not in lanes:
         return (peak_rate(peak, ("fp32", "tf32")) * share if job.dtype == "fp32" else wide), wide
+    # Chips without units for 8-bit floats of their own convert them: the products are those of 16 bits.
+    if job.dtype != "int8" and peak_rate(peak, job.format.arithmetic) <= peak_rate(peak, ("bf16", "fp16", "fp32")):
+        return wide, wide
     narrow_share = share * lanes[job.dtype]
     if engine.fill_outputs:
         narrow_share = np.minimum(narrow_share, largest_narrow_share(system.chip, job.dtype) / engine.speed)
@@ -428,6 +434,7 @@ def _attention_seconds(
     """Return the seconds of attention forward and backward, fused or unfused."""
     c = engine.constants
     peak = peak_rate(system.chip.peak, ("bf16", "fp16", "fp32"))
+    bandwidth = system.chip.hbm.bandwidth * c.memory_efficiency
     # Unaligned heads cannot use the matrix units, which limits unfused attention to the fp32 rate.
     unfused_rate = np.minimum(rate, peak_rate(system.chip.peak, ("fp32", "bf16", "fp16")))
     forward: Number = 0.0
@@ -437,15 +444,21 @@ def _attention_seconds(
         if a.state_bytes:
             chip_tokens = x.micro_batch * job.seq / heads
             flops = a.state_flops_per_token + 2 * SCAN_CHUNK * sheet.scan_channels
-            scan_bytes = SCAN_PASSES * a.state_bytes / SCAN_CHUNK + sheet.scanned * ACTIVATION_BYTES
             busy = flops / (peak * c.attention_efficiency * power_limit_factor(system, engine))
-            seconds = chip_tokens * np.maximum(busy, scan_bytes / (system.chip.hbm.bandwidth * c.memory_efficiency))
-            forward, backward = forward + seconds, backward + FLASH_BACKWARD * seconds
+            seconds = [
+                chip_tokens
+                * np.maximum(
+                    factor * busy,
+                    (state_passes * a.state_bytes / SCAN_CHUNK + factor * sheet.scanned * ACTIVATION_BYTES) / bandwidth,
+                )
+                for factor, state_passes in ((1.0, SCAN_PASSES), (FLASH_BACKWARD, SCAN_PASSES_BACKWARD))
+            ]
+            forward, backward = forward + seconds[0], backward + seconds[1]
         elif job.attention == UNFUSED:
             score_count = job.seq * np.minimum(job.seq, a.window) * 1.0
             seconds = x.micro_batch * score_count * a.flops_per_pair_prefill / heads / (rate if is_aligned(a) else unfused_rate)
             score_bytes = SCORE_PASSES * ACTIVATION_BYTES * x.micro_batch * score_count * a.heads / heads
-            seconds = seconds + score_bytes / (system.chip.hbm.bandwidth * c.memory_efficiency)
+            seconds = seconds + score_bytes / bandwidth
             forward, backward = forward + seconds, backward + 2 * seconds
         else:
             pair_flops = x.micro_batch * pairs(a, job.seq * 1.0, 0.0) * a.flops_per_pair_prefill / heads
@@ -557,32 +570,57 @@ def _add_exchanges(
         )
         forward["tensor parallel"] = sheet.blocks * (gather + scatter)
         backward["tensor parallel"] = sheet.blocks * ((1 + gather_share) * gather + scatter)
-    if np.any(np.asarray(x.cp) > 1) and sheet.exchanged:
-        # Keys and values of the next step of the ring hide behind attention to those of this step; the first step has nothing
-        # to receive. After each step but one, outputs of the step are added to the sums, on a second stream.
-        gathered_bytes = rows * x.cp * sheet.exchanged * ACTIVATION_BYTES / x.tp
-        gather_seconds = collective_seconds(network_time.all_gather(system, x.cp, gathered_bytes, x.tp), engine)
-        steps = np.asarray(x.cp) - 1.0
-        added_values = steps * rows / x.tp * sheet.module_bytes["attention"] / ACTIVATION_BYTES
-        added_seconds = added_values * RING_BYTES / (system.chip.hbm.bandwidth * c.memory_efficiency)
-        for terms, factor in ((forward, 1.0), (backward, 2.0)):
-            hidden_seconds = c.data_overlap * terms["attention"] * steps / x.cp
-            exposed_seconds = np.maximum(factor * gather_seconds - hidden_seconds, 0.0)
-            terms["context parallel"] = exposed_seconds + factor * added_seconds * (1 - c.data_overlap)
+    if np.any(np.asarray(x.cp) > 1):
+        _add_context_exchanges(forward, backward, sheet, system, engine, x, rows)
     if sheet.routed is not None and np.any(np.asarray(x.ep) > 1):
         computing_seconds = sum((terms.get(name, 0.0) for terms in (forward, backward) for name in COMPUTED), 0.0)
-        exchange_seconds = _exchange_seconds(sheet, sheet.routed, job, system, engine, x, computing_seconds)
+        exchange_seconds = _exchange_seconds(sheet.routed, job, system, engine, x, computing_seconds)
         forward["expert exchange"] = backward["expert exchange"] = exchange_seconds
     # Ranks that share an expert gather its rows and scatter its outputs.
     if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):
-        expert_bytes = rows / x.tp * sheet.routed.active * sheet.boundary * ACTIVATION_BYTES * x.etp
+        expert_bytes = rows / x.tp * sheet.routed.active * sheet.routed.inputs * ACTIVATION_BYTES * x.etp
         phase = collective_seconds(network_time.all_gather(system, x.etp, expert_bytes), engine) * (1 - c.tensor_overlap)
         for terms, factor in ((forward, 2.0), (backward, 2.0 + job.trained)):
             terms["expert exchange"] = terms.get("expert exchange", 0.0) + factor * phase
 
 
-def _exchange_seconds(
+def _add_context_exchanges(
+    forward: Terms,
+    backward: Terms,
     sheet: LayerProfile,
+    system: System,
+    engine: TrainingEngine,
+    x: TrainingLayout,
+    rows: Number,
+) -> None:
+    """Add the exchanges between the ranks that share a sequence.
+
+    rows: of a tensor-parallel group.
+    """
+    c = engine.constants
+    for terms in (forward, backward):
+        terms["context parallel"] = 0.0
+    if sheet.exchanged:
+        # Keys and values of the next step of the ring hide behind attention to those of this step; the first step has nothing
+        # to receive. After each step but one, outputs of the step are added to the sums, on a second stream.
+        passed_bytes = rows * sheet.exchanged * ACTIVATION_BYTES / x.tp
+        ring_seconds = collective_seconds(network_time.ring(system, x.cp, passed_bytes, x.tp), engine)
+        steps = np.asarray(x.cp) - 1.0
+        added_values = steps * rows / x.tp * sheet.module_bytes["attention"] / ACTIVATION_BYTES
+        added_seconds = added_values * RING_BYTES / (system.chip.hbm.bandwidth * c.memory_efficiency)
+        for terms, factor in ((forward, 1.0), (backward, 2.0)):
+            hidden_seconds = c.data_overlap * terms["attention"] * steps / x.cp
+            exposed_seconds = np.maximum(factor * ring_seconds - hidden_seconds, 0.0)
+            terms["context parallel"] = exposed_seconds + factor * added_seconds * (1 - c.data_overlap)
+    if sheet.rearranged:
+        # Inputs of a scan change from a part of the sequence to a part of the heads, and its outputs back; nothing hides them.
+        for values in sheet.rearranged:
+            traffic = network_time.all_to_all(system, x.cp, rows * values * ACTIVATION_BYTES / x.tp, x.tp)
+            for terms in (forward, backward):
+                terms["context parallel"] = terms["context parallel"] + collective_seconds(traffic, engine)
+
+
+def _exchange_seconds(
     op: Op,
     job: TrainingJob,
     system: System,
@@ -590,17 +628,23 @@ def _exchange_seconds(
     x: TrainingLayout,
     computing_seconds: Number,
 ) -> Number:
-    """Return the exposed seconds of dispatch and combine of a pass.
+    r"""Return the exposed seconds of dispatch and combine of a pass.
 
-    computing_seconds: computation of both passes of the layer. Where a forward pass and a backward pass of two micro-batches
-    run together, the exchanges of both hide behind the computation of both.
+    Where a forward pass and a backward pass of two micro-batches run together, the exchanges of both hide behind the
+    computation of both. An exchange of $c$ seconds takes a share $s$ of the multiprocessors while it runs, so that a
+    computation of $T$ seconds goes on at the rate $1 - s$. After the exchange, $T - (1 - s) c$ seconds of it are left: both
+    take $T + s c$ together, or $c$ where the exchange is longer. The exposed time is $\max(s c, c - T)$.
+
+    Source: DeepSeek-V3, arXiv 2412.19437, section 3.2.2: 20 multiprocessors are enough for the bandwidth of all links.
+
+    computing_seconds: $T$, the computation of both passes of the layer.
     """
     c = engine.constants
     groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
 
     def traffic(value_bytes: float) -> Traffic:
         return network_time.exchange(
-            system, x.ep, x.micro_batch * job.seq / x.cp / x.tp, sheet.boundary * value_bytes, experts=op.experts,
+            system, x.ep, x.micro_batch * job.seq / x.cp / x.tp, op.inputs * value_bytes, experts=op.experts,
             active=round(op.active), expert_groups=groups[0], active_groups=groups[1], stride=x.etp,
         )  # fmt: skip
 
@@ -618,8 +662,7 @@ def _exchange_seconds(
         dispatch = traffic(DISPATCHED_BYTES) if job.format.bytes < ACTIVATION_BYTES else combine
         pair_seconds = sum(concurrent_seconds(transfer, engine) for transfer in (dispatch, combine))
         pass_seconds = np.where(has_pairs, pair_seconds, pass_seconds)
-    sending_seconds = np.minimum(pass_seconds, computing_seconds / 2)
-    overlapped_seconds = pass_seconds - sending_seconds + sending_seconds * SENDING_SHARE / (1 - SENDING_SHARE)
+    overlapped_seconds = np.maximum(SENDING_SHARE * pass_seconds, pass_seconds - computing_seconds / 2)
     return np.where(overlaps, np.minimum(seconds, overlapped_seconds), seconds)
 
 
@@ -735,7 +778,9 @@ def exposed_exchange_seconds(
     gradient_bytes, weight_bytes = job.gradient_bytes, gathered_weight_bytes(job)
     gradients = ChipParameters(job.trained * parameters.dense, job.trained * parameters.experts)
     replica_ranks = x.dp * x.cp * 1.0
-    ranks, expert_ranks = sharding_ranks(x), expert_sharding_ranks(x)
+    ranks = sharding_ranks(x)
+    # Unless weights are sharded in groups, gradients of experts are reduced over all their copies.
+    expert_ranks = expert_sharding_ranks(x) if x.sharding == "zero3" else np.maximum(x.expert_copies, 1.0)
 
     def gather_seconds(dense_bytes: Number, expert_bytes: Number, group_size: Number, stride: Number = 1) -> Number:
         dense = network_time.all_gather(system, group_size, dense_bytes, x.tp * stride)

@@ -85,6 +85,9 @@ def is_measured_kind(x: TrainingLayout, job: TrainingJob, engine: TrainingEngine
     # Pipelines of sharded weights ran only in stacks that always shard them.
     if x.sharding == "zero3" and engine.shardings != ("zero3",):
         kinds = kinds & (pp == 1)
+    # Activations alone are recomputed by compilers only, as in MaxText; Megatron recomputes the whole block.
+    if "activation" in x.recompute.split("+") and x.recompute not in engine.recomputes:
+        kinds = kinds & False
     schedules = MEASURED_SCHEDULES + (MEASURED_SCHEDULES_WITH_EXPERTS if experts else ())
     return np.asarray(kinds & ((pp == 1) | (x.schedule in schedules)))
 

@@ -37,14 +37,16 @@ from steptime.training.training_step import StageTimes, fullest_stage_parameters
 
 # Limit for scale-up domains that are larger.
 LARGEST_TP: Final = 64
-MICRO_BATCHES: Final = (1, 2, 4, 8, 16)
+MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
+# Largest micro-batch of a search: sequences, or tokens where sequences are short.
+MOST_SEQUENCES_TOGETHER, MOST_TOKENS_TOGETHER = 16, 65_536
 CONTEXT_DEGREES: Final = (1, 2, 4, 8, 16, 32, 64)
 # Smallest part of a sequence on one context-parallel rank.
 MIN_TOKENS_PER_RANK: Final = 1024
 SHARDINGS_TRIED: Final = ("zero1", "zero3")
 # Share of the memory of a chip that a search may fill; allocators leave gaps.
 MEMORY_MARGIN: Final = 0.98
-DENSE_RECOMPUTES: Final = ("none", "norms", "mlp", "norms+mlp", "full")
+DENSE_RECOMPUTES: Final = ("none", "norms", "norms+activation", "mlp", "norms+mlp", "full")
 MOE_RECOMPUTES: Final = (
     "none",
     "norms+moe_act",
@@ -295,6 +297,9 @@ def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fi
     def choices(name: str, possible: Sequence[int]) -> Sequence[int]:
         return [fixed_axes[name]] if name in fixed_axes else possible
 
+    most_sequences = max(MOST_SEQUENCES_TOGETHER, MOST_TOKENS_TOGETHER // job.seq)
+    micro_batches = [size for size in MICRO_BATCHES if size <= most_sequences]
+
     # dp is the remaining factor of the chips; every combination that divides model and batch is a row.
     rows = []
     etp, group = fixed_axes.get("etp", 1), int(fixed_axes.get("sharding_group", 0))
@@ -305,7 +310,7 @@ def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fi
         if group and (group > dp * cp or dp * cp % group):
             continue
         possible_eps = [e for e in divisors(experts) if e <= tp * cp * dp] if experts else [1]
-        for ep, micro_batch in product(choices("ep", possible_eps), choices("micro_batch", MICRO_BATCHES)):
+        for ep, micro_batch in product(choices("ep", possible_eps), choices("micro_batch", micro_batches)):
             if (tp * cp * dp) % (ep * etp) == 0 and int(job.batch) // dp % micro_batch == 0:
                 rows.append((tp, pp, cp, ep, etp, dp, micro_batch))
     return np.array(rows, dtype=np.float64).reshape(-1, 7)

@@ -107,10 +107,10 @@ class TrainingEngine(Result):
 
     adapted: groups of products with LoRA adapters: qkv, output, mlp.
 
-    fused_experts: families of models whose recipes have fused kernels for experts in mxfp8, in a captured step that overlaps
-    exchanges (`cutedsl_fused_grouped_mlp`, `full_iteration`, `moe_a2a_overlap`). narrow_attention: of these, "family@chip" with
+    fused_experts: "family@chip" whose recipes have fused kernels for experts in mxfp8, in a captured step that overlaps
+    exchanges (`cutedsl_fused_grouped_mlp`, `full_iteration`, `moe_a2a_overlap`). narrow_attention: those of them with
     attention in 8 bits (`fp8_dot_product_attention`). narrow_heads: families with the head in 8 bits (`fp8_output_proj`).
-    Source: https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.5.0/scripts/performance/configs.
+    Source: https://github.com/NVIDIA-NeMo/Megatron-Bridge/tree/v0.5.1/scripts/performance/configs.
 
     reserved_bytes: memory of driver, libraries and buffers per chip. cached: share of the allocated bytes that an allocator
     keeps in addition.
@@ -186,7 +186,7 @@ class TrainingEngine(Result):
         {'fused_experts': True, 'narrow_attention': False, 'narrow_head': True}
         """
         return {
-            "fused_experts": family in self.fused_experts,
+            "fused_experts": f"{family}@{chip}" in self.fused_experts,
             "narrow_attention": f"{family}@{chip}" in self.narrow_attention,
             "narrow_head": family in self.narrow_heads,
         }

@@ -84,14 +84,20 @@ TORCHTITAN_CHUNKS: Final = 2
 LOSS_COMPILED_SINCE: Final = 2025.25
 EAGER_LOGIT_BYTES: Final = 12.0
 COMPILED_LOGIT_BYTES: Final = 4.0
-# Release of recipes with fused experts: NeMo 26.06, https://github.com/NVIDIA-NeMo/Megatron-Bridge/releases/tag/v0.5.1.
+# Releases of recipes with fused experts: NeMo 26.06, and 26.06.01 for `LATER_FUSED_EXPERTS`. `cutedsl_fused_grouped_mlp`
+# of scripts/performance/configs at the tags v0.5.0 and v0.5.1 of https://github.com/NVIDIA-NeMo/Megatron-Bridge.
 FUSED_EXPERTS_SINCE: Final = "2026-06-01"
-# Recipes of Megatron-Bridge that overlap expert exchanges without fused experts, by family, chip and release: the first date,
-# and the first date without. `moe_a2a_overlap` of scripts/performance/configs at the tags v0.2.0, v0.3.0, v0.3.1 and v0.4.2
-# of https://github.com/NVIDIA-NeMo/Megatron-Bridge, and scripts/performance/run_script.py of 25.09.
+LATER_FUSED_EXPERTS_SINCE: Final = "2026-07-01"
+LATER_FUSED_EXPERTS: Final = ("qwen3_moe@b200", "deepseek_v3@b300")
+# Recipes of Megatron-Bridge that overlap expert exchanges without fused experts, by part of the model's name, chip and release:
+# the first date, and the first date without. `moe_a2a_overlap` of scripts/performance/configs at the tags v0.2.0, v0.3.0,
+# v0.3.1, v0.4.0, v0.4.2 and v0.5.1 of https://github.com/NVIDIA-NeMo/Megatron-Bridge, and scripts/performance/run_script.py of
+# 25.09.
 OVERLAPPED_EXCHANGES: Final = {
-    ("deepseek_v3", "h100"): ("2025-09", "2026-02"), ("deepseek_v3", "b200"): ("2026-05", "2099-01"),
-    ("qwen3_moe", "h100"): ("2025-09", "2026-03"),
+    ("DeepSeek-V3", "h100"): ("2025-09", "2026-02"), ("DeepSeek-V3", "b200"): ("2026-05", "2099-01"),
+    ("Qwen3-30B", "h100"): ("2025-09", "2026-03"), ("Qwen3-235B", "h100"): ("2025-09", "2099-01"),
+    ("Qwen3-235B", "b200"): ("2025-12", "2026-02"), ("Qwen3-235B", "b300"): ("2026-02", "2026-03"),
+    ("gpt-oss-120b", "gb200"): ("2026-04", "2099-01"),
 }  # fmt: skip
 # Its benchmarks train bf16 parameters with torch.optim.Adam and checkpoint all blocks, but not those on one chip:
 # https://github.com/NVIDIA-NeMo/Automodel/tree/main/examples/llm_benchmark
@@ -331,9 +337,12 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float,
     if engine.name == "megatron-deepspeed":
         gradient = 6.0 if dtype == "bf16" else 2.0
     flags = engine.recipe_flags(model.family, chip)
-    flags["fused_experts"] &= year >= decimal_year(FUSED_EXPERTS_SINCE)
-    first, last = OVERLAPPED_EXCHANGES.get((model.family, chip), ("", ""))
-    flags["overlapped_exchange"] = engine.name == TUNED and first <= row.get("date", "") < last
+    is_later = f"{model.family}@{chip}" in LATER_FUSED_EXPERTS
+    flags["fused_experts"] &= year >= decimal_year(LATER_FUSED_EXPERTS_SINCE if is_later else FUSED_EXPERTS_SINCE)
+    flags["overlapped_exchange"] = engine.name == TUNED and any(
+        name in model.name and recipe_chip == chip and first <= row.get("date", "") < last
+        for (name, recipe_chip), (first, last) in OVERLAPPED_EXCHANGES.items()
+    )
     return TrainingJob(
         optimizer="adam-bf16" if engine.name == AUTOMODEL else "adamw",
         gathered_inputs=engine.gathered_inputs,
