@@ -190,15 +190,15 @@ def test_words_come_only_while_one_waits(capfd):
         pass
     with patience("long work", 0.01):
         time.sleep(0.2)
-    with patience("work of no need", 0.01, unless=lambda: True):
+    with patience(lambda: "", 0.01):
         time.sleep(0.1)
     assert capfd.readouterr().err == "long work\n"
 
 
 def test_long_work_tells_when_its_first_part_is_done_and_when_all_is(capfd):
     # The first part is at work when the first message is due, and done afterwards.
-    is_done = iter([False])
-    with patience("first part of {a}", 0.02, unless=lambda: next(is_done, True), then="done after {}; second part"):
+    messages = iter(["first part of {a}"])
+    with patience(lambda: next(messages, ""), 0.02, then="done after {}; second part"):
         heard, until = "", time.monotonic() + 20
         while "second part" not in heard and time.monotonic() < until:
             time.sleep(0.01)
@@ -208,7 +208,7 @@ def test_long_work_tells_when_its_first_part_is_done_and_when_all_is(capfd):
     assert first == "first part of {a}"
     assert re.fullmatch(r"done after \d+ s; second part", second)
     assert re.fullmatch(r"answer after \d+ s", last)
-    with patience("first part", 0.02, unless=lambda: True, then="done after {}"):
+    with patience(lambda: "", 0.02, then="done after {}"):
         time.sleep(0.1)
     assert capfd.readouterr().err == ""
 

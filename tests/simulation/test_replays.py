@@ -125,7 +125,7 @@ def test_a_plan_whose_limits_hold_at_no_rate_is_refused(plan):
     found = st.replay(tight, requests=200)
     assert not found.good
     assert "with random arrivals the limits are not met at p90, down to" in found.reason
-    assert "(9% of the plan's" in found.reason
+    assert "(9 % of the plan's" in found.reason
     assert "> 1.00 ms" in found.reason
     assert not found.limits.is_met
 
