@@ -13,12 +13,14 @@ import sys
 import time
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from rich.console import Console
 
 from steptime.catalog.hardware_loading import load_system
+from steptime.cli import output
 from steptime.cli.output import check_outputs, patience, wrap_for_terminal
 from steptime.cli.views.widgets import stacked, table
 from steptime.errors import DataFileError, InputError
@@ -414,3 +416,19 @@ def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note, closed_f
 )
 def test_messages_break_between_words_that_nobody_copies(words, lines):
     assert wrap_for_terminal(words, 20).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("misses", "signatures", "is_compiling"), [({}, [], False), ({"all": 1}, [], True), ({"all": 1}, ["all"], False)]
+)
+def test_compiled_part_is_named_only_while_numba_compiles_it(monkeypatch, misses, signatures, is_compiling):
+    loop = SimpleNamespace(serve=SimpleNamespace(stats=SimpleNamespace(cache_misses=misses), signatures=signatures))
+    for module, _, _ in output.COMPILED_PARTS:
+        monkeypatch.setitem(sys.modules, f"steptime.simulation.{module}", loop)
+    assert ("the simulator" in output.compiled_part()) == is_compiling
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("rtx-4090", True), ("RTX_4090-8", False), ("rtx-4090-8", False)])
+def test_say_system_name_of_a_chip_tells_the_system_and_its_chips(capfd, name, is_said):
+    output.say_system(name, load_system("rtx-4090-8"))
+    assert ("rtx-4090-8 with 8 chips" in capfd.readouterr().err) == is_said
