@@ -39,6 +39,7 @@ from steptime.number_checks import Array
 from steptime.physics.engine import TYPICAL, label_values, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.physics.run_covariance import LEVELS, Covariance
+from steptime.units import percent
 from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.engine_fit import log_tpot, measured_first_tokens
 from steptime.validation.predictions import predict_runs, simulate_loops
@@ -329,11 +330,11 @@ def score(part: Pairs, chosen: Array) -> str:
         size = np.abs(np.expm1(-logs[chosen]))
         order = np.argsort(size)
         share = np.cumsum(weight[order]) / weight.sum()
-        return " / ".join(f"{size[order][np.searchsorted(share, q)]:.1%}" for q in (0.5, 0.9))
+        return " / ".join(percent(size[order][np.searchsorted(share, q)], 1) for q in (0.5, 0.9))
 
     covered = np.average((np.abs(part.after) <= part.half)[chosen], weights=weight)
     wide = math.exp(2 * float(np.median(part.half[chosen])))
-    return f"{chosen.sum():,} | {quantiles(part.before)} | {quantiles(part.after)} | {covered:.0%} | {wide:.2f}"
+    return f"{chosen.sum():,} | {quantiles(part.before)} | {quantiles(part.after)} | {percent(covered)} | {wide:.2f}"
 
 
 HEADING = """# Corrections by one run of the same curve

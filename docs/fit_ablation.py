@@ -15,6 +15,7 @@ from fit_engines import fitted_rows
 
 from steptime.number_checks import Array
 from steptime.physics.engine_parameters import DESCRIPTIONS
+from steptime.units import percent
 from steptime.validation.closed_loop import Runs
 from steptime.validation.engine_fit import log_tpot
 from steptime.validation.predictions import predict_runs
@@ -37,7 +38,7 @@ Median and 90th percentile of |predicted / measured - 1|. Written by `docs/fit_a
 def figures(off: Array) -> str:
     """Write median and 90th percentile of |predicted / measured - 1|."""
     median, p90 = np.quantile(off, [0.5, 0.9], method="inverted_cdf")
-    return f"{median:.1%} / {p90:.1%}"
+    return f"{percent(median, 1)} / {percent(p90, 1)}"
 
 
 def left_out(groups: list[Runs], target: Array, of: Constants, usual: Array, held: Array) -> Array:

@@ -18,6 +18,7 @@ from steptime.catalog.hardware_loading import resolve_system
 from steptime.number_checks import Number
 from steptime.physics.engine import IDEAL, TYPICAL, Engine
 from steptime.physics.uncertainty import LEFT_OUT, REGIMES, WAITS, factors
+from steptime.units import percent, percent_change
 from steptime.validation.engine_fit import engine_file
 from steptime.validation.predictions import grouped, predict, predict_runs
 from steptime.validation.published_deployments import polls_rarely
@@ -83,8 +84,9 @@ def figures(errors: Number, inside: Number, chosen: Number) -> str:
     known = chosen & np.isfinite(errors)
     off = np.expm1(errors[known])
     median, p90 = np.quantile(np.abs(off), [0.5, 0.9])
-    shares = f"{np.mean(np.abs(off) <= 0.25):.0%} | {np.mean(inside[known]):.0%}"
-    return f"{len(off)} | {median:.1%} | {np.mean(np.abs(off)):.1%} | {p90:.1%} | {np.median(off):+.1%} | {shares}"
+    sizes = " | ".join(percent(size, 1) for size in (median, np.mean(np.abs(off)), p90))
+    shares = f"{percent(np.mean(np.abs(off) <= 0.25))} | {percent(np.mean(inside[known]))}"
+    return f"{len(off)} | {sizes} | {percent_change(np.median(off))} | {shares}"
 
 
 def insides(errors: Number, quantity: str, engine: Number, found: Calibration) -> Number:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.units import percent
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import LOOPS, read_runs, run_kind
 
@@ -205,11 +206,12 @@ def page(rows: Sequence[Front]) -> str:
         f"| measured throughput of the layout that is predicted best, over the best measured | {three(reached)} |",
         "",
         textwrap.fill(
-            f"The layout with the best prediction delivers {1 - math.exp(-mean):.1%} less than predicted on average: "
+            f"The layout with the best prediction delivers {percent(1 - math.exp(-mean), 1)} less than predicted on average: "
             "what is best of several predictions is too good. Its throughput at equal concurrency has a 90 % range. "
-            f"This range holds the best measured throughput at {held:.0%} of the speeds, because a small error of a step "
-            f"changes the batch at equal speed. With a further standard deviation of {deviation:.0%}, each from other models, "
-            f"it holds {widened:.0%}. Plans that search a layout have both in their ranges of cost and throughput.",
+            f"This range holds the best measured throughput at {percent(held)} of the speeds: a small error of a step "
+            f"changes the batch at equal speed. With a further standard deviation of {percent(deviation)}, each from "
+            f"other models, it holds {percent(widened)}. Plans that search a layout have both in their ranges of cost and "
+            "throughput.",
             WIDTH,
         ),
         "",
@@ -219,7 +221,7 @@ def page(rows: Sequence[Front]) -> str:
     for front, other in zip(rows, others, strict=True):
         lines.append(
             f"| {front.model} | {front.system} | {front.engine} | {front.layouts} | {front.median('best'):.2f} | "
-            f"{front.median('reached'):.0%} | {front.held():.0%} | {front.held(*other):.0%} |"
+            f"{percent(front.median('reached'))} | {percent(front.held())} | {percent(front.held(*other))} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -91,6 +91,7 @@ from steptime.training.training_memory import TrainingMemory
 from steptime.training.training_planner import Training
 from steptime.training.training_planner import TrainingStep
 from steptime.training.training_alternatives import Scaling
+from steptime.units import percent, percent_change
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 from lecture_page import page as lecture_page
 from training_page import page as training_page
@@ -188,9 +189,9 @@ def verdict(name: str, total: float) -> str:
     if kind == "same shape":
         return f"same shape as {row['as']}, which is equal to transformers"
     if kind == "published":
-        return f"published, {row['deviation']:+.1%}"
+        return f"published, {percent_change(row['deviation'])}"
     if kind == "nominal":
-        return f"published total is nominal, {row['deviation']:+.1%}"
+        return f"published total is nominal, {percent_change(row['deviation'])}"
     return "no reference and no published total" if kind == "no reference" else kind
 
 
@@ -205,7 +206,7 @@ def line(name: str, model: Model) -> str:
         f"{growing_kv_bytes_per_token(model):,.0f}",
         model.kv_format,
         f"{state_bytes(model):,.0f}" if state_bytes(model) else "-",
-        f"{stated:,.0f} ({total / stated - 1:+.1%})" if stated else "-",
+        f"{stated:,.0f} ({percent_change(total / stated - 1)})" if stated else "-",
         f"[{source.get('grade')}]({source.get('url')}), {source.get('date')}",
         verdict(name, total),
     ]
@@ -247,10 +248,11 @@ def differences(models: dict[str, Model]) -> list[str]:
         for what, stated, found in zip(("cache", "FLOPs"), (entry["cache"], entry["flops"]), ratios(entry), strict=True):
             if round(found, 2) != stated:
                 why = "Stated without the formats of the two caches or of their arithmetic; counted alike in BF16."
-                lines.append(told(entry, f"{what} over {over} at {context} tokens", f"{stated:.0%}", f"{found:.1%}", why))
+                lines.append(told(entry, f"{what} over {over} at {context} tokens", percent(stated), percent(found, 1), why))
     lines += [
         "",
-        f'Stated totals that differ from the count by more than {FAR:.1%} and are not mere names of a size ("nominal"):',
+        f"Stated totals that differ from the count by more than {percent(FAR, 1)} and are not mere names of a size "
+        '("nominal"):',
         "",
         "| model | stated | counted | difference | basis | grade |",
         "|---|---:|---:|---:|---|---|",
@@ -259,7 +261,9 @@ def differences(models: dict[str, Model]) -> list[str]:
         stated, basis = model.published.get("total"), str(model.published.get("basis", ""))
         if stated and "nominal" not in basis and abs(total_parameters(model) / stated - 1) > FAR:
             total, grade = total_parameters(model), model.published.get("grade", "-")
-            lines.append(f"| {name} | {stated:,.0f} | {total:,.0f} | {total / stated - 1:+.1%} | {basis or '-'} | {grade} |")
+            lines.append(
+                f"| {name} | {stated:,.0f} | {total:,.0f} | {percent_change(total / stated - 1)} | {basis or '-'} | {grade} |"
+            )
     return lines
 
 
@@ -419,8 +423,9 @@ def kernel_rows() -> list[str]:
             if name in ("", engine.name) else ""
             for engine in shipped
         ]  # fmt: skip
-        shares = f"{kernel.memory_share:.0%} | {kernel.compute_share:.0%} | {kernel.fill_columns:.0f} | {kernel.tile_rows:.0f}"
-        numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {kernel.error:.0%} of {kernel.timings:,}"
+        shares = f"{percent(kernel.memory_share)} | {percent(kernel.compute_share)}"
+        shares += f" | {kernel.fill_columns:.0f} | {kernel.tile_rows:.0f}"
+        numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {percent(kernel.error)} of {kernel.timings:,}"
         rows.append(f"| {chips} | {stored} | {name or 'all'} | {kernel.computed} | {numbers} | {' | '.join(factors)} |")
     return rows
 
@@ -450,9 +455,9 @@ def attention_note() -> list[str]:
     """Return the section on attention kernels."""
     rows = []
     for (operation, engine, chips, form), kernel in sorted(load_kernels(attention_kernels.AttentionKernel).items()):
-        shares = f"{kernel.memory_share:.0%} | {kernel.compute_share:.0%} | {kernel.tile_entries:.0f}"
+        shares = f"{percent(kernel.memory_share)} | {percent(kernel.compute_share)} | {kernel.tile_entries:.0f}"
         fills = f"{kernel.pair_values:.0f} | {kernel.fill_rows:.4g} | {kernel.activation_passes:.1f}"
-        numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {fills} | {kernel.error:.0%} of {kernel.timings:,}"
+        numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {fills} | {percent(kernel.error)} of {kernel.timings:,}"
         rows.append(f"| {operation} | {engine or 'all'} | {chips} | {form} | {numbers} |")
     return [
         "",

@@ -30,6 +30,7 @@ from steptime.catalog.data_files import files
 from steptime.errors import InputError
 from steptime.planning import planner
 from steptime.planning.plan_result import Plan, Point
+from steptime.units import percent, percent_change
 
 HERE = Path(__file__).parent
 COUNT = 400
@@ -170,7 +171,9 @@ def page(rows: list[Found], asked: int) -> str:
     def table(which: Any, name: str) -> list[str]:
         few = errors[which]
         return [
-            f"| {name} | {len(few)} | {column} | {np.median(part):.1%} | {np.quantile(part, 0.95):.1%} | {np.max(part):.1%} |"
+            f"| {name} | {len(few)} | {column} | "
+            + " | ".join(percent(np.quantile(part, level), 1) for level in (0.5, 0.95, 1.0))
+            + " |"
             for column, part in zip(columns, few.T, strict=True)
             if len(few)
         ]
@@ -209,10 +212,10 @@ def page(rows: list[Found], asked: int) -> str:
         tpot, ttft, cost = off(row.compared)
         cells = (
             row.number, f"{row.question.model}, {row.question.chips} x {row.question.system}",
-            f"{load.input_tokens:,}/{load.output_tokens:,}", f"{load.cached_share:.0%}",
+            f"{load.input_tokens:,}/{load.output_tokens:,}", percent(load.cached_share),
             f"{load.input_spread:g}/{load.output_spread:g}", f"{1 / row.question.slo.tpot:.3g}", f"{row.question.slo.ttft:.2g}",
-            row.question.percentile, row.plan.layout_text, f"{tpot:+.1%}", f"± {row.compared.tpot_error:.1%}", f"{ttft:+.1%}",
-            f"{cost:+.1%}",
+            row.question.percentile, row.plan.layout_text, percent_change(tpot), f"± {percent(row.compared.tpot_error, 1)}",
+            percent_change(ttft), percent_change(cost),
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
@@ -236,7 +239,7 @@ def main(count: int = COUNT, first: int = 0, journal: Path | None = None) -> Non
     with ProcessPoolExecutor(2) as pool:
         for job in as_completed([pool.submit(found, number) for number in numbers if number not in rows]):
             row = job.result()
-            text = "no plan" if row.compared is None else [f"{x:+.1%}" for x in off(row.compared)]
+            text = "no plan" if row.compared is None else [percent_change(x) for x in off(row.compared)]
             steady = row.compared is None or row.compared.steady
             layout = "" if row.plan is None else row.plan.layout_text
             print(row.number, row.question, layout, text, "" if steady else "OVERLOADED", f"{row.seconds:.1f} s", flush=True)

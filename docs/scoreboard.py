@@ -14,6 +14,7 @@ from fit_sampling import fit_sampling
 from group_cross_validation import ALL_AT_ONCE, LeftOut, large_groups, leave_out
 
 from steptime.number_checks import Array
+from steptime.units import percent, percent_change
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import DRAFTED, POOLS, read_runs, run_kind
 
@@ -59,8 +60,14 @@ def shape_error(errors: Array, rows: Sequence[dict[str, str]]) -> float:
 def line(label: str, errors: Array, inside: Array, rows: Sequence[dict[str, str]]) -> str:
     """Return a row of the table."""
     off, shape = np.expm1(errors), shape_error(errors, rows)
-    figures = f"{np.median(np.abs(off)):.1%} | {np.quantile(np.abs(off), 0.9):.1%} | {np.median(off):+.1%}"
-    return f"| {label} | {len(off):,} | {figures} | {'' if np.isnan(shape) else f'{shape:.1%}'} | {inside.mean():.0%} |"
+    shape_words = "" if np.isnan(shape) else percent(shape, 1)
+    return f"| {label} | {len(off):,} | {quantiles(off)} | {shape_words} | {percent(inside.mean())} |"
+
+
+def quantiles(off: Array) -> str:
+    """Return the median and 90th percentile of errors without their sign, and the bias."""
+    median, p90 = np.quantile(np.abs(off), (0.5, 0.9))
+    return f"{percent(median, 1)} | {percent(p90, 1)} | {percent_change(np.median(off))}"
 
 
 def table(title: str, first: str, left: LeftOut, label: Callable[[dict[str, str]], str]) -> list[str]:
@@ -101,12 +108,11 @@ def main() -> None:
     for name, errors in left.errors.items():
         inside = left.inside[name]
         share = np.mean([inside[left.labels[0] == group].mean() for group in large_groups(left.labels)])
-        lines.append(f"{line(name, errors, inside, left.rows)} {share:.0%} | {left.widths[name]:.2f} |")
+        lines.append(f"{line(name, errors, inside, left.rows)} {percent(share)} | {left.widths[name]:.2f} |")
     lines += ["", "## First tokens", "", "| left out | runs | median | p90 | bias |", "|---|---:|---:|---:|---:|"]
     for name, errors in left.first_tokens.items():
         off = np.expm1(errors[np.isfinite(errors)])
-        figures = f"{np.median(np.abs(off)):.1%} | {np.quantile(np.abs(off), 0.9):.1%} | {np.median(off):+.1%}"
-        lines.append(f"| {name} | {len(off):,} | {figures} |")
+        lines.append(f"| {name} | {len(off):,} | {quantiles(off)} |")
     lines += ["", "## Load generators and kinds", "", HEAD.format(first="runs")]
     lines.append(line("greedy closed loops, left out as above", left.errors[HARDEST], left.inside[HARDEST], left.rows))
     energy = fit_sampling(str(folder / ENERGY))

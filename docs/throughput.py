@@ -15,6 +15,7 @@ import numpy as np
 
 from steptime.number_checks import Array
 from steptime.physics.uncertainty import Z90
+from steptime.units import percent
 from steptime.validation.error_summary import measured_figures
 from steptime.validation.max_throughput import DEPLOYMENT_COLUMNS, SINGLE_COUNTS
 from steptime.validation.mlperf_data_sets import DATA_SETS, find_data_set
@@ -177,7 +178,7 @@ TEXT = """
 
 def line(title: str, errors: Mapping[str, float]) -> str:
     """Format error figures as a line of a table."""
-    cells = (f"{errors[name]:.0%}" for name in ("median", "p90", "bias", "coverage", "weighted"))
+    cells = (percent(errors[name]) for name in ("median", "p90", "bias", "coverage", "weighted"))
     return f"| {title} | {errors['runs']:,} | {' | '.join(cells)} | {errors['width']:.2f} |"
 
 

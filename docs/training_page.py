@@ -13,6 +13,7 @@ from steptime.training.training_job import OPTIMIZERS
 from steptime.training.training_planner import train
 from steptime.training.training_runs import Phase
 from steptime.training.training_stack import CONSTANTS, training_engine
+from steptime.units import percent, percent_change
 
 HERE = Path(__file__).parent
 INTRO = """# Training
@@ -87,15 +88,15 @@ def page() -> str:
     lines += ["", "By source: median error of the fit, and with models, systems and sources left out.", "",
               "| source | runs | fitted | models | systems | sources |", "|---|---|---|---|---|---|"]  # fmt: skip
     for cell in data["by"]:
-        figures = " | ".join(f"{cell[key]['median']:.1%}" for key in ("fitted", "models", "systems", "sources"))
+        figures = " | ".join(percent(cell[key]["median"], 1) for key in ("fitted", "models", "systems", "sources"))
         lines.append(f"| {cell['source']} | {cell['fitted']['runs']:,} | {figures} |")
     m = data["memory"]
     lines += [
         "",
-        f"Errors of peak memory: {m['all']['mean']:.1%} on average over {m['all']['runs']} runs. "
-        f" SimuMax's {m['simumax']['runs']} runs on eight B200 {m['simumax']['mean']:.1%} on average, "
-        f"{m['simumax']['worst']:.1%} at most; torchtitan (reserved) {m['torchtitan']['median']:.1%} and BLOOM (driver) "
-        f"{m['bloom']['median']:.1%} at the median. Of {m['ran']:,} layouts that ran, {len(m['refused'])} are said not to fit: "
+        f"Errors of peak memory: {percent(m['all']['mean'], 1)} on average over {m['all']['runs']} runs. "
+        f" SimuMax's {m['simumax']['runs']} runs on eight B200 {percent(m['simumax']['mean'], 1)} on average, "
+        f"{percent(m['simumax']['worst'], 1)} at most; torchtitan (reserved) {percent(m['torchtitan']['median'], 1)} and BLOOM (driver) "
+        f"{percent(m['bloom']['median'], 1)} at the median. Of {m['ran']:,} layouts that ran, {len(m['refused'])} are said not to fit: "
         f"{', '.join(f'`{name}`' for name in m['refused'])}. A recomputation that is not recorded is the smallest that fits.",
         "",
     ]
@@ -137,17 +138,17 @@ def _searches() -> list[str]:
     regret = data["regret"]
     lines += [
         "", "| part of the correction | value |", "|---|---|",
-        *(f"| {part[:-1]} {name} | {value:+.1%} |" for part, values in data["corrections"].items() for name, value in values.items() if name),
-        "", f"Several layouts were measured for one job. The layout with the best prediction reaches {regret['median']:.0%} of the best measured "
-        f"throughput at the median and {regret['p10']:.0%} at the 10th percentile ({regret['jobs']} jobs with several layouts).", "",
+        *(f"| {part[:-1]} {name} | {percent_change(value)} |" for part, values in data["corrections"].items() for name, value in values.items() if name),
+        "", f"Several layouts were measured for one job. The layout with the best prediction reaches {percent(regret['median'])} of the best measured "
+        f"throughput at the median and {percent(regret['p10'])} at the 10th percentile ({regret['jobs']} jobs with several layouts).", "",
     ]  # fmt: skip
     return lines
 
 
 def _row(figures: dict[str, float]) -> str:
-    covered = f"{figures['held']:.0%}" if "held" in figures else ""
-    shares = " | ".join(f"{figures[key]:.1%}" for key in ("median", "mean", "p90"))
-    return f"| {figures['runs']:,} | {shares} | {figures['bias']:+.1%} | {covered} |"
+    covered = percent(figures["held"]) if "held" in figures else ""
+    shares = " | ".join(percent(figures[key], 1) for key in ("median", "mean", "p90"))
+    return f"| {figures['runs']:,} | {shares} | {percent_change(figures['bias'])} | {covered} |"
 
 
 # Squared ReLU without a gate, and no biases (arXiv 2406.11704, table 1): the products of a StarCoder 2 of these sizes.
@@ -227,7 +228,7 @@ def _stacks() -> list[str]:
     lines += ["", "| constant | value | one standard deviation | meaning |", "|---|---|---|---|"]
     for name, told in CONSTANTS.items():
         width = typical.fit["width"][name]
-        sure = f"{width:.2g}" if told["unit"] in ("log", "exponent") else f"{width:.0%} (of its logarithm or logit)"
+        sure = f"{width:.2g}" if told["unit"] in ("log", "exponent") else f"{percent(width)} (of its logarithm or logit)"
         lines.append(f"| `{name}` | {float(getattr(typical.constants, name)):.3g} | {sure} | {told['unit']} {told['line']} |")
     return [*lines, ""]
 

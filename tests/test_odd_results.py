@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import steptime as st
+from tests.conftest import CHOICE_ALONE
 
 
 def test_a_step_of_no_points_is_an_empty_table():
@@ -42,7 +43,7 @@ WORK = st.Workload(input_tokens=100, output_tokens=10)
 def test_an_engine_may_be_a_path_and_a_mode_a_word(closed_forms):
     by_path = st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=10, engine=ENGINE)
     assert by_path.total == st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=10, engine="vllm").total
-    assert st.plan("llama-3.1-8b", "hgx-h100", WORK, modes="aggregated", alternatives=False).mode == "aggregated"
+    assert st.plan("llama-3.1-8b", "hgx-h100", WORK, modes="aggregated", **CHOICE_ALONE).mode == "aggregated"
 
 
 @pytest.mark.parametrize(

@@ -360,11 +360,11 @@ def speed_change(ratio: float) -> str:
         How much faster or slower.
 
     >>> speed_change(1.234), speed_change(0.5), speed_change(0.999)
-    ('1.23x as fast', '50% slower', 'as fast')
+    ('1.23x as fast', '50 % slower', 'as fast')
     """
     if round(ratio, 2) == 1:
         return "as fast"
-    return f"{ratio:.2f}x as fast" if ratio > 1 else f"{1 - ratio:.0%} slower"
+    return f"{ratio:.2f}x as fast" if ratio > 1 else f"{percent(1 - ratio)} slower"
 
 
 def request_rate(rate: float, digits: int = 3) -> str:
@@ -384,8 +384,8 @@ def request_rate(rate: float, digits: int = 3) -> str:
     return f"{number} request{'s' * (number != '1')}/s"
 
 
-def share_in_words(share: float, digits: int = 1) -> str:
-    """Write a share as a percentage of a text.
+def percent(share: SupportsFloat, digits: int = 0) -> str:
+    """Write a share as a percentage: the one form of all output.
 
     Args:
         share: The share.
@@ -394,10 +394,26 @@ def share_in_words(share: float, digits: int = 1) -> str:
     Returns:
         Text.
 
-    >>> share_in_words(0.4812), share_in_words(0.9, 0)
-    ('48.1 %', '90 %')
+    >>> percent(0.4812), percent(0.4812, 1)
+    ('48 %', '48.1 %')
     """
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * float(share):.{digits}f} %"
+
+
+def percent_change(share: SupportsFloat, digits: int = 1) -> str:
+    """Write a change as a percentage with its sign.
+
+    Args:
+        share: The change, relative to what changes.
+        digits: Digits after the point.
+
+    Returns:
+        Text.
+
+    >>> percent_change(0.052), percent_change(-0.1, 0)
+    ('+5.2 %', '-10 %')
+    """
+    return f"{100 * float(share):+.{digits}f} %"
 
 
 def counted(n: float, singular: str, plural: str = "") -> str:

@@ -14,7 +14,7 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.hardware.what_if import settable, vary
 from steptime.planning.plan_messages import warnings_of_step
 from tests.cli.test_commands import run
-from tests.conftest import each
+from tests.conftest import CHOICE_ALONE, each
 
 CHIP = '[chip]\nname = "mine"\n[chip.peak]\nbf16 = "1 PFLOP/s"\nfp8 = "2 PFLOP/s"\n'
 CHIP += '[[chip.memory]]\nname = "hbm"\ncapacity = "100 GB"\nbandwidth = "5 TB/s"\n'
@@ -98,7 +98,7 @@ def test_a_box_is_planned_as_the_same_chips_with_a_network_that_is_not_used(read
     model = st.load_model("llama-3.1-8b")
     box, joined = (vary(read(text), {"rent": 2 / 3600}) for text in (BOX + CHIP, BOX + OUTSIDE + CHIP))
     inside, with_network = (
-        st.plan(model, system, ASKED, st.Slo(tpot=0.02), chips=8, alternatives=False) for system in (box, joined)
+        st.plan(model, system, ASKED, st.Slo(tpot=0.02), chips=8, **CHOICE_ALONE) for system in (box, joined)
     )
     assert inside.usd_per_million_output_tokens == with_network.usd_per_million_output_tokens
     assert inside.layout_text == with_network.layout_text

@@ -232,8 +232,8 @@ def test_a_row_above_ten_times_the_first_cost_is_named_and_cut(cost, is_far):
     assert ("5,105" in short) != is_far
     assert any(line.lstrip().startswith("2") and "remote" in line for line in full.splitlines())
     assert any(line.lstrip().startswith("2") and "remote" in line for line in short.splitlines()) != is_far
-    # 4 requests/s of 5,120 tokens for 86,400 s are 1.77 Gtokens; 1,024 of 5,120 are output.
-    assert "1.77 Gtokens a day, 20 % of them output" in " ".join(short.split())
+    # 4 requests/s of 5,120 tokens for 86,400 s are 1.77 B tokens; 1,024 of 5,120 are output.
+    assert "1.77 B tokens a day, 20 % of them output" in " ".join(short.split())
 
 
 @pytest.mark.parametrize(("kind", "is_unlike"), [("contract", False), ("ondemand", True)])

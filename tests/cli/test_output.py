@@ -13,12 +13,14 @@ import sys
 import time
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from rich.console import Console
 
 from steptime.catalog.hardware_loading import load_system
+from steptime.cli import output
 from steptime.cli.output import check_outputs, patience, wrap_for_terminal
 from steptime.cli.views.widgets import stacked, table
 from steptime.errors import DataFileError, InputError
@@ -190,15 +192,15 @@ def test_words_come_only_while_one_waits(capfd):
         pass
     with patience("long work", 0.01):
         time.sleep(0.2)
-    with patience("work of no need", 0.01, unless=lambda: True):
+    with patience(lambda: "", 0.01):
         time.sleep(0.1)
     assert capfd.readouterr().err == "long work\n"
 
 
 def test_long_work_tells_when_its_first_part_is_done_and_when_all_is(capfd):
     # The first part is at work when the first message is due, and done afterwards.
-    is_done = iter([False])
-    with patience("first part of {a}", 0.02, unless=lambda: next(is_done, True), then="done after {}; second part"):
+    messages = iter(["first part of {a}"])
+    with patience(lambda: next(messages, ""), 0.02, then="done after {}; second part"):
         heard, until = "", time.monotonic() + 20
         while "second part" not in heard and time.monotonic() < until:
             time.sleep(0.01)
@@ -208,7 +210,7 @@ def test_long_work_tells_when_its_first_part_is_done_and_when_all_is(capfd):
     assert first == "first part of {a}"
     assert re.fullmatch(r"done after \d+ s; second part", second)
     assert re.fullmatch(r"answer after \d+ s", last)
-    with patience("first part", 0.02, unless=lambda: True, then="done after {}"):
+    with patience(lambda: "", 0.02, then="done after {}"):
         time.sleep(0.1)
     assert capfd.readouterr().err == ""
 
@@ -414,3 +416,19 @@ def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note, closed_f
 )
 def test_messages_break_between_words_that_nobody_copies(words, lines):
     assert wrap_for_terminal(words, 20).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("misses", "signatures", "is_compiling"), [({}, [], False), ({"all": 1}, [], True), ({"all": 1}, ["all"], False)]
+)
+def test_compiled_part_is_named_only_while_numba_compiles_it(monkeypatch, misses, signatures, is_compiling):
+    loop = SimpleNamespace(serve=SimpleNamespace(stats=SimpleNamespace(cache_misses=misses), signatures=signatures))
+    for module, _, _ in output.COMPILED_PARTS:
+        monkeypatch.setitem(sys.modules, f"steptime.simulation.{module}", loop)
+    assert ("the simulator" in output.compiled_part()) == is_compiling
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("rtx-4090", True), ("RTX_4090-8", False), ("rtx-4090-8", False)])
+def test_say_system_name_of_a_chip_tells_the_system_and_its_chips(capfd, name, is_said):
+    output.say_system(name, load_system("rtx-4090-8"))
+    assert ("rtx-4090-8 with 8 chips" in capfd.readouterr().err) == is_said

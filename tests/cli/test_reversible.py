@@ -53,7 +53,7 @@ def test_stacks_show_a_table_and_a_picture(width):
     found = run("reversible --depth 4 --width 32 --rows 4 --repeats 1", columns=width)
     assert found.returncode == 0
     assert max(map(len, found.stdout.splitlines())) <= int(width)
-    for words in ("Kept for the backward pass", "reversible", "+33.3%", "by depth", "bfloat16"):
+    for words in ("Kept for the backward pass", "reversible", "+33.3 %", "by depth", "bfloat16"):
         assert words in found.stdout
     data = json.loads(run("reversible stacks --depth 2 --width 32 --rows 4 --json").stdout)
     assert data["schema"] == "steptime.reversible/2"

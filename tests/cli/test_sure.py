@@ -35,11 +35,11 @@ def test_what_is_no_number_is_refused(sure):
 @pytest.mark.slow
 def test_plan_shows_the_chance_of_each_limit():
     plain = words(run(PLAN).stdout)
-    assert "≤ 1.00 s (100%)" in plain
+    assert "≤ 1.00 s (100 %)" in plain
     assert "--sure 0.9 plans for 90 % probability" in plain
     sure = words(run(PLAN + "--sure 0.9").stdout)
     assert re.search(r"≥ 50 \(9\d%\)", sure)
-    assert "at least 90% probability" in sure
+    assert "at least 90 % probability" in sure
 
 
 @pytest.mark.thorough

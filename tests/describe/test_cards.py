@@ -69,7 +69,7 @@ def test_like_chooses_what_is_compared():
 
 def test_a_card_sets_the_count_against_the_makers_figure():
     text = " ".join(shown("models deepseek-v3", 160).split())
-    assert "published 37.0 B, the count is 1.5% higher" in text
+    assert "published 37.0 B, the count is 1.5 % higher" in text
     assert "vendor" in text
     card = model_card(st.load_model("deepseek-v3"), context=8192)
     assert card.counted_over_published["total"] == pytest.approx(1, abs=1e-3)
@@ -104,7 +104,7 @@ def test_the_nearest_physical_limit():
     assert limits["used"]["power"]["share"] == pytest.approx(120 / 132)
     assert limits["used"]["cables"]["share"] is None
     assert physical_limits(st.load_system("hgx-h100")) == {"used": {}, "nearest": None}
-    assert "weight, 1,360 kg of 1,400 kg (97%)" in shown("systems gb200-nvl72", 160)
+    assert "weight, 1,360 kg of 1,400 kg (97 %)" in shown("systems gb200-nvl72", 160)
     assert "physical limit" not in shown("systems hgx-h100"), "a row without a value is left out"
     assert "rack.weight_limit" in shown("systems gb200-nvl72 --full")
 

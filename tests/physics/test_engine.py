@@ -188,10 +188,10 @@ def test_an_engine_in_words():
     shares = {"memory_efficiency": 0.8, "compute_efficiency": 0.5, "network_efficiency": 0.9}
     title, figures = engine(title="mine", fit={"runs": 1234}, **shares).headline()
     assert title == "Engine test: mine"
-    assert figures == {"reaches of peak": "memory 80%, matrices 50%, network 90%", "fitted to": "1,234 measured runs"}
+    assert figures == {"reaches of peak": "memory 80 %, matrices 50 %, network 90 %", "fitted to": "1,234 measured runs"}
     # A long title of a file of one's own ends after 120 characters.
     assert engine(title="x" * 500).headline()[0] == "Engine test: " + "x" * 120
-    assert engine().headline() == ("Engine test", {"reaches of peak": "memory 100%, matrices 100%, network 100%"})
+    assert engine().headline() == ("Engine test", {"reaches of peak": "memory 100 %, matrices 100 %, network 100 %"})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from steptime.physics.network_time import all_reduce, members_by_level
 from steptime.physics.operator_time import overlap
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning import steady_state as serving
-from tests.conftest import examples, machine, one_matrix, sparse_matrix
+from tests.conftest import CHOICE_ALONE, examples, machine, one_matrix, sparse_matrix
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "gpt2")
 KNOBS = ("chip.hbm.bandwidth", "chip.peak", "scale_up.bandwidth", "scale_out.bandwidth")
@@ -203,7 +203,7 @@ def test_doubling_rent_doubles_usd(rack, closed_forms):
     small = st.load_model("llama-3.1-8b")
     once = st.plan(small, rack, workload, slo, chips=4, engine="ideal", alternatives=False)
     dear = scale(rack, "rent", 2.0)
-    twice = st.plan(small, dear, workload, slo, chips=4, engine="ideal", alternatives=False, elasticities=False)
+    twice = st.plan(small, dear, workload, slo, chips=4, engine="ideal", **CHOICE_ALONE)
     for figure in (
         "usd_per_million_output_tokens",
         "prefill_usd_per_million_tokens",

@@ -309,11 +309,11 @@ def test_a_step_in_words():
     assert title == "Step: 10.0 s"
     assert figures == {
         "bounds": "6.00 s with full overlap; 12.0 s with no overlap",
-        "terms": "feed-forward 50%, all-reduce 30%, head 10% and 1 more",
-        "waits for": "weights 60%, scale-up 40%",
+        "terms": "feed-forward 50 %, all-reduce 30 %, head 10 % and 1 more",
+        "waits for": "weights 60 %, scale-up 40 %",
     }
     three = replace(SAID, terms={name: SAID.terms[name] for name in ("head", "feed-forward", "all-reduce")})
-    assert three.headline()[1]["terms"] == "feed-forward 50%, all-reduce 30%, head 10%"
+    assert three.headline()[1]["terms"] == "feed-forward 50 %, all-reduce 30 %, head 10 %"
 
 
 def test_a_step_as_columns():

@@ -10,6 +10,7 @@ import pytest
 import steptime as st
 from steptime.models.blocks_vision import read_media
 from steptime.physics.step import ledger_of_step
+from tests.conftest import CHOICE_ALONE
 
 MODEL, SYSTEM, TEXT = "qwen3-vl-8b-instruct", "hgx-h100", 500
 SEEING = st.with_images(MODEL, "1024x1024", text=TEXT)
@@ -80,7 +81,7 @@ def test_drafts_run_no_tower():
 def test_a_plan_with_images_costs_more_than_one_of_as_many_tokens_of_text(closed_forms):
     limits = st.Slo(tpot=0.05, ttft=2)
     work = st.Workload(input_tokens=TOKENS, output_tokens=100)
-    seeing, text = (st.plan(model, SYSTEM, work, limits, chips=1, alternatives=False) for model in (SEEING, MODEL))
+    seeing, text = (st.plan(model, SYSTEM, work, limits, chips=1, **CHOICE_ALONE) for model in (SEEING, MODEL))
     assert text.usd_per_million_output_tokens < seeing.usd_per_million_output_tokens < 2 * text.usd_per_million_output_tokens
     assert any("1 image of 1024x1024" in words for words in seeing.warnings)
 

@@ -198,12 +198,12 @@ def test_how_many_runs_were_in_their_range_is_told_by_kind():
     def words(on, vendor="NVIDIA", drafts=False, pools=False):
         return interval_coverage_words(on, machine(vendor=vendor), drafts=drafts, pools=pools)
 
-    every = "90% of 1,234 left-out runs"
+    every = "90 % of 1,234 left-out runs"
     assert words(one) == words(both) == (every,)
-    assert (words(one, "AMD"), words(both, "AMD")) == ((every,), (every, "75% of 12 on AMD chips"))
+    assert (words(one, "AMD"), words(both, "AMD")) == ((every,), (every, "75 % of 12 on AMD chips"))
     # Of a vendor without a count nothing is said; of a kind of runs, that there is none.
     assert words(both, "Intel") == (every,)
-    assert words(one, drafts=True) == (every, "80% of 20 with speculative tokens")
+    assert words(one, drafts=True) == (every, "80 % of 20 with speculative tokens")
     pools = f"no run with separate pools was measured with {one.name}"
     assert words(one, pools=True) == words(one, drafts=True, pools=True) == (every, pools)
     assert words(engine()) == ()

@@ -84,10 +84,10 @@ def test_equations_carry_their_numbers():
     assert text[3].startswith("time per token = (1 - f) x ")
     value, unit = text[3].rpartition("= ")[2].split()
     assert float(value) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit] == pytest.approx(0.5 * step + 0.5 * mixed, rel=0.01)
-    assert text[4] == "prefill queue: 4 slots for a chunk per step, in use for 25.0% of the time"
+    assert text[4] == "prefill queue: 4 slots for a chunk per step, in use for 25.0 % of the time"
     assert len(text) == 5
     alone = equations(one_matrix(), replace(pool(), chunk_share=0.64), WORK, utilisation=0.9)
-    assert alone[4] == "prefill queue: 1 slot for a chunk per step, in use for 90.0% of the time"
+    assert alone[4] == "prefill queue: 1 slot for a chunk per step, in use for 90.0 % of the time"
 
 
 @pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
@@ -104,10 +104,10 @@ def test_lines_of_a_plan_add_up_to_the_steps_of_its_pools(mode):
 def test_equations_of_groups_and_stages():
     text = equations(one_matrix(), pool(mixed=False, batch=66, dp=4, pp=3, microbatches=3), WORK, utilisation=0.0)
     assert text[0] == "batch 66 = 17 sequences x 4 data-parallel ranks, in 3 micro-batches"
-    assert text[-1] == "the fullest of 3 stages contains 40.0% of the layers"
+    assert text[-1] == "the fullest of 3 stages contains 40.0 % of the layers"
     assert len(text) == 3
     two = equations(one_matrix(), pool(mixed=False, pp=2), WORK, utilisation=0.0)
-    assert two[-1] == "the fullest of 2 stages contains 50.0% of the layers"
+    assert two[-1] == "the fullest of 2 stages contains 50.0 % of the layers"
 
 
 STEM = (

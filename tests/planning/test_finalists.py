@@ -38,7 +38,7 @@ from steptime.planning.session_hits import SessionCase
 from steptime.planning.session_loop import FIRST_TURNS, TURNS
 from steptime.planning.simulated_rate import Run
 from steptime.workload.sessions import PRESETS
-from tests.conftest import engine
+from tests.conftest import CHOICE_ALONE, engine
 from tests.planning.cases import case
 
 NO_WAITS = Run(rate=1.0, ttft=0.0, tpot=0.0, mean_ttft=0.0, mean_tpot=0.0, batch=0.0, busy=(0.0,), worst=0.0)
@@ -221,7 +221,7 @@ def test_large_pools_whose_steps_are_too_slow_are_tried_with_fewer_slots(readers
 def test_the_best_pools_of_many_chips_are_those_of_fewer_chips():
     """Without these neighbours 32 chips serve a seventh less per chip than 64, and less than they serve in one pool."""
     loads = {"workload": st.Workload(input_tokens=4000, output_tokens=500, input_spread=1.0, output_spread=1.0)}
-    loads |= {"slo": st.Slo(tpot=1 / 50, ttft=0.5), "percentile": "p99", "alternatives": False, "elasticities": False}
+    loads |= {"slo": st.Slo(tpot=1 / 50, ttft=0.5), "percentile": "p99"} | CHOICE_ALONE
     rates = {
         chips: st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=chips, **loads).requests_per_second / chips
         for chips in (32, 64)

@@ -160,7 +160,7 @@ def test_a_model_that_fits_nowhere_says_by_how_much():
     model = st.load_model("llama-3.1-405b")
     with pytest.raises(DoesNotFit, match=r"weights take 812 GB, the chips hold 684 GB, 128 GB too little\. With --chips 16"):
         closed_plan(model, st.load_system("hgx-h100"), CHAT, engine="ideal", alternatives=False)
-    with pytest.raises(DoesNotFit, match=r"hold 614 GB \(vllm uses 92% of 684 GB, 15.4 GB of it for buffers\), 198 GB too"):
+    with pytest.raises(DoesNotFit, match=r"hold 614 GB \(vllm uses 92 % of 684 GB, 15.4 GB of it for buffers\), 198 GB too"):
         closed_plan(model, st.load_system("hgx-h100"), CHAT, alternatives=False)
     systems = [st.load_system(name) for name in ("hgx-h100", "gb200-nvl72", "hgx-h200")]
     system, chips = smallest_system(model, systems)

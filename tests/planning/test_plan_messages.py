@@ -350,7 +350,7 @@ def test_of_several_choices_those_are_to_blame_without_which_there_is_a_plan():
 def test_a_chunk_of_separate_pools_is_told_with_what_one_pool_serves():
     """3 of 4 requests/s."""
     shared = made(requests_per_second=3.0)
-    assert "serve 75% of these requests" in plan_messages.chunk_without_effect(made(requests_per_second=4.0), shared)
+    assert "serve 75 % of these requests" in plan_messages.chunk_without_effect(made(requests_per_second=4.0), shared)
     missed = plan_messages.chunk_without_effect(made(requests_per_second=4.0), replace(shared, feasible=False))
     assert missed.startswith("no aggregated layout meets the limits with this --chunk")
 

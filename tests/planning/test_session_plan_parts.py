@@ -278,7 +278,7 @@ def test_a_load_beyond_the_limit_makes_a_plan_infeasible():
 def test_a_plan_that_counts_less_than_its_tiers_hold_says_so():
     plan = replace(made(ttft=1.0, mean_ttft=1.0), workload=replace(WORK, cached_share=0.5))
     (words,) = with_loads(plan, st.Slo(), hits(0.75), 0.0).warnings
-    assert words.startswith("the plan counts 50% of the prompt tokens as cached, and its tiers hold 75%")
+    assert words.startswith("the plan counts 50 % of the prompt tokens as cached, and its tiers hold 75 %")
     assert with_loads(plan, st.Slo(), hits(0.52), 0.0).warnings == ()
     assert with_loads(plan, st.Slo(), hits(0.75, is_replayed=True), 0.0).warnings == ()
 
@@ -390,7 +390,7 @@ def test_whole_plans_that_meet_no_limit_count_fewer_hits(chosen):
     assert case.asked == pytest.approx([0.8, 0.4, 0.2, 0.1, 0.0])
     assert (found.feasible, found.slo) == (False, case.slo)
     assert found.reason.startswith(UNSETTLED)
-    assert "has 25% at the rate" in found.reason
+    assert "has 25 % at the rate" in found.reason
     assert whole_plan(case, (), Estimate(0.8, 0.0, -1.5, math.nan)).reason == UNSETTLED
     # A share that is almost none is not halved.
     small = Shares(lambda share: 0.2, lambda share: False)

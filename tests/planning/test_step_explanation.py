@@ -80,12 +80,12 @@ def test_equations_of_steps_with_chunks_and_speculative_tokens_have_their_number
     assert "/ ((output - 1) / accepted) = 7.5 x 1 / 125 = 0.060: 1.5 in each mixed step," in lines[2]
     assert lines[2].endswith("the share f = 0.250")
     assert lines[3] == "time per step = (1 - f) x 10.0 ms + f x 30.0 ms = 15.0 ms"
-    assert lines[4] == "prefill queue: 4 slots for a chunk per step, in use for 50.0% of the time"
+    assert lines[4] == "prefill queue: 4 slots for a chunk per step, in use for 50.0 % of the time"
     assert lines[6] == "time per token = 15.0 ms / 1.6 = 9.38 ms"
     plain = equations(MODEL, replace(pool, mixed=None, layout=Layout(microbatches=2), batch=1), WORK, utilisation=0.5)
     assert plain == ["batch 1 = 1 sequence x 1 data-parallel rank, in 2 micro-batches", lines[1]]
     staged = equations(MODEL, replace(pool, mixed=None, layout=Layout(pp=2), batch=1), WORK, utilisation=0.5)
-    assert staged[-1] == "the fullest of 2 stages contains 50.0% of the layers"
+    assert staged[-1] == "the fullest of 2 stages contains 50.0 % of the layers"
 
 
 def test_a_roofline_has_the_share_of_each_call_and_of_the_bandwidth():

@@ -14,6 +14,7 @@ from steptime.scaling.lifetime_compute import Demand, read_target
 from steptime.scaling.model_sizing import budget
 from steptime.scaling.scaling_laws import tokens_for
 from steptime.scaling.sizing_on_system import Serving, model_config, per_layer, shaped, training_cost
+from tests.conftest import CHOICE_ALONE
 
 WORK = st.Workload(input_tokens=2048, output_tokens=512)
 SERVING = Serving(
@@ -71,7 +72,7 @@ def test_what_is_told_was_planned_and_trained(system, monkeypatch, closed_forms)
     serving = replace(SERVING, system=system)
     machine = budget("llama-3.1-8b@15T", DEMAND, law="epoch", machine=serving).machine
     one = next(one for one in machine.sizes if one.params == machine.params)
-    plan = st.plan(shaped(one.params, 1, 1, "fp8", "fp8"), system, WORK, SERVING.slo, alternatives=False, elasticities=False)
+    plan = st.plan(shaped(one.params, 1, 1, "fp8", "fp8"), system, WORK, SERVING.slo, **CHOICE_ALONE)
     assert one.usd_per_request == pytest.approx(float(plan.usd_per_request))
     assert machine.serving_usd == pytest.approx(float(plan.usd_per_request) * 200e12 / 2560)
     run = st.train(shaped(one.params), "hgx-h100", chips=one.training_chips, seq=8192, batch=2048, tokens=one.tokens,

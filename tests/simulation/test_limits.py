@@ -57,10 +57,10 @@ def test_a_quantile_is_held_to_its_limit(limits, quantile, verdict):
 def test_what_it_rests_on_is_said_with_the_limit_that_is_missed():
     found = judge(run(), st.Slo(ttft=0.2, tpot=0.1))
     assert found.why == "first token 500 ms > 200 ms; time per token 50.0 ms ≤ 100 ms (10.0 tok/s)"
-    assert found.count == "630 of 1,000 requests (63.0%) meet all limits"
+    assert found.count == "630 of 1,000 requests (63.0 %) meet all limits"
     assert judge(run(within_limits=0.0), st.Slo(ttft=0.2)).count == "0 of 1,000 requests meet all limits"
     assert judge(run(within_limits=1e-3, sent=10_000), st.Slo()).within == 10
-    assert "fewer than 0.1%" in judge(run(within_limits=1e-4, sent=10_000), st.Slo()).count
+    assert "fewer than 0.1 %" in judge(run(within_limits=1e-4, sent=10_000), st.Slo()).count
 
 
 def test_a_queue_that_grows_meets_no_limit():
@@ -73,7 +73,7 @@ def test_a_queue_that_grows_meets_no_limit():
 def test_no_more_are_rejected_than_the_quantile_leaves_out(quantile, verdict):
     found = judge(run(served=960, rejected=40, rejected_why="too long"), st.Slo(ttft=1), quantile)
     assert found.verdict == verdict
-    assert ("4.0% rejected: too long" in found.why) is (verdict == MISSED)
+    assert ("4.0 % rejected: too long" in found.why) is (verdict == MISSED)
     assert judge(run(served=0, rejected=1000), st.Slo(), quantile).verdict == MISSED
 
 

@@ -14,6 +14,7 @@ from steptime.errors import RangeError
 from steptime.simulation.max_rate import find_clients, find_rate, find_scale, highest_load, run_until_settled
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.workload.traffic import repeated_share, scaled, with_sessions
+from tests.conftest import CHOICE_ALONE
 
 SIZES = {"inputs": st.Lengths(mean=512), "outputs": st.Lengths(mean=64)}
 LIMITS = st.Slo(ttft=0.3, tpot=0.02)
@@ -121,7 +122,7 @@ def test_a_replay_of_many_replicas_serves_the_rate_that_eight_of_them_serve():
     """8-token outputs on 72 replicas: 4,000 requests end while the replicas fill."""
     deployment = st.plan(
         "gpt-oss-120b", "gb200-nvl72", workload=st.Workload(input_tokens=32_000, output_tokens=8, cached_share=0.99),
-        slo=st.Slo(ttft=10.0), percentile="p99",
+        slo=st.Slo(ttft=10.0), percentile="p99", **CHOICE_ALONE,
     )  # fmt: skip
     assert st.replay(deployment).rate == pytest.approx(deployment.requests_per_second)
 

@@ -88,7 +88,7 @@ def test_a_name_that_loads_nothing_says_what_to_give(plan):
 def test_requests_beyond_the_models_context_are_replayed_as_they_were_planned():
     """Mixtral's config states 32,768 tokens; the plan warns, and its replay serves what was planned."""
     workload = equal_requests(input_tokens=40_000, output_tokens=200)
-    found = st.plan("mixtral-8x7b", "hgx-h100", workload, st.Slo(tpot=1 / 15, ttft=20), alternatives=False)
+    found = st.plan("mixtral-8x7b", "hgx-h100", workload, st.Slo(tpot=1 / 15, ttft=20), **CHOICE_ALONE)
     assert any("exceed the model's context of 32,768" in warning for warning in found.warnings)
     answers = compare(found, requests=300)
     assert answers.steady
@@ -125,7 +125,7 @@ def test_a_plan_whose_limits_hold_at_no_rate_is_refused(plan):
     found = st.replay(tight, requests=200)
     assert not found.good
     assert "with random arrivals the limits are not met at p90, down to" in found.reason
-    assert "(9% of the plan's" in found.reason
+    assert "(9 % of the plan's" in found.reason
     assert "> 1.00 ms" in found.reason
     assert not found.limits.is_met
 

@@ -656,7 +656,7 @@ def test_a_plan_replayed_keeps_its_limits_at_a_lower_rate(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.02, ttft=1.0)
     for mode in ("aggregated", "disaggregated"):
-        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal", alternatives=False)
+        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal", **CHOICE_ALONE)
         rate = plan.requests_per_second
         found = replay_pools(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
         assert found.good

@@ -141,7 +141,7 @@ def test_a_table_with_a_large_error_has_a_note(dense, monkeypatch):
     assert not dense.note
     assert "note" not in dense.headline()[1]
     wrong = replace(dense, error=0.034)
-    assert "3.4%" in wrong.note
+    assert "3.4 %" in wrong.note
     assert wrong.headline()[1]["note"] == wrong.note == wrong.to_dict()["note"]
     monkeypatch.setattr(step_predictor, "PROMISED", 0.0)
     words = ["predictor", "llama-3.1-8b", "hgx-h100", "--max-batch", "16", "--max-tokens", "512", "--max-context", "4096"]

@@ -17,7 +17,7 @@ from steptime.planning.two_systems import LikelyPair
 from steptime.sweeps import ranking
 from steptime.sweeps.ranking import Ranking, Standing, _placed, compare
 from steptime.workload.sessions import PRESETS
-from tests.conftest import each
+from tests.conftest import CHOICE_ALONE, each
 
 WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=2)
 NAMES = ["hgx-h100", "hgx-b200", "l4-8", "hgx-h20"]
@@ -33,7 +33,7 @@ def found() -> Ranking:
 @pytest.mark.slow
 def test_each_stands_where_its_own_plan_puts_it(found, closed_forms):
     for one in found.standings:
-        plan = st.plan("llama-3.3-70b", one.system, WORK, SLO, alternatives=False)
+        plan = st.plan("llama-3.3-70b", one.system, WORK, SLO, **CHOICE_ALONE)
         assert one.feasible == plan.feasible
         if one.feasible:
             assert one.usd_per_million_output_tokens == pytest.approx(plan.usd_per_million_output_tokens, nan_ok=True)
@@ -118,7 +118,7 @@ def test_engines_and_formats_on_both_of_the_first_two():
     found = compare("llama-3.3-70b", ["hgx-h100", "hgx-h200"], WORK, SLO)
     told = [words for words in found.flips if words.startswith("engine: with sglang on both")]
     costs = sorted(
-        st.plan("llama-3.3-70b", one.system, WORK, SLO, engine="sglang", alternatives=False).usd_per_million_output_tokens
+        st.plan("llama-3.3-70b", one.system, WORK, SLO, engine="sglang", **CHOICE_ALONE).usd_per_million_output_tokens
         for one in found.standings
     )
     assert len(told) == 1
@@ -126,7 +126,7 @@ def test_engines_and_formats_on_both_of_the_first_two():
     (fp8,) = [words for words in found.flips if words.startswith("format: with --weights fp8 on both: ")]
     small = st.load_model("llama-3.3-70b", weights="fp8")
     for one in found.standings:
-        cost = st.plan(small, one.system, WORK, SLO, alternatives=False).usd_per_million_output_tokens
+        cost = st.plan(small, one.system, WORK, SLO, **CHOICE_ALONE).usd_per_million_output_tokens
         assert usd(cost) in fp8
     one = compare("llama-3.3-70b", ["hgx-h100", "hgx-h200"], WORK, SLO, engine="sglang")
     assert not any(words.startswith("engine") for words in one.flips)
@@ -136,7 +136,7 @@ def test_engines_and_formats_on_both_of_the_first_two():
 def test_any_number_of_chips_is_the_cheapest_of_them():
     (one,) = compare("llama-3.1-8b", "hgx-h100", WORK, SLO, chips="any").standings
     counts = (1, 2, 4, 8, 16, 32, 64)
-    costs = {n: st.plan("llama-3.1-8b", "hgx-h100", WORK, SLO, chips=n, alternatives=False) for n in counts}
+    costs = {n: st.plan("llama-3.1-8b", "hgx-h100", WORK, SLO, chips=n, **CHOICE_ALONE) for n in counts}
     assert one.usd_per_million_output_tokens == min(plan.usd_per_million_output_tokens for plan in costs.values())
     assert costs[one.chips].usd_per_million_output_tokens == one.usd_per_million_output_tokens
 
@@ -164,10 +164,10 @@ def test_the_first_of_many_pairs_have_whole_searches(monkeypatch):
     names = ["hgx-h100", "hgx-b200", "l4-8"]
     many = compare("llama-3.1-8b", names, WORK, SLO)
     assert [standing.quick for standing in many.priced] == [False, True, True]
-    first = st.plan("llama-3.1-8b", many.priced[0].system, WORK, SLO, alternatives=False, elasticities=False)
+    first = st.plan("llama-3.1-8b", many.priced[0].system, WORK, SLO, **CHOICE_ALONE)
     assert many.priced[0].cost == pytest.approx(first.usd_per_million_output_tokens)
     for standing in many.priced[1:]:
-        plan = st.plan("llama-3.1-8b", standing.system, WORK, SLO, quick=True, alternatives=False, elasticities=False)
+        plan = st.plan("llama-3.1-8b", standing.system, WORK, SLO, quick=True, **CHOICE_ALONE)
         assert standing.cost == pytest.approx(plan.usd_per_million_output_tokens)
     few = compare("llama-3.1-8b", names[:2], WORK, SLO)
     assert not any(standing.quick for standing in few.standings)

@@ -90,7 +90,7 @@ def _ask(card: "Card", place: str) -> bool:
 
     console = make_console()
     console.print(
-        Text.assemble((f"Card {card.number} ({place}): ", "bold"), card.question), f"  {card.statement.name}?", sep="\n"
+        Text.assemble((f"Card {card.number} ({place}): ", "bold"), card.question), f"  Number: {card.statement.name}.", sep="\n"
     )
     try:
         answer = input("> ").strip()

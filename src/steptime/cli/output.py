@@ -26,6 +26,7 @@ from steptime.errors import DataFileError, InputError, escape_controls, install_
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from steptime.hardware.system import System
     from steptime.models.model import Model
     from steptime.result_base import Result, Tabular
 
@@ -35,6 +36,12 @@ NARROWEST = 30
 UNBROKEN = re.compile(r"(?:`[^`]*`|(?<!\w)'[^']*'|\S)+")
 # Time before a message about long work, in s.
 SOON = 2.0
+# Functions that numba compiles by themselves: module, name, and the part of the simulator.
+COMPILED_PARTS = (
+    ("event_loop", "serve", "the simulator"),
+    ("event_loop", "serve_pipeline", "the simulator of pipeline stages"),
+    ("session_cache", "_serve_events", "the simulator of sessions"),
+)
 # Replacements for characters that an encoding such as ASCII lacks.
 GLYPHS = {
     "█": "#", "▓": "%", "▒": "+", "░": ".", "━": "=", "─": "-", "│": "|", "■": "#", "◆": "*", "●": "o", "…": "...", "µ": "u",
@@ -175,6 +182,19 @@ def say_release(model: Model) -> None:
     for note in model.notes:
         if SHAPE_NOTE in note:
             say(f"Note: {note}")
+
+
+def say_system(name: str, system: System) -> None:
+    """Print on standard error which system a name stands for, where it is a name of a chip or of a similar system.
+
+    Args:
+        name: The name on the command line.
+        system: The system.
+    """
+    from steptime.catalog.data_files import folded
+
+    if folded(name) != folded(system.name) and not Path(name).exists():
+        say(f"Note: {name} stands for {system.name} with {system.chips:,} chips; --chips sets another number")
 
 
 def say(words: str) -> None:
@@ -425,16 +445,13 @@ def wrote(path: str, content: str, *, replaced: bool = False) -> None:
 
 
 @contextmanager
-def patience(
-    words: str, seconds: float | None = None, *, unless: Callable[[], bool] | None = None, then: str = ""
-) -> Iterator[None]:
+def patience(words: str | Callable[[], str], seconds: float | None = None, *, then: str = "") -> Iterator[None]:
     """Print a message on standard error if the block takes long.
 
     Args:
-        words: The message.
+        words: The message, or a function that returns it when it is due; "" while none is needed.
         seconds: Time before the message, in s; None is `SOON`.
-        unless: Function that returns whether the message is not needed; None always prints it.
-        then: Message once `unless` holds after `words` was printed, with the seconds since the start for {}; then a last line
+        then: Message once a printed message is no longer needed, with the seconds since the start for {}; then a last line
             gives the time of the whole block. "" prints neither.
 
     Yields:
@@ -444,11 +461,11 @@ def patience(
     begin, messages = time.monotonic(), list[str]()
 
     def speak(*_: Any) -> None:
-        is_needed = unless is None or not unless()
-        message = words if is_needed and not messages else then if messages == [words] and not is_needed else ""
-        if message:
+        now = words if isinstance(words, str) else words()
+        message = now or (then.format(f"{time.monotonic() - begin:.0f} s") if len(messages) == 1 else "")
+        if message and message not in messages:
             messages.append(message)
-            say(message if message == words else message.format(f"{time.monotonic() - begin:.0f} s"))
+            say(message)
 
     def finish() -> None:
         if then and messages:
@@ -475,6 +492,16 @@ def patience(
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     finish()
+
+
+def compiled_part() -> str:
+    """Say which part of the simulator numba compiles at the moment; "" if none, as while it loads compiled code from disk."""
+    # The alarm that asks may come while a module is imported: then it has no function yet.
+    for module, name, part in COMPILED_PARTS:
+        function: Any = getattr(sys.modules.get(f"steptime.simulation.{module}"), name, None)
+        if hasattr(function, "stats") and function.stats.cache_misses and not function.signatures:
+            return f"compiling {part}, once (about 20 seconds)"
+    return ""
 
 
 @contextmanager

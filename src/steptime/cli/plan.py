@@ -1,6 +1,5 @@
 """The commands `steptime plan` and `steptime fleet`: a deployment of one model, and of several."""
 
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +9,12 @@ from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, length
 from steptime.cli.output import (
     check_folder,
     check_outputs,
+    compiled_part,
     make_console,
     patience,
     print_json,
     reported,
+    say_system,
     write_csv,
     write_folder,
 )
@@ -161,16 +162,11 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         raise typer.Exit(1)
 
 
-def _is_compiling() -> bool:
-    """Return whether the simulator is imported and has no compiled code yet."""
-    # The alarm that asks may come while the module is imported: then it has no function yet.
-    serve = getattr(sys.modules.get("steptime.simulation.event_loop"), "serve", None)
-    return serve is not None and not serve.signatures
-
-
 def _planned(values: dict[str, Any], output: PlanOutput) -> tuple[Planned, tuple[str, ...]]:
     """Search for the cheapest deployment, and simulate it with `--simulate`; with the engines that --launch names."""
     _, model, system, engine, _ = bind_plan(values)
+    if values.get("chips") is None:
+        say_system(values["system"], system)
     second = read_prefill_system(values)
     if output.launch is not None and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
@@ -180,7 +176,7 @@ def _planned(values: dict[str, Any], output: PlanOutput) -> tuple[Planned, tuple
     try:
         # The search goes on after the compilation: silence would look as if it hung.
         then = "compiled after {}; now searching, with simulations"
-        with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: not _is_compiling(), then=then):
+        with patience(compiled_part, then=then):
             deployment = solve(values)
     except DoesNotFit as problem:
         raise DoesNotFit(f"{problem}{_smallest_system_hint(model, values.get('catalog'))}") from None

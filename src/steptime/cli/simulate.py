@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, not_empty, option
-from steptime.cli.output import make_console, patience, print_json, reported, say, say_release, write_csv, wrote
+from steptime.cli.output import compiled_part, make_console, patience, print_json, reported, say, say_release, write_csv, wrote
 from steptime.errors import NUMBA_MISSING, InputError, RangeError
 from steptime.questions.simulate_question import SIMULATE, TRAFFIC, Setup, SimulateInputs, setup
 
@@ -33,10 +33,8 @@ def compiling() -> Iterator[None]:
     Yields:
         Nothing.
     """
-    from steptime.simulation import event_loop
-
     # numba caches the compiled code on disk, so that the next run starts at once.
-    with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: bool(event_loop.serve.signatures)):  # type: ignore[attr-defined]
+    with patience(compiled_part, then="compiled after {}; now simulating"):
         yield
 
 

@@ -100,7 +100,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
     console = make_console()
     shown_timeline = timeline if output.full else None
-    launcher = output.launch or first_capable_stack(model, training.job, training.step.layout, system)
+    launcher = "" if lines else first_capable_stack(model, training.job, training.step.layout, system)
     console.print(training_view(training, system, shown_timeline, console.width, full=output.full, launcher=launcher))
     if not (output.full or output.explain or scaled):
         tables = "--full (memory, time, schedule)"

@@ -36,7 +36,7 @@ from steptime.cli.output import (
     writing,
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, escape_controls
-from steptime.units import counted
+from steptime.units import counted, percent
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -483,6 +483,6 @@ def _verdict(watched: "Watched") -> str:
     if not math.isfinite(watched.factor):
         return f"Drifted: {watched.drifted}."
     return (
-        f"Drifted: {watched.drifted}, {watched.factor:.2f} times its predicted time; it explains {watched.explained:.0%} of "
-        "the squared deviations of TPOT."
+        f"Drifted: {watched.drifted}, {watched.factor:.2f} times its predicted time; it explains "
+        f"{percent(watched.explained)} of the squared deviations of TPOT."
     )

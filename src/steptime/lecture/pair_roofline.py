@@ -29,7 +29,7 @@ from steptime.questions.declaration import Answer as QuestionAnswer
 from steptime.questions.declaration import bind, count, inputs_from, question_of_result
 from steptime.questions.subject import PricedSubject, read_subject
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.units import MILLION, show
+from steptime.units import MILLION, percent, show
 
 # Balance R of the lecture, section 3.
 SPOKEN_BALANCE: Final = 300.0
@@ -304,8 +304,8 @@ def _notes(pair: Pair, front: Front, rent: float) -> Iterator[str]:
     if pair.experts > 1:
         touched = weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.active_experts)
         yield (
-            f"a batch of one reads only {float(touched) / pair.total:.1%} of the weights: the closed forms of the shortest "
-            "step and of batch 1 are too high"
+            f"a batch of one reads only {percent(float(touched) / pair.total, 1)} of the weights: the closed forms of the "
+            "shortest step and of batch 1 are too high"
         )
     if math.isinf(pair.best_batch):
         yield "above L*, no batch is compute-bound (B*: none): the largest batch that fits is the cheapest"

@@ -23,6 +23,7 @@ from steptime.errors import InputError, install_hint, short_repr
 from steptime.models.config import Config
 from steptime.models.family_registry import refuse
 from steptime.models.model import Attention, Checkpoint, Layer, Model, Op, matmul_flops_per_token, stored_formats
+from steptime.units import percent_change
 
 # Names of the number of experts per token.
 TOP_K_FIELDS: Final = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
@@ -510,7 +511,8 @@ def _notes(transformers: Any, tree: Tree, model: Model, traced: float) -> tuple[
     deviation = traced / counted_flops - 1 if counted_flops else 0.0
     checked = "the FLOPs of a traced prompt agree with its matrices"
     if abs(deviation) > AGREES:
-        checked = f"the FLOPs of a traced prompt differ by {deviation:+.1%} from its matrices, because mixers run as matrices"
+        change = percent_change(deviation)
+        checked = f"the FLOPs of a traced prompt differ by {change} from its matrices, because mixers run as matrices"
     return (
         f"{summary}; {checked}",
         "states and convolutions are counted in bytes, not in FLOPs; chips can share KV heads only",

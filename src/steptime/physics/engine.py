@@ -40,6 +40,7 @@ from steptime.physics.engine_parameters import (
 from steptime.physics.engine_releases import SAMPLINGS, TOP_P, Release, read_releases, select_release
 from steptime.physics.expert_kernels import ExpertFactor, ExpertKernel, read_factors
 from steptime.result_base import Result, in_words
+from steptime.units import percent
 
 # Times for which the host launches steps with prompts.
 LAUNCHES = ("seconds_per_launched_layer", "seconds_per_launched_kernel", "seconds_per_launched_latent_layer")
@@ -95,7 +96,7 @@ class Engine(Result):
             "matrices": kernels.compute_efficiency,
             "network": kernels.network_efficiency,
         }
-        reached = ", ".join(f"{name} {in_words(share, '{:.0%}'.format)}" for name, share in shares.items())
+        reached = ", ".join(f"{name} {in_words(share, percent)}" for name, share in shares.items())
         figures = {"reaches of peak": reached}
         if self.fit.get("runs"):
             figures["fitted to"] = f"{self.fit['runs']:,} measured runs"

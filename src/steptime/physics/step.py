@@ -72,7 +72,7 @@ from steptime.physics.time_ledger import Clock, Entry, accumulate
 from steptime.physics.vision_encoder import tower_passes
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import PART_NAMES, in_colours, stacked
-from steptime.units import show
+from steptime.units import percent, show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,9 @@ def _largest(parts: Mapping[str, Number], total: float, limit: int = 3) -> str:
     """Write the largest parts with their shares."""
     sums = sorted(((float(np.sum(value)) / total, name) for name, value in parts.items()), reverse=True)
     omitted = len(sums) - limit
-    return ", ".join(f"{name} {share:.0%}" for share, name in sums[:limit]) + (f" and {omitted} more" if omitted > 0 else "")
+    return ", ".join(f"{name} {percent(share)}" for share, name in sums[:limit]) + (
+        f" and {omitted} more" if omitted > 0 else ""
+    )
 
 
 def _worded(name: str) -> str:

@@ -66,6 +66,7 @@ from steptime.physics.engine import (
 from steptime.physics.layout import NAMES, Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.physics.step import Step, first_step, mixed_step
+from steptime.units import percent
 
 # Largest replica in the fitted runs, in chips.
 LARGEST_MEASURED: Final = 8
@@ -450,7 +451,7 @@ def interval_coverage_words(engine: Engine, system: System, *, drafts: bool, poo
     ):
         if is_relevant and kind in table:
             share, runs = table[kind]
-            words.append(f"{share:.0%} of {runs:,.0f} {label}")
+            words.append(f"{percent(share)} of {runs:,.0f} {label}")
         elif is_relevant and kind != vendor:
             words.append(f"no run {label} was measured with {engine.name}")
     return tuple(words)

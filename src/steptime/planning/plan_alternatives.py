@@ -28,6 +28,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate,
 from steptime.planning.plan_result import Alternative, Plan
 from steptime.planning.plan_search import AS_CHEAP, held_by, lawful, ranked, search
 from steptime.planning.refinement import Peak, best, served_by
+from steptime.units import percent
 from steptime.workload.workload import DRAFTED_BY, NONE, Speculation, known_draftings
 
 # Factor on each axis within which layouts count as near the chosen one.
@@ -144,7 +145,7 @@ def alternative_sentence(plan_: Plan) -> str:
         return ""
     money = math.isfinite(plan_.usd_per_million_output_tokens)
     share = alternative.saving if money else 1 / (1 - alternative.saving) - 1
-    gain = f"{100 * share:.0f} % {'cheaper' if money else 'more output per chip'}"
+    gain = f"{percent(share)} {'cheaper' if money else 'more output per chip'}"
     option = f" ({alternative.option})" if alternative.option else ""
     hangs = f", {alternative.caveat}" if alternative.caveat else ""
     return f" The best alternative is {alternative.words}{option}: about {gain}{hangs}."

@@ -41,6 +41,7 @@ from steptime.planning.refinement import evaluate_occupancy, first_token_of, mat
 from steptime.planning.slo_probability import percentile_ratio
 from steptime.planning.steady_state import State, decode_pool, mean_context
 from steptime.planning.two_systems import pair_warning
+from steptime.units import percent
 from steptime.workload.workload import NONE, Slo, decode_steps, drafting_warnings
 
 # Factor on the sequences in flight where closed forms have no finite wait, and how often it applies.
@@ -151,8 +152,8 @@ def _few_requests_warning(error: float) -> tuple[str, ...]:
     if not error >= LARGE_ERROR:
         return ()
     return (
-        f"the mean time per token rests on few requests with long waits: its standard error in the simulation is {error:.0%}; "
-        "a limit at a percentile is met more certainly (--percentile p90)",
+        f"the mean time per token rests on few requests with long waits: its standard error in the simulation is "
+        f"{percent(error)}; a limit at a percentile is met more certainly (--percentile p90)",
     )
 
 

@@ -28,7 +28,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned, Pl
 from steptime.planning.plan_result import Plan, best_change, mean_resources
 from steptime.planning.plan_search import fitting, prefill_room, ranked, search
 from steptime.planning.steady_state import MOST_UTILISED
-from steptime.units import counted, show
+from steptime.units import counted, percent, show
 from steptime.workload.workload import Slo
 
 # Engine with runs on machines on a desk.
@@ -94,7 +94,7 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     leading = sorted(resources, key=lambda name: -resources[name])[:2]
     time_shares = [(resources[name] / total, WAITS.get(name, name)) for name in leading if resources[name] > 0.05 * total]
     shares = " and ".join(
-        f"{100 * share:.0f} %{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(time_shares)
+        f"{percent(share)}{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(time_shares)
     )
     rented = math.isfinite(float(case.rent))
     step = "step" if server.role == "serve" else "decode step"
@@ -108,7 +108,7 @@ def why(case: PlanProblem, deployment: Plan) -> str:
         return text + f" No single hardware figure, 10 % better, would {'lower the cost' if rented else 'raise the output'}."
     name, saving = change
     better = BETTER.get(name, f"10 % more {IN_WORDS.get(name, name)}")
-    gain = f"{100 * saving:.1f} % cheaper" if rented else f"{100 * saving / (1 - saving):.1f} % more requests per second"
+    gain = f"{percent(saving, 1)} cheaper" if rented else f"{percent(saving / (1 - saving), 1)} more requests per second"
 
     # More than 10 % of output for 10 % of a figure: faster steps alone cannot explain it.
     explained = 100 * (1 - 1 / NUDGE) if rented else 100 * (NUDGE - 1)
@@ -135,7 +135,7 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
         "speed": show(1 / case.limits.tpot, "tok/s"),
         "slots": counted(deployment.pools[-1].max_num_seqs, "slot"),
         "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
-        "busiest": f"{100 * MOST_UTILISED:.0f} %",
+        "busiest": percent(MOST_UTILISED),
         "same": "cost the same per token" if rented else "bring no more output",
     }
     return ", and ".join(words[name].format(**values) for name in deployment.binding)
@@ -374,8 +374,8 @@ def chunk_without_effect(deployment: Plan, shared: Plan) -> str:
         return "no aggregated layout meets the limits with this --chunk; separate pools prefill whole prompts"
     share = shared.requests_per_second / deployment.requests_per_second
     return (
-        f"separate pools prefill whole prompts, so that --chunk has no effect; aggregated layouts with it serve {share:.0%} of "
-        "these requests (--mode aggregated)"
+        f"separate pools prefill whole prompts, so that --chunk has no effect; aggregated layouts with it serve "
+        f"{percent(share)} of these requests (--mode aggregated)"
     )
 
 
@@ -409,7 +409,7 @@ def does_not_fit(case: PlanProblem) -> str:
     need, have = weight_bytes(case.model), case.chips * capacity
     total = float(case.chips * case.system.chip.capacity)
     buffers = case.chips * float(reserved_per_chip(case.engine, case.system, Layout(tp=case.chips)))
-    share = f"{case.engine.name} uses {float(case.engine.room.memory_share):.0%} of {show(total, 'B')}"
+    share = f"{case.engine.name} uses {percent(float(case.engine.room.memory_share))} of {show(total, 'B')}"
     share += f", {show(buffers, 'B')} of it for buffers" * bool(buffers)
     used = "" if have == total else f" ({share})"
     message = (

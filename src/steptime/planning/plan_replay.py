@@ -31,7 +31,7 @@ from steptime.simulation.max_rate import meets, run_until_settled
 from steptime.simulation.run_metrics import Answers, Judged, at_percentile, judge
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
-from steptime.units import in_digits
+from steptime.units import in_digits, percent
 from steptime.workload.sessions import Sessions, draw_sessions, mean_turns
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import NONE, Slo, Speculation, Workload
@@ -80,7 +80,7 @@ class Replay(Result):
         """Why the limits are not met; empty where they are."""
         if self.good:
             return ""
-        share = f"{self.rate / self.planned_rate:.0%} of the plan's {in_digits(self.planned_rate)} requests/s"
+        share = f"{percent(self.rate / self.planned_rate)} of the plan's {in_digits(self.planned_rate)} requests/s"
         lowest = f"{in_digits(self.rate)} requests/s ({share})"
         why = self.limits.why if not self.limits.is_met else "the run is too short"
         return f"with random arrivals the limits are not met {at_percentile(self.percentile)}, down to {lowest}: {why}"

@@ -39,6 +39,7 @@ from steptime.planning.plan_result import Plan, Pool
 from steptime.planning.planner import MODES, plan
 from steptime.planning.session_hits import Flow, SessionCache, SessionCase, TierHits, find_hits, flow_of_sessions, found_tokens
 from steptime.planning.slo_probability import QUANTILES
+from steptime.units import percent
 from steptime.workload.sessions import PRESETS, Sessions, as_workload, held_share, mean_history, mean_turns, turn_shares
 from steptime.workload.workload import Slo, Workload, decode_steps
 
@@ -358,7 +359,7 @@ def _held_words(hit_share: float) -> str:
     """Say what the tiers held in the last plan that met the limits."""
     if math.isnan(hit_share):
         return ""
-    return f" (of the prompt tokens, the prefix cache has {hit_share:.0%} at the rate of the last plan within the limits)"
+    return f" (of the prompt tokens, the prefix cache has {percent(hit_share)} at the rate of the last plan within the limits)"
 
 
 def next_share(low: Trial | None, high: Trial | None, hit_share: float) -> float:
@@ -432,7 +433,9 @@ def with_loads(deployment: Plan, slo: Slo, cache: SessionCache, load: float) -> 
     ends, share = deployment.ttft_range, float(deployment.workload.cached_share)
     warnings = deployment.warnings
     if not cache.is_replayed and not is_small(cache.hit_share - share, share):
-        words = f"the plan counts {share:.0%} of the prompt tokens as cached, and its tiers hold {cache.hit_share:.0%}"
+        words = (
+            f"the plan counts {percent(share)} of the prompt tokens as cached, and its tiers hold {percent(cache.hit_share)}"
+        )
         warnings = (f"{words}: with more in the cache, the cheapest layout is another one, whose tiers hold less", *warnings)
     mean = 0.0 if cache.is_replayed else cache.load_seconds
     deployment = replace(

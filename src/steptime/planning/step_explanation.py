@@ -21,7 +21,7 @@ from steptime.physics.step import ledger_of_step
 from steptime.physics.time_ledger import Entry
 from steptime.planning.plan_result import Pool
 from steptime.planning.steady_state import fresh_tokens, longer_prefix, longest_prefix, mean_context, split_chunks
-from steptime.units import counted, show
+from steptime.units import counted, percent, show
 from steptime.workload.workload import NONE, Speculation, Workload, decode_steps, step_yield
 
 COLLECTIVES = {
@@ -234,7 +234,7 @@ def equations(
             f"{decode_steps(workload, speculation):,.0f} = {load:,.3f}: {pool.chunks_per_mixed_step:,.3g} in each mixed step, "
             f"and a token meets mixed steps with the share f = {share:.3f}",
             f"time per {unit_word} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
-            f"prefill queue: {places_told}, in use for {utilisation:.1%} of the time",
+            f"prefill queue: {places_told}, in use for {percent(utilisation, 1)} of the time",
         ]
     if speculation.drafts and pool.role != "prefill":
         gained = float(step_yield(workload, speculation))
@@ -243,9 +243,8 @@ def equations(
             f"time per token = {show(mean, 's')} / {gained:.3g} = {show(mean / gained, 's')}",
         ]
     if pool.layout.pp > 1:
-        lines.append(
-            f"the fullest of {int(pool.layout.pp)} stages contains {float(stage_share(model, pool.layout)):.1%} of the layers"
-        )
+        layers_share = percent(float(stage_share(model, pool.layout)), 1)
+        lines.append(f"the fullest of {int(pool.layout.pp)} stages contains {layers_share} of the layers")
     return lines
 
 

@@ -63,7 +63,7 @@ from steptime.pricing.price_list import PER_MILLION, PriceList, checked, list_fr
 from steptime.pricing.price_lookup import find_list
 from steptime.pricing.serving_costs import HOPPER
 from steptime.result_base import Result, Tabular, columns_by_key, unit
-from steptime.units import MILLION, show
+from steptime.units import MILLION, percent, show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +397,7 @@ def size(price_list: PriceList, which: str) -> Reading:
         bound=float(active_from_input(base.input / MILLION, priors["dollars"]["usd_per_flop"])),
         bound_held=prior_coverage(which, "bound_held"),
         reason="median of models with open weights at that input price; at the bound, arithmetic at "
-        f"{100 * HALF_BUSY:.0f} % of FP8 peak costs the whole input price",
+        f"{percent(HALF_BUSY)} of FP8 peak costs the whole input price",
     )
 
 
@@ -615,14 +615,14 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
         unidentifiable(
             "kv_bytes_from_levels",
             "KV bytes per token, from input and output price only",
-            f"a regression on input and output price explains {100 * facts['levels_r2']:.0f} % of the variance",
+            f"a regression on input and output price explains {percent(facts['levels_r2'])} of the variance",
             measure="B",
         ),
         unidentifiable(
             "kv_bytes_from_hit",
             "KV bytes per token, from the price of a cache hit",
             f"sellers charge 0.1, 0.2 or 0.5 times the input price: for {facts['hits']} prices, the input price explains "
-            f"{100 * facts['hit_r2']:.0f} % of the variance, and input price plus KV bytes {100 * facts['hit_kv_r2']:.0f} %"
+            f"{percent(facts['hit_r2'])} of the variance, and input price plus KV bytes {percent(facts['hit_kv_r2'])}"
             + (
                 f"; this list charges {base.effective_cache_read / base.input:.3g} times the input price"
                 if base.input > 0 and math.isfinite(base.cache_read)

@@ -30,7 +30,7 @@ from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import TokenCost, cost_on
 from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, unit
-from steptime.units import HOUR, MILLION, show
+from steptime.units import HOUR, MILLION, percent, show
 from steptime.workload.workload import Slo, Workload, limits
 
 # Speed of the proposed fast service over standard, as sellers promise.
@@ -173,7 +173,7 @@ def propose_prices(
         source="computed", grade="given",
     )  # fmt: skip
     notes = (
-        f"prices cover idle time: chips of standard and fast service are assumed busy {100 * busy:.0f} % of the day "
+        f"prices cover idle time: chips of standard and fast service are assumed busy {percent(busy)} of the day "
         f"(reported: {100 * low:.0f} to {100 * high:.0f} %)",
         f"rent {rent_in_words(machine.rent)}",
         f"layout: {base.mode} mode on {base.chips:,} chips, {base.layout_text}",
@@ -238,7 +238,7 @@ class _Maker:
 
     def base_prices(self, memory: tuple[Tier, ...]) -> tuple[list[Line], Rates]:
         """Return the prices of input, output, cached input, cache writes and storage."""
-        multiplier = f"x {self.margin:g} / {100 * self.busy:.0f} % busy"
+        multiplier = f"x {self.margin:g} / {percent(self.busy)} busy"
         costs = {"input": self.base_point.input, "output": self.base_point.output}
         lines = [
             Line(name, cost * self.times, f"chip time of {name} tokens: {usd(cost)} {multiplier}")
@@ -297,8 +297,7 @@ class _Maker:
             ]
         longest = points[-1].tokens if points else self.request.input_tokens
         if not step_rates:
-            percent = 100 * (FLAT_PRICE_RATIO - 1)
-            reason = f"up to {longest:,.0f} tokens, the cost per token is equal within {percent:.0f} %"
+            reason = f"up to {longest:,.0f} tokens, the cost per token is equal within {percent(FLAT_PRICE_RATIO - 1)}"
             lines.append(Line("long contexts", math.nan, reason))
         if math.isfinite(refused):
             reason = f"the system cannot serve prompts of {refused:,.0f} tokens at {self.speed:g} tok/s"

@@ -29,7 +29,7 @@ from steptime.pricing.price_lookup import find_offers
 from steptime.pricing.serving_costs import SOLD_EVIDENCE, USUAL, plan_chips
 from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, unit
-from steptime.units import DAY, MILLION, counted, show
+from steptime.units import DAY, MILLION, counted, percent, show
 from steptime.workload.workload import limits
 
 # Units of a fleet among which the break-even volume is searched.
@@ -107,7 +107,7 @@ class SelfHosting(Tabular):
         Returns:
             Title, and cost by provision.
         """
-        title = f"{show(self.tokens_per_day, 'tokens')} a day of {self.model}"
+        title = f"{show(self.tokens_per_day)} tokens a day of {self.model}"
         return title, {provision.name: f"{usd(provision.usd_per_month)} per month" for provision in self.provisions}
 
 
@@ -248,7 +248,7 @@ def _same_fleet(common: SelfHosting, deployment: Plan, evidence: str, modes: tup
     ]
     share = mix.output_tokens / (mix.input_tokens + mix.output_tokens)
     return (
-        f"{100 * share:.0f} % of these tokens are output. compare and plan have other defaults: 50 % output, one number of "
+        f"{percent(share)} of these tokens are output. compare and plan have other defaults: 50 % output, one number of "
         f"chips, measured layouts. The same fleet: steptime compare {common.model} {common.system} "
         f"{' '.join(filter(None, options))}"
     )

@@ -336,8 +336,8 @@ def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
             raise UnknownName(f"input of {question}", name, list(declared), f"Its inputs are {', '.join(declared)}.")
     missing = [name for name, spec in declared.items() if spec.required and name not in bound_values]
     if missing:
-        needs = "; ".join(f"{name} ({declared[name].meaning})" for name in missing)
-        raise InputError(f"{question} needs {needs}; give {' and '.join(f'--{name}' for name in missing)}")
+        needs = " and ".join(f"--{name.replace('_', '-')} ({declared[name].meaning})" for name in missing)
+        raise InputError(f"{question} needs {needs}")
     return form(**bound_values)
 
 

@@ -11,7 +11,7 @@ from steptime.models.model import Model, prefill_flops
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_TOKENS, positive
 from steptime.result_base import Tabular, unit
-from steptime.units import counted, show
+from steptime.units import counted, percent, show
 
 if TYPE_CHECKING:
     from steptime.models.blocks_vision import Reading
@@ -58,7 +58,7 @@ class ImageCost(Tabular):
         sizes = ", ".join(f"{row.count} x {row.size}" if row.count > 1 else row.size for row in self.media)
         return f"{sizes} in a prompt of {self.model}", {
             "prompt": f"{counted(self.tokens, 'token')} from {counted(self.rows, 'row')} of the tower",
-            "tower": f"{show(self.tower_flop, 'FLOP')}, {self.tower_share:.0%} of the whole",
+            "tower": f"{show(self.tower_flop, 'FLOP')}, {percent(self.tower_share)} of the whole",
             "language model": f"{show(self.language_flop, 'FLOP')} for these tokens",
         }
 

@@ -599,7 +599,8 @@ class SessionInputs:
         default_words="each request stands alone",
     )
     think_time: Any = number(
-        None, "mean time from an answer to the next turn (exponential)", unit="s", minimum=0.0, maximum=LONGEST_THINK_TIME,
+        None, "mean time in seconds from an answer to the next turn (exponential)", unit="s", minimum=0.0,
+        maximum=LONGEST_THINK_TIME,
         group=REQUESTS_GROUP, default_words=f"of the kind; {USUAL_THINK_TIME:g} s with a number of turns",
     )  # fmt: skip
     system_prompt: Any = count(

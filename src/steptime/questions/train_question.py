@@ -57,7 +57,9 @@ class TrainInputs(ModelOnSystem):
         None, "number of chips, such as 512", maximum=MOST_CHIPS, group=JOB_GROUP,
         default_words="the power of two that meets --deadline or --budget",
     )  # fmt: skip
-    batch: Any = count(MISSING, "sequences per step over all chips, such as 1024", unit="sequences", group=JOB_GROUP)
+    batch: Any = count(
+        MISSING, "sequences (not tokens) per step over all chips, such as 1024", unit="sequences", group=JOB_GROUP
+    )
     seq: Any = count(4096, "sequence length in tokens; 8k is 8,000", unit="tokens", group=JOB_GROUP)
     dtype: str = text("bf16", "number format of GEMMs: bf16, fp16, fp8, mxfp8, nvfp4, int8", group=JOB_GROUP)
     task: str = text("pretrain", "training task: pretrain, sft (all weights) or lora (frozen base model)", group=JOB_GROUP)

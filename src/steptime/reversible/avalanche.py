@@ -33,6 +33,7 @@ from steptime.result_base import Tabular, unit
 from steptime.reversible import random_networks as networks
 from steptime.reversible.random_networks import Trained
 from steptime.reversible.sboxes import SHIFTED, aes_rounds, feistel_rounds, random_tables, speck_rounds
+from steptime.units import percent
 
 Pattern = Callable[[int], Array]
 MOST_WIDE: Final = 4096
@@ -273,7 +274,10 @@ class Curve(Tabular):
         Returns:
             Title, and figures by name.
         """
-        figures = {"first round": f"{self.shares[0]:.2%}", f"round {len(self.shares)}": f"{self.shares[-1]:.2%}"}
+        figures = {
+            "first round": percent(self.shares[0], 2),
+            f"round {len(self.shares)}": percent(self.shares[-1], 2),
+        }
         return f"Avalanche of {self.name}: {self.samples:,} pairs", figures
 
     def columns(self) -> dict[str, Any]:
@@ -308,7 +312,7 @@ class Mixing(Tabular):
             Title, and figures by name.
         """
         return f"Mixing: {len(self.curves)} ciphers and networks", {
-            curve.name: f"{curve.shares[-1]:.1%} after {len(curve.shares)}" for curve in self.curves[:6]
+            curve.name: f"{percent(curve.shares[-1], 1)} after {len(curve.shares)}" for curve in self.curves[:6]
         }
 
     def columns(self) -> dict[str, Any]:

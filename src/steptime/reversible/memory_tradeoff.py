@@ -20,7 +20,7 @@ import numpy as np
 
 from steptime.number_checks import Number
 from steptime.result_base import Tabular, unit
-from steptime.units import show
+from steptime.units import percent_change, show
 
 
 def arithmetic_ratio(forwards: Number, backward: Number = 2.0) -> Number:
@@ -242,7 +242,7 @@ class Stacks(Tabular):
         plain, _, reversible = self.deepest()
         return f"Reversible stack of {self.depth} blocks, {self.width:,} wide, {self.rows} rows, {self.dtype}, {self.device}", {
             "kept": f"{show(reversible.saved, 'B')} of {show(plain.saved, 'B')}, {plain.saved / reversible.saved:.3g}x less",
-            "arithmetic": f"{reversible.arithmetic - 1:+.1%} (closed form {self.arithmetic - 1:+.1%})",
+            "arithmetic": f"{percent_change(reversible.arithmetic - 1)} (closed form {percent_change(self.arithmetic - 1)})",
             "time": f"{reversible.slowness:.2f} times the plain stack's",
             "gradients": f"off by {reversible.gradient_error:.1e}",
         }

@@ -33,7 +33,7 @@ from steptime.scaling.lifetime_compute import (
 )
 from steptime.scaling.scaling_laws import DOMAINS, Law, LawLike, beyond, in_beyond, load_laws, tokens_for
 from steptime.scaling.sizing_on_system import MachineBudget, Serving, by_machine
-from steptime.units import DAY, in_digits, show
+from steptime.units import DAY, in_digits, percent, show
 
 # Llama 3 405B on 8,192 H100 in bf16 (arXiv 2407.21783, Table 4).
 MFU: Final = 0.43
@@ -132,7 +132,7 @@ class Budget(Tabular):
         return f"Budget for {self.target.words}, by {best.law}", {
             "parameters": show(best.params) + over,
             "tokens": f"{show(best.tokens)}, {in_digits(best.over_chinchilla)}x the Chinchilla-optimal 20 per parameter",
-            "training": f"{best.training_share:.0%} of {best.total_flop:.3g} FLOP",
+            "training": f"{percent(best.training_share)} of {best.total_flop:.3g} FLOP",
         }
 
     def columns(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, MOST_SEQUENCES, MOST_TOKENS, Array, between, positive, share, whole_number
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import Layout, check_ways
+from steptime.physics.layout import Layout, check_ways, show_layout
 from steptime.physics.step import decode_step, prefill_step
 from steptime.result_base import Result, unit
 from steptime.scaling.law_forms import TRAINING_FLOP, bisect
@@ -221,7 +221,7 @@ def rl_step(
         system=machine.name,
         chips=count,
         rollout_chips=making,
-        layout=f"tp{replica_layout.tp} pp{replica_layout.pp} dp{replica_layout.dp} ep{replica_layout.ep}",
+        layout=show_layout(replica_layout),
         rollouts=rollouts,
         output=output,
         longest=longest,

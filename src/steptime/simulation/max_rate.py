@@ -31,7 +31,7 @@ from steptime.simulation.run_metrics import (
 )
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
-from steptime.units import counted, in_digits, request_rate, show
+from steptime.units import counted, in_digits, percent, request_rate, show
 from steptime.workload.traffic import Traffic, checked, scaled
 from steptime.workload.workload import Slo
 
@@ -262,7 +262,7 @@ def meets(answers: Answers, slo: Slo, percentile: str, lifetimes: float = SETTLE
 def _why_not(answers: Answers, judged: Judged) -> str:
     """Return why a rate fails, apart from limits and a growing queue."""
     if answers.served < PERCENTILES[judged.percentile] * answers.sent:
-        return f"{answers.rejected / answers.sent:.1%} rejected: {answers.rejected_why}"
+        return f"{percent(answers.rejected / answers.sent, 1)} rejected: {answers.rejected_why}"
     return UNSETTLED if judged.is_met else ""
 
 

@@ -32,7 +32,7 @@ from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import compiled, entry
 from steptime.simulation.session_cache import SLACK, look_up_turns
 from steptime.simulation.step_time_model import Pace
-from steptime.units import show
+from steptime.units import percent, show
 from steptime.workload.traffic import Traffic
 
 LEFT_OUT = unit("", "", left_out=True)
@@ -172,7 +172,7 @@ class CacheUse(Result):
             Title with the hit rate; hit tokens by tier.
         """
         hits = {tier.name: f"{tier.hit_tokens:,} tokens found" for tier in self.by_tier}
-        return f"Prefix cache: {self.hit_rate:.1%} of prompt tokens not computed", hits
+        return f"Prefix cache: {percent(self.hit_rate, 1)} of prompt tokens not computed", hits
 
 
 def use_cache(

@@ -25,7 +25,7 @@ from steptime.simulation.loop_state import (
     Replicas,
     Rules,
 )
-from steptime.units import show
+from steptime.units import percent, show
 from steptime.workload.traffic import Traffic
 from steptime.workload.workload import Slo
 
@@ -559,8 +559,8 @@ class Judged(Result):
         if not self.within:
             return f"0 of {self.sent:,} requests meet all limits"
         share = self.within / self.sent
-        percent = "fewer than 0.1%" if share < 0.001 else f"{share:.1%}"
-        return f"{self.within:,} of {self.sent:,} requests ({percent}) meet all limits"
+        words = "fewer than 0.1 %" if share < 0.001 else percent(share, 1)
+        return f"{self.within:,} of {self.sent:,} requests ({words}) meet all limits"
 
 
 def at_percentile(percentile: str) -> str:
@@ -618,7 +618,7 @@ def judge(answers: Answers, slo: Slo | tuple[Slo, ...], percentile: str = DEFAUL
 
     # A run that rejects or accumulates requests meets no limit, even if the served ones are fast.
     if short := answers.served < share * answers.sent or not answers.served:
-        figures.append(f"{answers.rejected / max(answers.sent, 1):.1%} rejected: {answers.rejected_why}")
+        figures.append(f"{percent(answers.rejected / max(answers.sent, 1), 1)} rejected: {answers.rejected_why}")
     if grows := answers.verdict == OVERLOADED and answers.served > 0:
         figures.append("the queue grows during the run, and so do all waits")
     is_met, target = not (late or short or grows), slo[0] if isinstance(slo, tuple) and len(slo) == 1 else slo

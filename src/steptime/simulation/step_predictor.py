@@ -47,6 +47,7 @@ from steptime.physics.op_work import has_joint_calls
 from steptime.physics.step import mixed_step
 from steptime.result_base import Result, unit
 from steptime.simulation.step_time_model import minimum_steps
+from steptime.units import percent
 
 # Ratio of neighbouring points of an axis: the time of a roofline bends little between two of them.
 CLOSE: Final = 1.12
@@ -181,8 +182,8 @@ class StepPredictor(Result):
         if self.error <= PROMISED:
             return ""
         return (
-            f"this table departs from exact steps by up to {self.error:.1%}, above the {PROMISED:.0%} of other tables; "
-            "ask `steptime step` for the exact time of a pass"
+            f"this table departs from exact steps by up to {percent(self.error, 1)}, above the "
+            f"{percent(PROMISED)} of other tables; ask `steptime step` for the exact time of a pass"
         )
 
     def headline(self) -> tuple[str, dict[str, str]]:
@@ -193,7 +194,7 @@ class StepPredictor(Result):
         """
         title = f"Step predictor of {self.model} on {self.system}, {show_layout(self.layout)}, engine {self.engine}"
         reach = f"up to {self.max_batch:,} sequences, {self.max_tokens:,} prompt tokens and {self.max_context:,} of context"
-        figures = {"table": reach, "largest error": f"{self.error:.2%} on {SAMPLES:,} drawn passes"}
+        figures = {"table": reach, "largest error": f"{percent(self.error, 2)} on {SAMPLES:,} drawn passes"}
         return title, figures | ({"note": self.note} if self.note else {})
 
     def uniform_seconds(

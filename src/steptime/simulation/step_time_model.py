@@ -35,6 +35,7 @@ from steptime.physics.op_work import has_joint_calls
 from steptime.physics.speculative_step import drafted_step
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import Rates
+from steptime.units import percent
 
 LEFT_OUT = unit("", "", left_out=True)
 # Largest tabulated number of rows; beyond it the last slope continues.
@@ -101,7 +102,7 @@ class Pace(Result):
             Title with the number of sequences; errors by label.
         """
         return f"Pace of up to {len(self.decode) - 1:,} sequences", {
-            "mean error": f"{self.decode_error:.2%} for decode steps, {self.mixed_error:.2%} for mixed steps"
+            "mean error": f"{percent(self.decode_error, 2)} for decode steps, {percent(self.mixed_error, 2)} for mixed steps"
         }
 
     @property

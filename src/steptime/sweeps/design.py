@@ -31,7 +31,7 @@ from steptime.sweeps.axes import Axis, read_inputs
 from steptime.sweeps.executor import Progress
 from steptime.sweeps.sweep import sweep_axes
 from steptime.sweeps.sweep_result import Sweep, column_name
-from steptime.units import counted
+from steptime.units import counted, percent
 
 # Default aims: cost by question, and speed.
 SPEED: Final = "tokens_per_second_per_user"
@@ -79,7 +79,7 @@ class Design(Tabular):
         value = float(column.values.ravel()[self.best])
         words = aim.replace("_", " ").replace("usd", "USD")
         change = value / now - 1
-        change_note = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than today"
+        change_note = f"{percent(abs(change))} {'less' if change < 0 else 'more'} than today"
         than = f", {change_note if abs(change) >= 0.005 else 'the same as today'} ({now:,.4g})" if np.isfinite(change) else ""
         least = "lowest" if lower_is_better(aim) else "highest"
         designs, other_designs = (
@@ -276,7 +276,7 @@ def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
             raise Impossible(f"no design has an answer: {next(iter(sweep.refused_because))}")
         least = float(np.nanmin(np.where(np.all(np.isfinite(gains), axis=0), _memory_shares(sweep), np.nan)))
         raise Impossible(
-            f"no design fits: the smallest of {counted(answered, 'design')} takes {least:.0%} of the memory of a chip; "
+            f"no design fits: the smallest of {counted(answered, 'design')} takes {percent(least)} of the memory of a chip; "
             "give more chips (tp, dp, ep), a smaller batch or a shorter context"
         )
     places = np.flatnonzero(feasible)

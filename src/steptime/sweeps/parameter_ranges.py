@@ -71,6 +71,7 @@ from steptime.scaling.lifetime_compute import read_served
 from steptime.scaling.scaling_laws import Law, load_law, load_laws, with_constant
 from steptime.sweeps.axes import read_values
 from steptime.sweeps.sensitivity_result import written
+from steptime.units import percent
 from steptime.workload.workload import choose_speculation
 
 # Half-width of the user's forecasts of traffic, about which nothing is known: 25 % more, or 20 % less. An assumption.
@@ -136,9 +137,7 @@ def in_words(grade: str) -> str:
     ('data sheet, 3 %', 'a guess, a factor of 2')
     """
     width = HALF_WIDTHS[grade]
-    return f"{GRADE_WORDS[grade]}, " + (
-        f"{math.expm1(width):.0%}".replace("%", " %") if width < 0.5 else f"a factor of {GUESSED:g}"
-    )
+    return f"{GRADE_WORDS[grade]}, " + (percent(math.expm1(width)) if width < 0.5 else f"a factor of {GUESSED:g}")
 
 
 # Inputs of a question by name, and the function that sets one of them.
@@ -491,7 +490,7 @@ def _assumed(name: str, base: float, description: str, **attributes: Any) -> Uns
     return spread(
         name, base, math.log1p(ASSUMED), description=description,
         unit="tokens" if attributes.get("is_count") and name != "batch" else "",
-        basis=f"assumed, {ASSUMED:.0%}".replace("%", " %"), learn=TRAFFIC, **attributes,
+        basis=f"assumed, {percent(ASSUMED)}", learn=TRAFFIC, **attributes,
     )  # fmt: skip
 
 

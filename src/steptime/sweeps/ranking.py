@@ -41,7 +41,7 @@ from steptime.planning.two_systems import LikelyPair
 from steptime.processes import can_fork, map_in_processes
 from steptime.questions.plan_question import read_rate
 from steptime.result_base import Tabular, columns_by_key, range_columns, unit
-from steptime.units import counted, request_rate, show
+from steptime.units import counted, percent, request_rate, show
 from steptime.workload.sessions import Sessions
 from steptime.workload.workload import Slo, Workload
 
@@ -733,7 +733,7 @@ def _fleet_figures(best: Plan, fleet: Fleet) -> dict[str, Any]:
 def _cache_figures(cache: SessionCache) -> dict[str, Any]:
     """Return the fields of a standing that its prefix cache gives."""
     tiers = ", ".join(
-        f"{tier.name} {show(tier.capacity, 'B')}: {100 * tier.hit_share:.1f} %" for tier in cache.tiers if tier.hit_share > 0
+        f"{tier.name} {show(tier.capacity, 'B')}: {percent(tier.hit_share, 1)}" for tier in cache.tiers if tier.hit_share > 0
     )
     return {
         "hit_share": cache.hit_share, "hits_text": tiers, "load_seconds": cache.load_seconds,

@@ -32,7 +32,7 @@ from steptime.sweeps.executor import Progress, run
 from steptime.sweeps.parameter_ranges import Unsure, unsure_inputs, with_ranges
 from steptime.sweeps.point_grid import Job
 from steptime.sweeps.sensitivity_result import Sensitivity, Swing, written
-from steptime.units import DAY, counted
+from steptime.units import DAY, counted, percent
 
 # Factor on the base cost from which a limit counts as missed: nobody buys such a plan. An assumption.
 BEYOND: Final = 3.0
@@ -188,7 +188,7 @@ def compute_sensitivity(
 
     # A step is computed even if it does not fit, so that a note must say so.
     share = _memory_share(question, fixed)
-    over = (f"the base case does not fit: it needs {share:.0%} of the memory of a chip",) if share > 1 else ()
+    over = (f"the base case does not fit: it needs {percent(share)} of the memory of a chip",) if share > 1 else ()
     declared = question.answers.get(answer_name, Answer())
     analysis = Sensitivity(
         question=question.name,
@@ -430,8 +430,8 @@ def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Seq
         if abs(ratio - 1) * share > REPORTED_CORRELATION:
             direction = "more" if ratio > 1 else "less"
             notes.append(
-                f"the engine's fitted constants are correlated: together they make {abs(ratio - 1):.0%} {direction} variance "
-                "than here, where they are independent"
+                f"the engine's fitted constants are correlated: together they make {percent(abs(ratio - 1))} {direction} "
+                "variance than here, where they are independent"
             )
     return notes
 
@@ -465,7 +465,9 @@ def _with_indices(
     lost = 1 - float(np.mean(complete))
     if lost > MOST_REFUSED:
         why = f"; the first reason: {next(iter(reasons.values()))}" if reasons else ""
-        words = f"{lost:.0%} of {samples:,} samples have no answer; indices of the others would be biased, and are left out"
+        words = (
+            f"{percent(lost)} of {samples:,} samples have no answer; indices of the others would be biased, and are left out"
+        )
         return replace(analysis, notes=(*analysis.notes, words + why), evaluations=analysis.evaluations + points)
     (logs,) = variance_shares.logged(table[:, complete])
     indices = variance_shares.indices(logs, seed)
@@ -477,10 +479,10 @@ def _with_indices(
         )  # fmt: skip
     notes = list(analysis.notes)
     if lost > 0:
-        notes.append(f"{lost:.1%} of the samples have no answer, and are left out")
+        notes.append(f"{percent(lost, 1)} of the samples have no answer, and are left out")
     if len(inputs) < len(analysis.swings):
         omitted = len(analysis.swings) - len(inputs)
-        notes.append(f"{counted(omitted, 'input')} with less than {SMALL:.0%} of the largest swing "
+        notes.append(f"{counted(omitted, 'input')} with less than {percent(SMALL)} of the largest swing "
                      f"{'has' if omitted == 1 else 'have'} no indices")  # fmt: skip
     return replace(
         analysis, swings=tuple(swings[swing.name] for swing in analysis.swings), notes=tuple(notes),

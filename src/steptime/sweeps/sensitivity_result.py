@@ -11,7 +11,7 @@ from steptime.hardware.rental_prices import usd
 from steptime.picture_files import save_picture
 from steptime.result_base import Tabular, columns_by_key, range_columns
 from steptime.result_base import unit as of
-from steptime.units import in_digits, show
+from steptime.units import in_digits, percent, show
 
 # Count from which it is written with a prefix.
 LARGE_COUNT: Final = 1e6
@@ -201,10 +201,9 @@ class Sensitivity(Tabular):
         if not ranked or not ranked[0].variance_explained > 0:
             return "No input changes the answer."
         first = ranked[0]
-        goes = f"{'' if self.samples else 'about '}{first.variance_explained:.0%}"
+        goes = f"{'' if self.samples else 'about '}{percent(first.variance_explained)}"
         if first.first_range is not None and first.first_range[1] - first.first_range[0] > 2 * UNSURE:
-            goes += f" ({max(first.first_range[0], 0.0):.0%} to {min(first.first_range[1], 1.0):.0%})"
-        goes = goes.replace("%", " %")
+            goes += f" ({percent(max(first.first_range[0], 0.0))} to {percent(min(first.first_range[1], 1.0))})"
         how = f" How: {first.learn}." if first.learn else ""
         missed = [swing.name for swing in self.swings if swing.missed]
         limits = f" At one end of {', '.join(missed)}, limits are missed." if missed else ""

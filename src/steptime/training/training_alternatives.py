@@ -27,7 +27,7 @@ from steptime.training.training_job import (
 from steptime.training.training_search import MEMORY_MARGIN, Recommendation, SearchResult, legal_degrees, search
 from steptime.training.training_stack import PAPERS, TUNED, TYPICAL, TrainingEngine, load_stack, on_chip
 from steptime.training.training_step import step_seconds
-from steptime.units import counted
+from steptime.units import counted, percent
 
 # Multiples of the chips that are tried, up to 1,024.
 CHIP_MULTIPLES: Final = tuple(2**n for n in range(1, 11))
@@ -93,7 +93,7 @@ def infeasibility_error(
     message = (
         f"{model.name} with {job.optimizer} does not fit {counted(chips, 'chip')} of {system.name}: the smallest layout "
         f"({show_training_layout(layout)}) needs {used_bytes / 1e9:,.1f} GB per chip, and {capacity / 1e9:,.1f} GB are usable "
-        f"({MEMORY_MARGIN:.0%} of the {float(system.chip.capacity) / 1e9:,.1f} GB that the driver counts): "
+        f"({percent(MEMORY_MARGIN)} of the {float(system.chip.capacity) / 1e9:,.1f} GB that the driver counts): "
         f"{(used_bytes - capacity) / 1e9:,.1f} GB too much"
     )
     return NothingFits(message, _nearest_change(model, system, job, engine, chips, fixed_axes))

@@ -60,7 +60,7 @@ from steptime.training.training_runs import (
 from steptime.training.training_search import Recommendation, SearchResult, search
 from steptime.training.training_stack import IDEAL, TrainingEngine, on_chip, step_time_range, training_engine
 from steptime.training.training_step import StepTime, chunk_times, step_seconds
-from steptime.units import DAY, counted, parse, share_in_words, show
+from steptime.units import DAY, counted, parse, percent, show
 
 # Tokens of a run.
 MAX_RUN_TOKENS: Final = 1e18
@@ -139,7 +139,7 @@ class TrainingStep(Tabular):
         return f"Training step: {seconds}", {
             "layout": show_training_layout(self.layout),
             "tokens": in_words(self.tokens_per_second_per_chip, lambda value: f"{value:,.0f} tok/s per chip"),
-            "MFU": in_words(self.mfu_causal, "{:.1%}".format),
+            "MFU": in_words(self.mfu_causal, lambda value: percent(value, 1)),
             "memory": self.memory.headline()[0],
         }
 
@@ -680,16 +680,16 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
     total = float(step.total) - float(step.terms.get(SEARCH_TERM, 0.0))
     parts = sorted(((seconds / total, name) for name, seconds in terms.items()), reverse=True)
     first, second = parts[0], parts[1] if len(parts) > 1 else (0.0, "")
-    sentence = f"{share_in_words(first[0], 0)} of a step is {TERM_WORDS.get(first[1], first[1])}"
-    sentence += f", {share_in_words(second[0], 0)} {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
+    sentence = f"{percent(first[0])} of a step is {TERM_WORDS.get(first[1], first[1])}"
+    sentence += f", {percent(second[0])} {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
     bubble, m = float(step.bubble), float(step_time.microbatches)
     if bubble > 0.02:
         work = f"{counted(m, 'micro-batch', 'micro-batches')} over {counted(float(step.layout.pp), 'stage')}"
-        sentence += f"; the pipeline is idle for {share_in_words(bubble, 0)} ({work})"
+        sentence += f"; the pipeline is idle for {percent(bubble)} ({work})"
     if float(step.exposed) / total > 0.02:
         parts_of_it = [name for _, name in (first, second) if name in EXPOSED_TERMS]
         included = f" with {' and '.join(parts_of_it)} included" if parts_of_it else ""
-        sentence += f"; exposed communication takes {share_in_words(float(step.exposed) / total, 0)}{included}"
+        sentence += f"; exposed communication takes {percent(float(step.exposed) / total)}{included}"
     free_bytes = float(step.memory.capacity - step.memory.used)
     return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of {show(step.memory.capacity, 'B')} of memory free"
 

@@ -34,6 +34,7 @@ from steptime.hardware.number_formats import number_format
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million, with_rent
 from steptime.models.model_loading import load_model
 from steptime.result_base import Result, unit
+from steptime.units import percent
 from steptime.validation.bench_results import SETTING_COLUMNS, convert_result, read_rows
 from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.engine_metrics import Scrape, Window, fetch_text, is_restarted, read_scrape, window_between
@@ -323,7 +324,7 @@ def watch_windows(
 def _notes(window: Window) -> tuple[str, ...]:
     """Return what the prediction leaves out."""
     notes = {
-        f"{window.cached_share:.0%} of the prompt tokens came from the prefix cache, which the prediction leaves out": (
+        f"{percent(window.cached_share)} of the prompt tokens came from the prefix cache, which the prediction leaves out": (
             window.cached_share > 0.01
         ),
         f"a speculative step yields {window.acceptance:.2f} tokens, which the prediction leaves out": window.acceptance >= 1,

@@ -42,7 +42,7 @@ from steptime.training.training_stack import (
     training_engine,
 )
 from steptime.training.training_step import step_seconds
-from steptime.units import show
+from steptime.units import percent, percent_change, show
 from steptime.validation.training_run_table import (
     LEAST_RECOMPUTED,
     LEAST_RECOMPUTED_WITH_EXPERTS,
@@ -251,12 +251,12 @@ class TrainingValidation(Tabular):
         """
         errors = self.step.get("all", {})
         words = (
-            f"median error {errors['median']:.1%}, p90 {errors['p90']:.1%}, bias {errors['bias']:+.1%}, "
-            f"{errors['coverage']:.0%} inside the 90 % range"
+            f"median error {percent(errors['median'], 1)}, p90 {percent(errors['p90'], 1)}, "
+            f"bias {percent_change(errors['bias'])}, {percent(errors['coverage'])} inside the 90 % range"
             if errors
             else "nothing was measured"
         )
-        return f"Validation of {self.runs:,} training runs", {"step": words, "predicted to fit": f"{self.fitting:.1%}"}
+        return f"Validation of {self.runs:,} training runs", {"step": words, "predicted to fit": percent(self.fitting, 1)}
 
     def columns(self) -> dict[str, Any]:
         """Return the table of runs.

@@ -14,7 +14,7 @@ from steptime.physics.bias_correction import Anchors
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.result_base import Tabular, unit
-from steptime.units import counted
+from steptime.units import counted, percent, percent_change
 from steptime.validation.bench_results import Runs, file_names, read_rows
 from steptime.validation.engine_fit import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.validation.error_summary import MEASURED, Predictions, report
@@ -110,9 +110,10 @@ class Validation(Tabular):
 
 
 def _in_words(errors: Mapping[str, float]) -> str:
-    text = f"median error {errors['median']:.1%}, bias {errors['bias']:+.1%}, {errors['within_25']:.0%} within 25 %"
+    text = f"median error {percent(errors['median'], 1)}, bias {percent_change(errors['bias'])}, "
+    text += f"{percent(errors['within_25'])} within 25 %"
     inside = errors["coverage"]
-    return text if math.isnan(inside) else f"{text}, {inside:.0%} inside the 90 % range"
+    return text if math.isnan(inside) else f"{text}, {percent(inside)} inside the 90 % range"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -163,7 +164,9 @@ class Calibrated(Tabular):
             reverse=True,
         )
         title = f"Engine {self.engine.name}: {self.prior.name} fitted to {in_runs(self.runs)}"
-        return title, {"largest changes": ", ".join(f"{n} {now[n] / before[n] - 1:+.1%}" for _, n in moved[:3]) or "nothing"}
+        return title, {
+            "largest changes": ", ".join(f"{n} {percent_change(now[n] / before[n] - 1)}" for _, n in moved[:3]) or "nothing"
+        }
 
     def columns(self) -> dict[str, Any]:
         """Return the table of constants, before and after the fit.

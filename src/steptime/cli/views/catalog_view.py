@@ -13,7 +13,6 @@ from rich.text import Text
 from steptime.cli.views.training_view import stacks_view
 from steptime.cli.views.widgets import (
     Answer,
-    Form,
     Grid,
     bar_table,
     facts,
@@ -34,7 +33,7 @@ from steptime.models.config_coverage import EXACT, GUESS, LIKELY
 from steptime.number_checks import Number
 from steptime.physics.engine_parameters import DESCRIPTIONS
 from steptime.questions.image_cost import ImageCost
-from steptime.units import HOUR, counted, show
+from steptime.units import HOUR, counted, percent, percent_change, show
 
 # Differences between the files of a checkpoint and the model that are shown.
 MAX_DIFFERENCES = 8
@@ -181,7 +180,7 @@ def model_view(card: ModelCard, *, width: int) -> Answer:
     pairs = [
         ("Family", card.family),
         ("Parameters", f"{show(p.total)}{_published(card, 'total')}"),
-        ("Active per token", f"{show(p.active)} ({p.active_share:.1%}){_published(card, 'active')}"),
+        ("Active per token", f"{show(p.active)} ({percent(p.active_share, 1)}){_published(card, 'active')}"),
         ("Multi-token prediction (extra)", f"{show(p.draft)}, {show(card.draft_weight_bytes, 'B')}" if p.draft else ""),
         ("Weights", f"{show(card.weight_bytes, 'B')}: {formats}"),
         ("KV cache per token", cache),
@@ -237,7 +236,9 @@ def _published(card: ModelCard, kind: str) -> str:
     ratio = card.counted_over_published.get(kind)
     if ratio is None:
         return ""
-    difference = "" if abs(ratio - 1) < 0.0005 else f", the count is {abs(ratio - 1):.1%} {'higher' if ratio > 1 else 'lower'}"
+    difference = (
+        "" if abs(ratio - 1) < 0.0005 else f", the count is {percent(abs(ratio - 1), 1)} {'higher' if ratio > 1 else 'lower'}"
+    )
     return f"; published {show(card.published[kind])}{difference}"
 
 
@@ -276,7 +277,7 @@ def _disk_facts(card: ModelCard) -> list[tuple[str, str]]:
     if disk is None:
         return []
     difference = round(card.weight_bytes + card.draft_weight_bytes) - disk.bytes
-    compared = f"{difference:+,} B" + (f" ({difference / disk.bytes:+.3%})" if disk.bytes else "")
+    compared = f"{difference:+,} B" + (f" ({percent_change(difference / disk.bytes, 3)})" if disk.bytes else "")
     size = f"{disk.bytes:,} B ({show(disk.bytes, 'B')}) in {counted(disk.files, disk.kind + ' file')}"
     return [
         ("Tensors on disk", f"{size}: {counted(disk.tensors, 'tensor')}, {show(disk.parameters)} parameters"),
@@ -370,7 +371,7 @@ def image_view(cost: ImageCost) -> Answer:
     )  # fmt: skip
     return Answer(
         sentence=f"The images and recordings become {cost.tokens:,} prompt tokens of {cost.model.rpartition('/')[2]}. Its "
-        f"towers take {show(cost.tower_flop, 'FLOP')}, {cost.tower_share:.1%} of all FLOP.",
+        f"towers take {show(cost.tower_flop, 'FLOP')}, {percent(cost.tower_share, 1)} of all FLOP.",
         conditions=f"Language model: {show(cost.language_flop, 'FLOP')} for these tokens. Towers: "
         f"{show(cost.tower_parameters)} parameters.",
         body=[grid, footnote("Of one of each size. Rows: patches of an image, or frames of sound, in the tower.")],
@@ -486,7 +487,7 @@ def system_view(card: SystemCard) -> Answer:
         ),
         *((path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack.items()),
     ]
-    chip_rent = f", rent {show(rent.typical, 'USD/s')}" if has_rent(rent) else ""
+    chip_rent = f", rent {_usd_per_hour(rent.typical)} USD/h" if has_rent(rent) else ""
     return Answer(
         sentence=f"{card.title or card.name}. Per chip: {show(hbm.capacity, 'B')} of {hbm.name.upper()} at "
         f"{show(hbm.bandwidth, 'B/s')}{chip_rent}.",
@@ -541,7 +542,7 @@ def _nearest(card: SystemCard) -> str:
         return f"not known: {ends}"
     shares = sorted((name for name in used if used[name]["share"] is not None), key=lambda name: -used[name]["share"])
     usages = [
-        f"{name}, {_amount(name, used[name]['value'])} of {_amount(name, used[name]['limit'])} ({used[name]['share']:.0%})"
+        f"{name}, {_amount(name, used[name]['value'])} of {_amount(name, used[name]['limit'])} ({percent(used[name]['share'])})"
         for name in shares
     ]
     return "; ".join([*usages, ends] if ends else usages)
@@ -568,6 +569,18 @@ def engines_view(engines: EngineTable, *, stacks: Sequence[str], catalog: str | 
     )
 
 
+def _constant(value: float, unit: str) -> str:
+    """Write a constant of an engine with its unit, if it has one.
+
+    >>> _constant(3.24e-6, "s per kernel"), _constant(4.5e12, "weights/s"), _constant(0.828, "share")
+    ('3.24 µs per kernel', '4.50 T weights/s', '0.828')
+    """
+    base, _, per = unit.partition(" per ")
+    if base in ("s", "B"):
+        return show(value, base) + (f" per {per}" if per else "")
+    return f"{show(value)} {unit}" if unit.endswith("/s") else f"{value:g}"
+
+
 def engine_view(card: EngineCard, *, full: bool) -> Answer:
     """Return one engine.
 
@@ -583,10 +596,11 @@ def engine_view(card: EngineCard, *, full: bool) -> Answer:
     rows = []
     # Constants that were fitted come first: the others are set to times of kernels that are measured separately.
     for name, value in sorted(card.constants.items(), key=lambda item: item[0] not in deviations):
-        form: Form = "s" if name.startswith("seconds") else "B" if name.endswith("bytes") else "{:g}".format
-        fitted = f"{deviations[name]:.1%}" if name in deviations else ""
+        fitted = percent(deviations[name], 1) if name in deviations else ""
         meanings = [DESCRIPTIONS[name]["line"]] if full else []
-        rows.append((name.replace("_", " "), write(value, form), *([fitted] if deviations else []), *meanings))
+        rows.append(
+            (name.replace("_", " "), _constant(value, DESCRIPTIONS[name]["unit"]), *([fitted] if deviations else []), *meanings)
+        )
     heads = ["Constant", "Value", *(["Fitted to within"] if deviations else []), *(["Meaning"] if full else [])]
     grid = table(*heads, rows=rows, numbers=(1, 2) if deviations else (1,))
     meaning = "Fitted to within: one standard deviation; other constants are measured on kernels." if deviations else ""
@@ -597,7 +611,8 @@ def engine_view(card: EngineCard, *, full: bool) -> Answer:
         for quantity, title in (("tpot", "Time per token, step"), ("ttft", "Time to first token")):
             interval = intervals.get(quantity, {})
             cells = [f"{interval[r][0]:.2f} to {interval[r][1]:.2f}" if r in interval else "-" for r in ("decode", "mixed")]
-            ranges.append((title, *cells))
+            if cells != ["-", "-"]:
+                ranges.append((title, *cells))
     ranges_grid = table("90 % range over the estimate", "Decode", "With prefill", rows=ranges, numbers=(1, 2))
     body = [ranges_grid, footnote("Each run was left out of the fit in its turn.")] if ranges else []
     return Answer(

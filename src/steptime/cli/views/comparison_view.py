@@ -16,7 +16,7 @@ from steptime.cli.views.widgets import Answer, Grid, footnote, listing, ranged, 
 from steptime.hardware.rental_prices import has_rent, usd
 from steptime.sweeps.context_limit import ContextWall, ContextWalls, tokens
 from steptime.sweeps.ranking import RENT_KINDS, Ranking, Standing
-from steptime.units import DAY, HOUR, counted, in_digits, show
+from steptime.units import DAY, HOUR, counted, in_digits, percent, show
 
 # Columns next to the axis of the chart, at most, of compare and of context.
 MAX_PAIR_WIDTH, MAX_TECHNIQUE_WIDTH = 34, 30
@@ -118,9 +118,9 @@ def _daily_words(ranking: Ranking) -> str:
     """Return the tokens of a day of the fleet's requests, with the shares of output and of cached prompts."""
     work = ranking.workload
     tokens = work.input_tokens + work.output_tokens
-    cached = f"{100 * work.cached_share:.0f} % of prompts cached" if work.cached_share else "no prompt cached"
-    share = f"{100 * work.output_tokens / tokens:.0f} % of them output, {cached}"
-    return f" ({show(ranking.rate * tokens * DAY, 'tokens')} a day, {share})"
+    cached = f"{percent(work.cached_share)} of prompts cached" if work.cached_share else "no prompt cached"
+    share = f"{percent(work.output_tokens / tokens)} of them output, {cached}"
+    return f" ({show(ranking.rate * tokens * DAY)} tokens a day, {share})"
 
 
 def _load_words(ranking: Ranking) -> str:
@@ -158,7 +158,7 @@ def _fleet_sentence(ranking: Ranking, first: Standing) -> str:
     size = f"{counted(first.replicas, 'replica')} of {counted(first.replica_chips, 'chip')}{spares}"
     return (
         f"{_cost(first)} a month for {size} on {counted(first.hosts, 'host')} ({counted(first.fleet_chips, 'chip')}), "
-        f"{100 * first.utilisation:.0f} % utilized; {usd(first.usd_per_million_output_tokens_at_rate)} per million output "
+        f"{percent(first.utilisation)} utilized; {usd(first.usd_per_million_output_tokens_at_rate)} per million output "
         "tokens"
     )
 
@@ -296,8 +296,8 @@ def _ranking_table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) 
         style=lambda row: "green" if row.place == 1 else None,
         mark=lambda row: f"{row.place}{' ≈' if row.tied and row.place > 1 else ''}", name=lambda row: _name(ranking, row),
         cost=lambda row: "~" * row.quick + ranged(row.cost, row.range_of_cost, "USD", label=""),
-        cached=lambda row: f"{100 * row.hit_share:.0f} %" if math.isfinite(row.hit_share) else "-",
-        used=lambda row: f"{100 * row.utilisation:.0f} %", hourly=hourly,
+        cached=lambda row: percent(row.hit_share) if math.isfinite(row.hit_share) else "-",
+        used=lambda row: percent(row.utilisation), hourly=hourly,
         runs=lambda row: f"{row.runs:,}" if row.runs else "none", rent=rent,
         power=power,
     )  # fmt: skip

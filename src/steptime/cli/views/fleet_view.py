@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 
 from steptime.planning.model_fleet import FleetChoice, ModelFleet
-from steptime.units import counted, in_digits, share_in_words, show
+from steptime.units import counted, in_digits, percent, show
 from steptime.workload.day_profile import HOURS
 
 
@@ -42,7 +42,7 @@ def fleet_view(fleet: ModelFleet) -> Any:
         )
         speed = in_digits(choice.speed) + ("" if choice.speed_limit is None else f" ≥ {in_digits(choice.speed_limit)}")
         first = show(choice.ttft, "s") + (f" ≤ {show(choice.ttft_limit, 's')}" if math.isfinite(choice.ttft_limit) else "")
-        chance = f"{choice.probability:.0%} at {choice.percentile}" if math.isfinite(choice.probability) else "no limit"
+        chance = f"{percent(choice.probability)} at {choice.percentile}" if math.isfinite(choice.probability) else "no limit"
         limits.add_row(name, choice.system, layout, speed, first, chance)
     chips = ", ".join(f"{name}: {text}" for name, text in figures.items())
     planned, solved = in_digits(fleet.plan_seconds), in_digits(fleet.solve_seconds)
@@ -93,12 +93,12 @@ def _day(fleet: ModelFleet) -> list[str]:
         saving = 1 - fleet.usd_per_hour / fleet.separate_usd_per_hour
         lines.append(
             f"Chips for the peak of each model, reserved all day, cost ${fleet.separate_usd_per_hour:,.2f} per hour: this plan "
-            f"saves {share_in_words(saving, 0)}."
+            f"saves {percent(saving)}."
         )
     else:
         lines.append("There are too few chips to reserve the peak of each model separately.")
     if fleet.gap > 1e-4:
-        lines.append(f"The lowest rent may be up to {fleet.gap:.1%} lower; the search stopped there.")
+        lines.append(f"The lowest rent may be up to {percent(fleet.gap, 1)} lower; the search stopped there.")
     return lines
 
 

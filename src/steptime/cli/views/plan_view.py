@@ -55,7 +55,7 @@ from steptime.planning.plan_result import (
 from steptime.planning.plan_search import AS_CHEAP, is_small_chunk
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import Line, equations, explain_step, sources, step_given
-from steptime.units import counted, in_digits, request_rate, show, speed_change
+from steptime.units import counted, in_digits, percent, percent_change, request_rate, show, speed_change
 from steptime.workload.workload import step_yield
 
 # Power around the chips.
@@ -143,7 +143,7 @@ def has_rent(plan: Plan) -> bool:
 
 def _workload(plan: Plan) -> str:
     w = plan.workload
-    cached = f" ({100 * w.cached_share:.0f} % cached, assumed)" if w.cached_share and plan.sessions is None else ""
+    cached = f" ({percent(w.cached_share)} cached, assumed)" if w.cached_share and plan.sessions is None else ""
     spreads = [f"{float(spread):.3g} x mean" for spread in (w.input_spread, w.output_spread)]
     spread = spreads[0].removeprefix("1 x ") if spreads[0] == spreads[1] else "{} in, {} out".format(*spreads)
     words = "" if spread == "0 x mean" else f" on average (standard deviation = {spread})"
@@ -186,8 +186,7 @@ def formats_in_words(served: Served) -> str:
 
 def _conditions(plan: Plan) -> Text:
     """Say which load, number of chips, mode and engine the answer assumes, each with the option that changes it."""
-    chips = "one scale-up domain" if plan.chips == plan.served.domain_chips else counted(plan.chips, "chip")
-    chips += " (--chips)"
+    chips = f"{counted(plan.chips, 'chip')}{', one whole system' * (plan.chips == plan.served.domain_chips)} (--chips)"
     if plan.prefill_system:
         chips = f"{plan.prefill_chips:,} prefill chips (--prefill-chips) and {plan.chips:,} decode chips (--chips)"
     rate = request_rate(plan.requests_per_second)
@@ -204,7 +203,7 @@ def _narrower_format(plan: Plan) -> str:
     if alternative is None or alternative.saving < LARGE_SAVING or not alternative.option.startswith(FORMAT_OPTIONS):
         return ""
     words = alternative.words[0].upper() + alternative.words[1:]
-    return f" {words} would cost about {100 * alternative.saving:.0f} % less ({alternative.option})."
+    return f" {words} would cost about {percent(alternative.saving)} less ({alternative.option})."
 
 
 def _cautions(plan: Plan) -> list[str]:
@@ -237,7 +236,7 @@ def _figure_table(plan: Plan) -> Grid:
         cells = [ranged(getattr(chosen_point(plan), field), limit_range, form, label="")]
         if limits:
             words, _, chance = limits.get(field, ("", 0.0, None))
-            cells.append(f"{words} ({chance:.0%})" if chance is not None and has_ranges else words)
+            cells.append(f"{words} ({percent(chance)})" if chance is not None and has_ranges else words)
         # Without the simulator the figures are means, also where limits are at a percentile.
         is_mean = any(CLOSED_FORM_MEANS in words for words in plan.warnings)
         suffix = "" if plan.percentile == "mean" else ", mean" if is_mean else f", {plan.percentile}"
@@ -287,8 +286,7 @@ def _warnings(plan: Plan, *, full: bool) -> list[str]:
     warnings = [*_evidence(plan, full=full), *(words for words in plan.warnings if words not in first_lines)]
     if cached and plan.sessions is None:
         warnings.append(
-            f"The cached share of {100 * cached:.0f} % is assumed: nothing holds it or takes time to load. "
-            "--sessions computes it."
+            f"The cached share of {percent(cached)} is assumed: nothing holds it or takes time to load. --sessions computes it."
         )
     if plan.session_cache is not None and not plan.session_cache.is_replayed:
         warnings.append(
@@ -346,7 +344,7 @@ def _evidence(plan: Plan, *, full: bool) -> list[str]:
         cheapest = plan.unmeasured
         if has_rent(plan):
             saving = 1 - cheapest.usd_per_million_output_tokens / plan.usd_per_million_output_tokens
-            gain = f"costs {usd(cheapest.usd_per_million_output_tokens)}, {100 * saving:.0f} % less"
+            gain = f"costs {usd(cheapest.usd_per_million_output_tokens)}, {percent(saving)} less"
         else:
             gain = f"yields {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
         # The same layout has less evidence with smaller chunks.
@@ -356,9 +354,9 @@ def _evidence(plan: Plan, *, full: bool) -> list[str]:
         cheapest, cost = plan.free, plan.usd_per_million_output_tokens
         saving = 1 - cheapest.usd_per_million_output_tokens / cost
         if saving > AS_CHEAP:
-            words = f"{100 * saving:.0f} % less: {cheapest.layout_text}"
+            words = f"{percent(saving)} less: {cheapest.layout_text}"
         elif saving < -AS_CHEAP:
-            words = f"{-100 * saving:.0f} % more, because it keeps to layouts with more evidence"
+            words = f"{percent(-saving)} more, because it keeps to layouts with more evidence"
         else:
             words = "the same"
         lines.append(f"Without your choices the plan costs {usd(cheapest.usd_per_million_output_tokens)}, {words}.")
@@ -382,8 +380,8 @@ def _sessions(plan: Plan) -> list[Text]:
     # Drawn sessions may repeat more than sessions do on average.
     repeated = max(cache.held_share, cache.hit_share)
     is_all = f"{cache.hit_share:.3f}" == f"{repeated:.3f}"
-    hits = "all of these are found" if is_all else f"{100 * cache.hit_share:.1f} % are found"
-    text = f"Prefix cache: {100 * repeated:.1f} % of prompt tokens repeat earlier ones, and {hits}."
+    hits = "all of these are found" if is_all else f"{percent(cache.hit_share, 1)} are found"
+    text = f"Prefix cache: {percent(repeated, 1)} of prompt tokens repeat earlier ones, and {hits}."
     if cache.held_share:
         needed = f"needs the {cache.needed_tier} tier" if cache.needed_tier else "is more than its tiers have"
         text += f" To find 95 % of what repeats, a replica stores {show(cache.needed_bytes, 'B')}, which {needed}."
@@ -397,14 +395,14 @@ def _tiers(plan: Plan, full: bool) -> list[RenderableType | None]:
         return []
     if not full:
         used = [tier for tier in cache.tiers if tier.hit_share >= LEAST_SHOWN] or list(cache.tiers[:1])
-        words = "; ".join(f"{tier.name} {show(tier.capacity, 'B')} finds {100 * tier.hit_share:.1f} %" for tier in used)
+        words = "; ".join(f"{tier.name} {show(tier.capacity, 'B')} finds {percent(tier.hit_share, 1)}" for tier in used)
         return [Text(f"Tiers of a replica: {words}; loads take {show(cache.load_seconds, 's')} of the first token on average.")]
     rows = [
         (
             tier.name, show(tier.capacity, "B"), show(tier.hold_seconds, "s") if tier.hold_seconds < LONG_HOLD else "always",
-            f"{tier.hit_share:.1%}",
+            percent(tier.hit_share, 1),
             tier.why_unused or (show(tier.load_seconds, "s") if tier.hit_share >= LEAST_SHOWN else "-"),
-            f"{tier.bandwidth_share:.0%}",
+            percent(tier.bandwidth_share),
         )
         for tier in cache.tiers
     ]  # fmt: skip
@@ -447,7 +445,7 @@ def _against(change: float) -> str:
     >>> _against(0.032), _against(-0.02), _against(-0.004)
     ('3 % more', '2 % less', 'the same')
     """
-    return "the same" if abs(change) < SAME else f"{100 * abs(change):.0f} % {'more' if change > 0 else 'less'}"
+    return "the same" if abs(change) < SAME else f"{percent(abs(change))} {'more' if change > 0 else 'less'}"
 
 
 def _fleet(plan: Plan) -> list[Text]:
@@ -462,7 +460,7 @@ def _fleet(plan: Plan) -> list[Text]:
     words += f": {size}"
     words += f"{spares} on {counted(fleet.hosts, 'host')} ({counted(fleet.chips, 'chip')}), "
     waiting = fleet.chips - (fleet.replicas + fleet.spare) * fleet.replica_chips
-    words += f"{100 * fleet.utilisation:.0f} % utilized"
+    words += f"{percent(fleet.utilisation)} utilized"
     if is_largest:
         words += f" at {request_rate(fleet.rate)}; {show(fleet.watts, 'W')}, from {power_in_words(plan.power)}"
     if has_rent(plan):
@@ -557,7 +555,7 @@ def _totals(plan: Plan) -> list[Text]:
     """Return the load of the deployment, the runner-up, and the share of measured runs inside such ranges."""
     transfer = f"; {show(plan.transfer_seconds, 's')} of KV transfer per request" if plan.transfer_seconds else ""
     load = f"{request_rate(plan.requests_per_second)}; {in_digits(plan.concurrency)} requests in flight"
-    lines = [Text(f"{load}; {100 * plan.utilisation:.0f} % utilization of prefill{transfer}.")]
+    lines = [Text(f"{load}; {percent(plan.utilisation)} utilization of prefill{transfer}.")]
     if plan.runner_up:
         runner_up = plan.runner_up
         lines.append(Text(f"Runner-up: {runner_up.layout_text}, batch {runner_up.batch:,}: {_compared_cost(plan)}."))
@@ -573,11 +571,11 @@ def _compared_cost(plan: Plan) -> str:
         return "the same cost" if has_rent(plan) else "the same output per chip"
     if not has_rent(plan):
         change = cost_difference / (1 + cost_difference)
-        return f"{100 * abs(change):.1f} % {'less' if change > 0 else 'more'} output per chip"
+        return f"{percent(abs(change), 1)} {'less' if change > 0 else 'more'} output per chip"
     if cost_difference > 0:
-        return f"{100 * cost_difference:.1f} % more expensive"
-    within = f"among layouts within {100 * AS_CHEAP:.1f} % in cost, the plan is the fastest"
-    return f"{-100 * cost_difference:.1f} % cheaper; {within}"
+        return f"{percent(cost_difference, 1)} more expensive"
+    within = f"among layouts within {percent(AS_CHEAP, 1)} in cost, the plan is the fastest"
+    return f"{percent(-cost_difference, 1)} cheaper; {within}"
 
 
 def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
@@ -664,7 +662,7 @@ def _elasticity_table(plan: Plan, width: int) -> RenderableType:
 
 
 def _signed(change: float) -> str:
-    return f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
+    return percent_change(change) if abs(change) >= 5e-4 else "0.0 %"
 
 
 def _alternative_table(plan: Plan) -> list[RenderableType | None]:

@@ -24,7 +24,7 @@ from steptime.pricing.price_list import PriceList
 from steptime.pricing.price_proposal import Proposal
 from steptime.pricing.self_hosting import SelfHosting
 from steptime.pricing.serving_costs import HOPPER, USUAL
-from steptime.units import DAY, HOUR, MILLION, counted, in_digits, request_rate, show
+from steptime.units import DAY, HOUR, MILLION, counted, in_digits, percent, request_rate, show
 
 if TYPE_CHECKING:
     from steptime.pricing.price_history import PriceHistory
@@ -62,7 +62,7 @@ def market_view(market: Market, *, width: int) -> Answer:
     Returns:
         The answer.
     """
-    cached = f", {market.mix.cached_share:.0%} of them cached".replace("%", " %") if market.mix.cached_share else ""
+    cached = f", {percent(market.mix.cached_share)} of them cached" if market.mix.cached_share else ""
     date_note = f"; prices and rents of {market.price_time}" if market.price_time else ""
     return Answer(
         sentence=_market_sentence(market),
@@ -270,8 +270,8 @@ def proposal_view(proposal: Proposal, *, full: bool) -> Answer:
     """
     base, model = proposal.list.base, proposal.model.rpartition("/")[2]
     ratio = in_digits(proposal.margin / proposal.utilisation, 2)
-    busy, mix, cost = f"{100 * proposal.utilisation:.0f} %", proposal.mix, proposal.cost
-    cached = f" ({100 * mix.cached_share:.0f} % cached)" if mix.cached_share else ""
+    busy, mix, cost = percent(proposal.utilisation), proposal.mix, proposal.cost
+    cached = f" ({percent(mix.cached_share)} cached)" if mix.cached_share else ""
     reasons = listing("Price: {name} | USD/M tokens: {written} | Reason: {reason}", proposal.lines, numbers=(1,))
     return Answer(
         sentence=f"At {proposal.margin:g}x the cost of chips that are busy {busy} of the day ({ratio}x the cost at full "
@@ -295,8 +295,8 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
         The answer.
     """
     model, fleet, mix = comparison.model.rpartition("/")[2], comparison.fleet, comparison.mix
-    cached = f" ({100 * mix.cached_share:.0f} % cached)" if mix.cached_share else ""
-    volume = f"{show(comparison.tokens_per_day, 'tokens')} a day"
+    cached = f" ({percent(mix.cached_share)} cached)" if mix.cached_share else ""
+    volume = f"{show(comparison.tokens_per_day)} tokens a day"
     conditions = (
         f"A request: {mix.input_tokens:,.0f} tokens in{cached}, {mix.output_tokens:,.0f} out at {comparison.speed:g} tok/s per "
         f"user, {_limit_words(comparison.ttft_limit)}; {request_rate(comparison.rate, 3)}. Own chips: weights in "
@@ -332,7 +332,7 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
             footnote(
                 f"Own: {counted(fleet.replicas + fleet.spare, 'replica')} of {counted(fleet.replica_chips, 'chip')}{spare}, on "
                 f"{counted(fleet.hosts, 'host')}; "
-                f"{100 * fleet.utilisation:.0f} % busy; {comparison.mode}, {comparison.layout} "
+                f"{percent(fleet.utilisation)} busy; {comparison.mode}, {comparison.layout} "
                 f"(evidence: {comparison.evidence}); first token within {show(comparison.ttft, 's')} (p90)."
             ),
         ],
@@ -350,15 +350,15 @@ def _break_even_words(comparison: SelfHosting) -> str:
             subject = "The median seller is" if several else "The API is"
             return f"{subject} cheaper at any volume: even a full fleet of the best size costs {in_digits(share, 2)}x as much."
         return f"Own chips cost less than {seller} only where they are nearly full."
-    text = f"A fleet of the best size for its volume costs less than {seller} from {show(level, 'tokens')} a day on"
+    text = f"A fleet of the best size for its volume costs less than {seller} from {show(level)} tokens a day on"
     if not several:
         return f"{text}."
     cheapest = comparison.provisions[0].name.removeprefix("API, ").removesuffix(" (cheapest)")
     lowest_share, lowest_level = comparison.cheapest_break_even_utilisation, comparison.cheapest_break_even_tokens_per_day
     if math.isfinite(lowest_level):
-        return f"{text}, and less than {cheapest}, the cheapest, from {show(lowest_level, 'tokens')} a day on."
+        return f"{text}, and less than {cheapest}, the cheapest, from {show(lowest_level)} tokens a day on."
     if lowest_share > 1:
-        return f"{text}; never less than {cheapest}: at full load it costs {in_digits(lowest_share, 2)}x as much."
+        return f"{text}. It costs at least {in_digits(lowest_share, 2)}x as much as {cheapest}, the cheapest seller."
     return f"{text}, and less than {cheapest}, the cheapest, only where it is nearly full."
 
 

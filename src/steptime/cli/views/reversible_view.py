@@ -16,7 +16,7 @@ from steptime.describe.kv_tradeoff import CacheTrade, HeldContext
 from steptime.reversible.avalanche import Mixing
 from steptime.reversible.memory_tradeoff import KINDS, Stacks
 from steptime.reversible.sboxes import SboxCard
-from steptime.units import show
+from steptime.units import percent, percent_change, show
 
 GLYPHS = {"plain": ("p", "red"), "checkpointed": ("c", "yellow"), "reversible": ("r", "green")}
 LETTERS, COLOURS = "FSARCnlro", ("green", "cyan", "blue", "white", "white", "red", "magenta", "yellow", "yellow")
@@ -38,7 +38,10 @@ def stacks_view(stacks: Stacks, *, width: int) -> Answer:
     saved, _, reversible = stacks.deepest()
     figures = [
         ("Closed form of the memory, two streams", show(stacks.streams, "B")),
-        ("FLOP relative to a plain stack", f"{reversible.arithmetic - 1:+.1%}; closed form {stacks.arithmetic - 1:+.1%}"),
+        (
+            "FLOP relative to a plain stack",
+            f"{percent_change(reversible.arithmetic - 1)}; closed form {percent_change(stacks.arithmetic - 1)}",
+        ),
         ("Time relative to a plain stack", f"{reversible.slowness:.2f}x; published 1.1x to 1.7x (MemCNN, RevNet)"),
     ]
     points = listing(
@@ -101,8 +104,8 @@ def mixing_view(mixing: Mixing, *, width: int) -> Answer:
     rows: list[tuple[str | Text, ...]] = []
     curves = []
     for letter, colour, curve in zip(LETTERS, COLOURS, mixing.curves, strict=True):
-        cells = [f"{curve.shares[n - 1]:.0%}" if n <= len(curve.shares) else "" for n in numbers]
-        expected = f"{curve.expected[-1]:.0%}" if curve.expected else "-"
+        cells = [percent(curve.shares[n - 1]) if n <= len(curve.shares) else "" for n in numbers]
+        expected = percent(curve.expected[-1]) if curve.expected else "-"
         rows.append((Text(letter, style=colour), curve.name, *cells, expected))
         x = np.arange(1, len(curve.shares) + 1)
         curves.append(Curve(x, curve.shares, "", colour, letter, (0, 3)))
@@ -112,16 +115,16 @@ def mixing_view(mixing: Mixing, *, width: int) -> Answer:
     )  # fmt: skip
     times = [(name, f"{rounds:,.0f}" if math.isfinite(rounds) else "never") for name, rounds in mixing.rounds.items()]
     chart = draw(
-        curves, Axis("rounds", 1, max_rounds, "{:.0f}".format, log=False), Axis("flipped", 0, 0.6, "{:.0%}".format, log=False),
+        curves, Axis("rounds", 1, max_rounds, "{:.0f}".format, log=False), Axis("flipped", 0, 0.6, percent, log=False),
         width, 13,
     )  # fmt: skip
     best, network = max(mixing.curves, key=lambda curve: curve.shares[-1]), mixing.trained
     return Answer(
-        sentence=f"After {len(best.shares)} rounds of {best.name}, one input bit flips {best.shares[-1]:.0%} of the output "
-        "bits; a cipher needs one half.",
-        conditions=f"A network of {network.inputs} inputs that learns majorities of groups: random {network.random:.1%} of "
-        f"outputs flip, trained {network.trained:.1%} ({network.accuracy:.1%} correct), the task itself "
-        f"{network.expected:.1%}.",
+        sentence=f"After {len(best.shares)} rounds of {best.name}, one input bit flips {percent(best.shares[-1])} of the "
+        "output bits; a cipher needs one half.",
+        conditions=f"A network of {network.inputs} inputs that learns majorities of groups: random "
+        f"{percent(network.random, 1)} of outputs flip, trained {percent(network.trained, 1)} "
+        f"({percent(network.accuracy, 1)} correct), the task itself {percent(network.expected, 1)}.",
         body=[grid, table("Rounds until each output depends on each input", "Rounds", rows=times, numbers=(1,))],
         details=[section("Share of output bits that flip; letters as in the table", [chart])], full_adds="chart",
     )  # fmt: skip

@@ -20,7 +20,7 @@ from steptime.scaling.rl_step import RlStep
 from steptime.scaling.scaling_laws import in_beyond
 from steptime.scaling.sizing_on_system import MachineBudget
 from steptime.scaling.sizing_plots import cost_curve
-from steptime.units import DAY, HOUR, counted, in_digits, show
+from steptime.units import DAY, HOUR, counted, in_digits, percent, show
 
 PARTS = (("training", "green", "o"), ("RL", "magenta", "+"), ("serving", "cyan", "x"))
 MARKS = ("o", "x", "+", "#", "%", "@")
@@ -115,9 +115,9 @@ def _demand_in_words(budget: Budget) -> str:
     if not served:
         return ""
     if math.isnan(lifetime):
-        return f" Served: {show(served, 'tokens')} in all; a rate such as --tokens-served 50M/day needs --lifetime."
-    daily = show(served / lifetime * DAY, "tokens")
-    return f" Served: {show(served, 'tokens')} in all, {daily} a day for {show(lifetime, 's')}."
+        return f" Served: {show(served)} tokens in all; a rate such as --tokens-served 50M/day needs --lifetime."
+    daily = show(served / lifetime * DAY)
+    return f" Served: {show(served)} tokens in all, {daily} a day for {show(lifetime, 's')}."
 
 
 def _bill_in_words(bill: Choice | MachineBudget) -> str:
@@ -133,7 +133,7 @@ def _laws_table(budget: Budget) -> Grid:
         "Law: {law} | Parameters: {params} | Tokens: {tokens} | Tokens / 20 N: {over_chinchilla:x} | "
         "Training share: {training_share:.0%} | Half: {half_cost:ratio} | Twice: {double_cost:ratio} | "
         "Tokens / optimal: {over_own:x} | Equal: {equality_cost:ratio} | Loss: {loss:.3f}",
-        budget.choices, title="By scaling law" + (f" (90 % range: {', '.join(with_range)})" if with_range else ""),
+        budget.choices, title="By scaling law" + (f" (90 % range for {', '.join(with_range)})" if with_range else ""),
         numbers=(1, 2), first_to_go=(9, 8, 7, 5, 6),
         params=lambda choice: ranged(choice.params, choice.ranges.get("params"), "count", label=""),
         tokens=lambda choice: ranged(choice.tokens, choice.ranges.get("tokens"), "count", label=""),
@@ -149,7 +149,7 @@ def _bill_meaning(budget: Budget, best: Choice) -> str:
         words = f"Serving: {served} FLOP x {eta:g} (--eta), since one serving FLOP costs as much as {eta:g} training FLOP. "
     rent = f" at {budget.rent * HOUR:.2f} USD per chip-hour" if math.isfinite(budget.rent) else ""
     days = f"{budget.training_days:g} d of training (--training-days)"
-    return f"{words}Chips: {budget.system}{rent}, {budget.mfu:.0%} MFU, {days}."
+    return f"{words}Chips: {budget.system}{rent}, {percent(budget.mfu)} MFU, {days}."
 
 
 def _bill_table(budget: Budget, best: Choice) -> Grid:
@@ -158,14 +158,14 @@ def _bill_table(budget: Budget, best: Choice) -> Grid:
     grid = table("", "Training-equivalent FLOP", "Share", "USD", "Chips", title=title, numbers=(1, 2, 3, 4))
     lifetime = f" for {budget.demand.lifetime / DAY:g} d"
     serving = _chips(best.serving_chips) + (lifetime if math.isfinite(best.serving_chips) else "")
-    likely = f", {1 - budget.demand.discard:.0%} likely" if budget.demand.discard else ""
+    likely = f", {percent(1 - budget.demand.discard)} likely" if budget.demand.discard else ""
     for name, flop, usd, chips in (
         ("Training", best.training_flop, best.training_usd, f"{_chips(best.training_chips)} for {budget.training_days:g} d"),
         ("RL", best.rl_flop, best.rl_usd, "-"),
         (f"Serving{likely}", best.serving_flop, best.serving_usd, serving),
     ):
         if flop:
-            grid.add_row(name, f"{flop:.3g}", f"{flop / best.total_flop:.0%}", money(usd), chips)
+            grid.add_row(name, f"{flop:.3g}", percent(flop / best.total_flop), money(usd), chips)
     grid.add_section()
     grid.add_row("Total", f"{best.total_flop:.3g}", "", money(best.usd), "")
     return grid
@@ -214,7 +214,7 @@ def _machine_table(machine: MachineBudget, budget: Budget) -> Grid:
         ("Tokens", show(best.tokens), show(machine.tokens)),
         ("Loss", f"{best.loss:.4f}", f"{machine.loss:.4f}"),
         ("Tokens / 20 N", write(best.over_chinchilla, "x"), write(machine.tokens / machine.params / 20, "x")),
-        ("MFU", f"{budget.mfu:.0%}", f"{machine.mfu:.0%}"),
+        ("MFU", percent(budget.mfu), percent(machine.mfu)),
         ("η (inference efficiency)", f"{budget.demand.eta:g}", write(machine.eta, ".2f")),
         ("Chips that train", f"{best.training_chips:,.0f}", f"{machine.training_chips:,}"),
         ("Days of training", f"{budget.training_days:g}", days),
@@ -452,7 +452,7 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
         (
             name,
             show(value, "s"),
-            f"{value / step.total:.{0 if value >= 0.01 * step.total else 1}%}",
+            percent(value / step.total, 0 if value >= 0.01 * step.total else 1),
             value / step.total,
             "green",
         )
@@ -465,19 +465,17 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
         cost = f" and costs {money(step.usd)}, {money(step.usd / output_tokens * 1e6)} per million of its "
         cost += f"{show(output_tokens)} output tokens"
         rent = f" Rent: {step.rent * HOUR:.2f} USD per chip-hour."
-    span = f"(90 % range {show(step.low, 's')} to {show(step.high, 's')})"
     overhead = ""
     if step.overhead >= LARGE_OVERHEAD * step.total:
-        overhead = f" Overhead is {step.overhead / step.total:.0%} of it ({show(step.overhead, 's')}), as in published steps "
-        overhead += "of two models."
+        overhead = f" Overhead is {percent(step.overhead / step.total)} of it ({show(step.overhead, 's')})."
     overlap = "" if step.on_policy else (
         "Rollout runs at the same time as log-probabilities and training: the longer of both counts, so that shares add up to "
-        "over 100%."
+        "over 100 %."
     )  # fmt: skip
     return Answer(
-        sentence=f"One RL step takes {show(step.total, 's')} {span}{cost}.{overhead}",
+        sentence=f"One RL step takes {ranged(step.total, (step.low, step.high), 's')}{cost}.{overhead}",
         conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout "
-        f"replicas of {step.layout}; training at {step.mfu:.1%} MFU (bf16).{rent}",
+        f"replicas of {step.layout}; training at {percent(step.mfu, 1)} MFU (bf16).{rent}",
         body=[bar_table(("Phase", "Time", "Share of the step", ""), rows, max(8, min(40, width - NARROW))), footnote(overlap)],
         warnings=[
             *step.notes,

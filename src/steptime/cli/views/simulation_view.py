@@ -25,7 +25,7 @@ from steptime.simulation.max_rate import HighestRate, RatePoint
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, at_percentile, latencies
 from steptime.simulation.simulation_result import Simulation
-from steptime.units import DAY, HOUR, counted, in_digits, request_rate, show
+from steptime.units import DAY, HOUR, counted, in_digits, percent, request_rate, show
 from steptime.workload.trace_files import few_requests_caution
 from steptime.workload.traffic import Traffic, repeated_share
 
@@ -108,11 +108,13 @@ def _notes(simulation: Simulation) -> list[str]:
     # Requests wait for sequence slots while the KV cache has room.
     is_full = a.verdict in (SATURATED, OVERLOADED) and a.batch >= FULL * slots and a.kv <= HALF
     if is_full and not simulation.fast_replicas:
-        words.append(f"the {slots:,} sequence slots are full while {a.kv:.0%} of the KV cache is taken: raise --max-sequences")
+        words.append(
+            f"the {slots:,} sequence slots are full while {percent(a.kv)} of the KV cache is taken: raise --max-sequences"
+        )
     if math.isnan(a.steady_from) and a.arriving:
         words.append("the run is too short for a steady state (--requests): throughput and cost include its start and its end")
     if max(pace.mixed_error, pace.decode_error) > WORTH_A_NOTE:
-        off = f"{pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed)"
+        off = f"{percent(pace.decode_error, 1)} (decode) and {percent(pace.mixed_error, 1)} (mixed)"
         words.append(f"the linear model of the step time has a mean error of {off}")
     return words
 
@@ -129,7 +131,7 @@ def uncached(traffic: Traffic) -> list[str]:
     if not (share := repeated_share(traffic)):
         return []
     hint = "prefill computes them again; --prefix-cache keeps them, such as hbm=20GB,host=1TB"
-    return [f"{share:.1%} of the prompts' blocks (hash_ids) occurred in earlier prompts: {hint}"]
+    return [f"{percent(share, 1)} of the prompts' blocks occurred in earlier prompts: {hint}"]
 
 
 def _limits(judged: Judged | None) -> list[Text]:
@@ -177,7 +179,7 @@ def _rates(simulation: Simulation) -> Either:
     slots, tokens = (f" of {policy.max_num_seqs:,}", f" of {policy.kv_tokens:,.0f} tokens")
     slots, tokens = ("", "") if simulation.fast_replicas else (slots, tokens)
     pools = ("fast", "slow") if simulation.fast_replicas else ("prefill", "decode")
-    busy = [f"{name} {share:.0%}" for name, share in zip(pools, a.pool_utilisation, strict=False)]
+    busy = [f"{name} {percent(share)}" for name, share in zip(pools, a.pool_utilisation, strict=False)]
     has_cost = math.isfinite(a.usd_per_million_output_tokens)
     cells = [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
@@ -186,9 +188,9 @@ def _rates(simulation: Simulation) -> Either:
         ("Output", show(a.output_tokens_per_second, "tok/s")),
         ("Output per chip", show(simulation.output_tokens_per_second_per_chip, "tok/s")),
         ("USD/M output tokens", usd(a.usd_per_million_output_tokens) if has_cost else "rent not known"),
-        ("Busy", ", ".join(busy) if len(a.pool_utilisation) > 1 else f"{a.utilisation:.0%} of the time"),
+        ("A step runs", ", ".join(busy) if len(a.pool_utilisation) > 1 else f"{percent(a.utilisation)} of the time"),
         ("Decode batch", f"{a.batch:,.1f}{slots} requests"),
-        ("KV cache taken", f"{a.kv:.0%}{tokens}"),
+        ("KV cache taken", f"{percent(a.kv)}{tokens}"),
         ("Mean queue", f"{a.queue:,.1f} requests"),
         ("Preemptions", f"{a.preemptions:,}"),
         ("Chips", f"{simulation.chips:,}"),
@@ -203,8 +205,8 @@ def _within(a: Answers) -> str:
     if not a.goodput:
         return "no request"
     if a.within_limits < 0.001:
-        return "fewer than 0.1% of requests"
-    return f"{a.within_limits:.1%}, {request_rate(a.goodput, 4)}"
+        return "fewer than 0.1 % of requests"
+    return f"{percent(a.within_limits, 1)}, {request_rate(a.goodput, 4)}"
 
 
 def _distribution(samples: dict[str, Any], width: int) -> RenderableType:
@@ -268,7 +270,7 @@ def _scaling(simulation: Simulation, width: int) -> RenderableType:
         ("Time per token, p90", show(a.tpot.p90, "s"), show(scaling.fixed_tpot, "s")),
     ]
     if simulation.limited:
-        rows.append(("Within the limits", f"{a.within_limits:.1%}", f"{scaling.fixed_within_limits:.1%}"))
+        rows.append(("Within the limits", percent(a.within_limits, 1), percent(scaling.fixed_within_limits, 1)))
     fixed = f"Fixed fleet of {scaling.largest:,}"
     words = (
         f"Autoscaler: {rule.minimum:,} to {counted(rule.maximum, 'replica')} for {in_digits(rule.target)} requests "
@@ -316,12 +318,12 @@ def _covered_hours(simulation: Simulation, rate: float) -> Text | None:
 def _cache(use: CacheUse) -> RenderableType:
     rows = [
         (
-            tier.name, f"{tier.hit_tokens:,.0f} tok", f"{tier.hit_share:.1%}", show(float(tier.bytes_read), "B"),
+            tier.name, f"{tier.hit_tokens:,.0f} tok", percent(tier.hit_share, 1), show(float(tier.bytes_read), "B"),
             show(float(tier.bytes_written), "B"),
         )
         for tier in use.by_tier
     ]  # fmt: skip
-    text = f"{use.hit_rate:.1%} of prompt tokens hit the cache"
+    text = f"{percent(use.hit_rate, 1)} of prompt tokens hit the cache"
     if use.recomputed:
         text += f"; {use.recomputed:,} tokens follow a block that prefill computes faster than the cache loads it"
     return Group(table("Prefix cache", "Hits", "Of all", "Read", "Written", rows=rows, numbers=(1, 2, 3, 4)), Text(text + "."))
@@ -342,7 +344,7 @@ def range_view(simulation: Simulation, ends: Mapping[float, Simulation], unlike:
     answers = [run.answers for run in runs.values()]
     limited = [
         ("Limits", *(run.limits.verdict if run.limits else "-" for run in runs.values())),
-        ("Within the limits", *(f"{a.within_limits:.1%}" for a in answers)),
+        ("Within the limits", *(percent(a.within_limits, 1) for a in answers)),
     ]
     rows = [
         ("First token, p90", *(show(a.ttft.p90, "s") for a in answers)),
@@ -371,7 +373,7 @@ def replay_lines(replay: Replay, *, full: bool) -> list[Text]:
     dollars = a.usd_per_million_output_tokens
     rate = f"{show(replay.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
     answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else rate
-    share = "the plan's rate" if replay.attempts == 1 else f"{replay.rate / replay.planned_rate:.0%} of the plan's rate"
+    share = "the plan's rate" if replay.attempts == 1 else f"{percent(replay.rate / replay.planned_rate)} of the plan's rate"
     load = f"{request_rate(replay.rate)}, {share}"
     head = Text.assemble((f"With random arrivals: {answer}", "bold green"), f"; the limits are met {percentile} at {load}.")
     return [head, *_limits(replay.simulation.limits), _verdict(a, None)] if full else [head]

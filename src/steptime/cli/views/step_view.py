@@ -17,7 +17,7 @@ from steptime.physics.chip_power import StepEnergy
 from steptime.physics.engine_parameters import DESCRIPTIONS
 from steptime.physics.layout import show_layout
 from steptime.physics.uncertainty import GROUP_WORDS
-from steptime.units import counted, show
+from steptime.units import counted, percent, show
 
 if TYPE_CHECKING:
     from steptime.questions.step_question import StepSummary
@@ -115,7 +115,7 @@ def _range_causes(shares: Mapping[str, float]) -> str:
         meaning = re.split("[,;]", DESCRIPTIONS[name]["line"])[0] if name in DESCRIPTIONS else ""
         words = f"from the {meaning}" if meaning else f"from {name}"
         words = "because a new group of runs differs from the fitted ones" if name == GROUP_WORDS else words
-        causes += [f"{100 * share:.0f} % {words}"] if share >= 0.005 else []
+        causes += [f"{percent(share)} {words}"] if share >= 0.005 else []
     return ", ".join(causes)
 
 
@@ -254,5 +254,5 @@ def memory_bar(memory: Memory, width: int, title: str = "Memory of a chip") -> R
     )  # fmt: skip
     parts = [(name, float(value), colour) for name, value, colour in uses if float(value) or name != "engine"]
     capacity, chip = float(memory.capacity), float(memory.chip_capacity)
-    share = f" for the engine ({capacity / chip:.0%} of the driver's {show(chip, 'B')})" if capacity < 0.999 * chip else ""
+    share = f" for the engine ({percent(capacity / chip)} of the driver's {show(chip, 'B')})" if capacity < 0.999 * chip else ""
     return stacked(parts, capacity, width, f"{title}, {show(capacity, 'B')}{share}")

@@ -23,7 +23,7 @@ from steptime.sweeps.plots import first_number, numbers, spread_out
 from steptime.sweeps.sensitivity_result import NEGLIGIBLE_VARIANCE_SHARE, Sensitivity, Swing
 from steptime.sweeps.sensitivity_result import written as write_input
 from steptime.sweeps.sweep_result import Column, Sweep
-from steptime.units import counted, in_digits, request_rate, show
+from steptime.units import counted, in_digits, percent, request_rate, show
 
 # Points of which each has a row, and designs of the Pareto front that are listed.
 MAX_TABLE_POINTS, MAX_DESIGN_ROWS = 24, 16
@@ -345,7 +345,7 @@ def _design_sentence(design: Design) -> str:
     # the present design may have no answer, such as a model that does not fit
     change = value / now - 1
     if np.isfinite(change):
-        size = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than" if abs(change) >= 0.005 else "as much as"
+        size = f"{percent(abs(change))} {'less' if change < 0 else 'more'} than" if abs(change) >= 0.005 else "as much as"
         text += f", {size} today ({_written(now, column.unit)})"
     text += f"; {counted(design.ties, 'other design')} {'is' if design.ties == 1 else 'are'} as good" if design.ties else ""
     return text + "."
@@ -393,7 +393,7 @@ def _assumptions(design: Design) -> list[str]:
         sizes = sizes[np.isfinite(sizes)] / 1e9
         low, high = float(sizes.min()), float(sizes.max())
         spread = high / low - 1
-        same = f"all have {in_digits(low, 4)} B parameters to within {max(spread, 0.001):.1%}"
+        same = f"all have {in_digits(low, 4)} B parameters to within {percent(max(spread, 0.001), 1)}"
         differ = f"they have {in_digits(low, 4)} to {in_digits(high, 4)} B parameters (--set arch.equal=total keeps them equal)"
         warnings.append(f"the quality of these models is not predicted: {same if spread < 0.02 else differ}")
     if WITHIN in design.sweep.fixed:
@@ -480,7 +480,7 @@ def _shares(sensitivity: Sensitivity, swing: Swing) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    return f"{max(share, 0.0):.1%}" if share < 0.0995 else f"{share:.0%}"
+    return percent(max(share, 0.0), 1) if share < 0.0995 else percent(share)
 
 
 def _tornado(sensitivity: Sensitivity, rows: list[Swing], width: int) -> Group | None:

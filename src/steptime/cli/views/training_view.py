@@ -45,7 +45,7 @@ from steptime.training.training_memory import PARTS
 from steptime.training.training_planner import SEARCH_TERM, Training
 from steptime.training.training_runs import TrainingRunCost
 from steptime.training.training_stack import CONSTANTS, TrainingEngine, load_stack, on_chip
-from steptime.units import DAY, counted, in_digits, share_in_words, show
+from steptime.units import DAY, counted, in_digits, percent, percent_change, show
 from steptime.validation.training_validation import TrainingValidation
 
 # Changes that the default output names.
@@ -72,7 +72,7 @@ def comparison_view(comparison: TrainComparison, *, width: int, full: bool) -> A
         run = (standing.run_low, standing.run_high), (standing.usd_low, standing.usd_high)
         grid.add_row(
             standing.system, f"{standing.chips:,}", show(standing.step, "s"), f"{standing.tokens_per_second_per_chip:,.0f}",
-            f"{standing.mfu:.0%}", _or_unknown(standing.run, run[0], lambda value: show(value, "s")),
+            percent(standing.mfu), _or_unknown(standing.run, run[0], lambda value: show(value, "s")),
             _or_unknown(standing.usd, run[1], usd), standing.layout,
         )  # fmt: skip
     misses = [
@@ -172,7 +172,7 @@ def training_view(
         timeline: The schedule of a step; None without pipeline stages.
         width: Columns of the terminal.
         full: Whether to add memory, the time of all operators, the run's figures and the schedule.
-        launcher: Stack whose command starts the run; "" if none can.
+        launcher: Stack whose command --launch would print; "" for none.
 
     Returns:
         Something that a console prints.
@@ -204,13 +204,13 @@ def _answer(training: Training) -> Text:
     step, job, run = training.step, training.job, training.run
     verb = {"pretrain": "Train", "sft": "Fine-tune", "lora": "Fine-tune (LoRA)"}[job.task]
     subject = f"{verb} {step.model} on {counted(training.chips, 'chip')} of {step.system}"
-    mfu = f"MFU {share_in_words(float(step.mfu_causal))}"
+    mfu = f"MFU {percent(float(step.mfu_causal), 1)}"
     if run is None:
         time = f"{_step_time(training)} per step, {mfu}."
         return Text.assemble((f"{subject}: ", "bold"), (time, "bold green"), " --tokens gives days and cost.")
     cost = f"{ranged(run.usd, (run.usd_low, run.usd_high), 'USD')}, " if math.isfinite(run.usd) else ""
     time = f"{ranged(run.seconds, (run.low, run.high), _days)}, {cost}{mfu}."
-    return Text.assemble((f"{subject} on {_tokens(run.tokens)} tokens: ", "bold"), (time, "bold green"))
+    return Text.assemble((f"{subject} on {show(run.tokens)} tokens: ", "bold"), (time, "bold green"))
 
 
 def _miss(training: Training, name: str) -> str:
@@ -232,27 +232,20 @@ def _days(seconds: float) -> str:
     return f"{in_digits(seconds / DAY)} days" if seconds >= DAY else show(seconds, "s")
 
 
-def _tokens(count: float) -> str:
-    """Write a number of tokens with a scale letter: 14.8T, 469B; in full below a million."""
-    scales = (1e12, "T"), (1e9, "B"), (1e6, "M"), (1.0, "")
-    scale, letter = next(pair for pair in scales if count >= pair[0] or pair[0] == 1.0)
-    return f"{in_digits(count / scale, 4)}{letter}"
-
-
 def _figures(training: Training, system: System, *, full: bool, launcher: str) -> list[tuple[str, str | Text]]:
     """Return the figures of a step and of the run, the shorter list without `full`."""
     step, job, run = training.step, training.job, training.run
     batch = f"{counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')} in {job.dtype}"
     # As the time of the step, with the allowance of a search.
     bubble, exposed = float(np.asarray(step.bubble)), training.search_factor * float(np.asarray(step.exposed))
-    slower = f"{training.runner_up}: {share_in_words(training.runner_up_slower - 1)} slower"
+    slower = f"{training.runner_up}: {percent(training.runner_up_slower - 1, 1)} slower"
     rows: list[tuple[str, str | Text]] = [
         ("Layout", heading(show_training_layout(step.layout))),
         ("Launch", f"--launch {launcher} prints the command" if launcher else ""),
         ("Risks", _risks(training)),
         ("Step", f"{_step_time(training)}: {batch}, stack {step.stack}"),
         ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
-        ("Pipeline bubble", f"{share_in_words(bubble)} of the step" if bubble else ""),
+        ("Pipeline bubble", f"{percent(bubble, 1)} of the step" if bubble else ""),
         ("Exposed communication", f"{show(exposed, 's')} per step" if exposed else ""),
         ("Host memory", _host_memory(training)),
         *_evidence(training),
@@ -261,8 +254,8 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
         rows += [
             ("Runner-up", slower if training.runner_up else ""),
             ("Bounds", f"{show(float(step.lower), 's')} without losses, {show(float(step.upper), 's')} without overlap"),
-            ("MFU, full attention", share_in_words(float(step.mfu_full))),
-            ("HFU, with recomputation", share_in_words(float(step.hfu))),
+            ("MFU, full attention", percent(float(step.mfu_full), 1)),
+            ("HFU, with recomputation", percent(float(step.hfu), 1)),
             ("Layouts tried", f"{training.evaluated_layouts:,}"),
         ]
     return rows + (_limits(training) + _run(run, system, full=full) if run is not None else [])
@@ -272,6 +265,8 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
 LIMIT_WORDS: Final[dict[str, Callable[[float], str]]] = {"deadline": lambda limit: show(limit, "s"), "budget": usd}
 # Share of a chip's memory above which a longer sequence or a fragmented allocator may not fit.
 FULL_SHARE = 0.9
+# Tokens of a step above which --batch was probably given in tokens: four times those of DeepSeek-V3 (15,360 x 4,096).
+MOST_TOKENS_PER_STEP = 2.5e8
 
 
 def _risks(training: Training) -> str:
@@ -281,8 +276,10 @@ def _risks(training: Training) -> str:
     risks = []
     if run is not None and run.failures >= 1:
         risks.append(f"a failure every {show(run.between_failures, 's')}")
+    if training.job.batch * training.job.seq > MOST_TOKENS_PER_STEP:
+        risks.append(f"a step of {show(training.job.batch * training.job.seq)} tokens: --batch counts sequences, not tokens")
     if share > FULL_SHARE:
-        risks.append(f"the fullest chip is {share_in_words(share, 0)} full")
+        risks.append(f"the fullest chip is {percent(share)} full")
     if training.evidence != MEASURED:
         risks.append("no run has this kind of layout")
     return "; ".join(risks)
@@ -307,18 +304,18 @@ def _limits(training: Training) -> list[tuple[str, str | Text]]:
 
 
 def _percent(probability: float) -> str:
-    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else share_in_words(probability, 0)
+    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else percent(probability)
 
 
 def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     """Return which layouts were measured, how many are about as fast, and the allowance of the search."""
     kind = "measured kind" if training.evidence == MEASURED else "no run has this kind of layout"
-    close = f"; of {training.close_layouts:,} layouts that fit within 3.5 % of the fastest, this has the fewest forms of "
+    close = f"; {training.close_layouts:,} layouts are within 3.5 % of the fastest, and this one has the fewest forms of "
     close += "parallelism and recomputation"
-    saving = share_in_words(training.unmeasured_saving, 0)
+    saving = percent(training.unmeasured_saving)
     unmeasured = f"{training.unmeasured}: {saving} less time, if its prediction holds (--evidence any)"
     allowance = (
-        f"all times are {share_in_words(training.search_factor - 1, 0)} longer than the layout's prediction, as layouts that a "
+        f"all times are {percent(training.search_factor - 1)} longer than the layout's prediction, as layouts that a "
         "search chose turned out; with --tp, --pp and so on nothing is added"
     )
     return [
@@ -332,9 +329,7 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
     failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}"
     is_single = run.checkpoint_every >= run.seconds * run.goodput * (1 - 1e-9)
     checkpoints = "one checkpoint, at the end" if is_single else f"a checkpoint every {show(run.checkpoint_every, 's')}"
-    overhead = (
-        f"; {share_in_words(run.overhead - 1, 0)} longer by evaluations, slow periods and the like" if run.overhead > 1 else ""
-    )
+    overhead = f"; {percent(run.overhead - 1)} longer by evaluations, slow periods and the like" if run.overhead > 1 else ""
     rent = f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"
     if math.isfinite(run.usd):
         spares = f" ({run.spares:,} spares included)" if run.spares else ""
@@ -346,7 +341,7 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
             rent += "; the range above is at this rent" if run.low < run.high else ""
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
-        ("Goodput", f"{share_in_words(run.goodput)}: {failures}; {checkpoints}{overhead}"),
+        ("Goodput", f"{percent(run.goodput, 1)}: {failures}; {checkpoints}{overhead}"),
         ("Rent", rent),
         ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
         ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
@@ -460,9 +455,10 @@ def training_errors_view(validation: TrainingValidation) -> RenderableType:
     ]
     if validation.memory:
         m = validation.memory
-        errors = f"median error {m['median']:.1%}, mean {m['mean']:.1%}, worst {m['worst']:.1%}, bias {m['bias']:+.1%}"
+        errors = f"median error {percent(m['median'], 1)}, mean {percent(m['mean'], 1)}, worst {percent(m['worst'], 1)}, "
+        errors += f"bias {percent_change(m['bias'])}"
         parts.append(Text(f"Peak memory of {counted(int(m['runs']), 'run')}: {errors}"))
-    parts.append(Text(f"Predicted to fit in memory: {validation.fitting:.1%} of the measured runs"))
+    parts.append(Text(f"Predicted to fit in memory: {percent(validation.fitting, 1)} of the measured runs"))
     if validation.unanswered:
         parts.append(heading(f"{counted(len(validation.unanswered), 'run')} without a prediction:"))
         parts += [Text(f"  {words}") for words in validation.unanswered[:MOST_NAMED]]
@@ -474,8 +470,8 @@ def training_errors_view(validation: TrainingValidation) -> RenderableType:
 
 def _errors_table(title: str, errors: dict[str, dict[str, float]]) -> Grid:
     rows = [
-        (value, f"{e['runs']:,.0f}", *(f"{e[name]:.1%}" for name in ("median", "mean", "p90")), f"{e['bias']:+.1%}",
-         f"{e['coverage']:.0%}")
+        (value, f"{e['runs']:,.0f}", *(percent(e[name], 1) for name in ("median", "mean", "p90")), percent_change(e['bias']),
+         percent(e['coverage']))
         for value, e in errors.items()
     ]  # fmt: skip
     return table("", "Runs", "Median", "Mean", "p90", "Bias", "Covered", rows=rows, title=title, numbers=range(1, 7))
@@ -595,7 +591,7 @@ def _summary(timeline: Timeline) -> Text:
     """Return time, idle time and micro-batches in flight in one line."""
     min_idle, max_in_flight = float(timeline.idle.min()), float(timeline.in_flight.max())
     idle = (
-        f"the busiest device idles {show(min_idle, 's')} ({share_in_words(min_idle / timeline.total)})"
+        f"the busiest device idles {show(min_idle, 's')} ({percent(min_idle / timeline.total, 1)})"
         if min_idle
         else "the busiest device is never idle"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from steptime.cli.views.terminal_plots import Axis, Curve, draw
 from steptime.cli.views.widgets import Answer, Grid, footnote, listing, table, write
 from steptime.errors import install_hint
 from steptime.physics.bias_correction import Anchors, Factor
-from steptime.units import counted
+from steptime.units import counted, percent, percent_change
 from steptime.validation.data_quality import DOUBTFUL, WRONG
 from steptime.validation.predictions import MOST_SIMULATED
 from steptime.validation.published_deployments import BALANCED_WITHIN, BUSY_POLLING_STEPS, POLLING_STEPS, is_dated
@@ -154,9 +154,8 @@ def _error_sentence(validation: Validation) -> str:
     claims = []
     for name, quantity_errors in validation.tables.items():
         errors = quantity_errors["all"]
-        covered = f" ({100 * errors['coverage']:.0f} % of {in_runs(errors['runs'])} in the 90 % range)"
-        share = percent(errors["median"]).replace("%", " %")
-        claim = f"{share} in {QUANTITIES[name][0].lower()}{QUANTITIES[name][1:]}"
+        covered = f" ({percent(errors['coverage'])} of {in_runs(errors['runs'])} in the 90 % range)"
+        claim = f"{error_in_percent(errors['median'])} in {QUANTITIES[name][0].lower()}{QUANTITIES[name][1:]}"
         claims.append(claim + ("" if math.isnan(errors["coverage"]) else covered))
     if claims:
         return f"Median error: {', '.join(claims)}."
@@ -216,9 +215,10 @@ def _error_table(title: str, errors: Mapping[str, Mapping[str, float]]) -> Grid:
 
 
 def _error_cells(errors: Mapping[str, float]) -> list[str]:
-    shares = [percent(errors[key]) for key in ("median", "mean", "p90")]
-    covered = "" if math.isnan(errors["coverage"]) else f"{errors['coverage']:.0%}"
-    return [f"{errors['runs']:,}", *shares, percent(errors["bias"], "+"), f"{errors['within_25']:.0%}", covered]
+    shares = [error_in_percent(errors[key]) for key in ("median", "mean", "p90")]
+    covered = "" if math.isnan(errors["coverage"]) else percent(errors["coverage"])
+    bias = error_in_percent(errors["bias"], percent_change)
+    return [f"{errors['runs']:,}", *shares, bias, percent(errors["within_25"]), covered]
 
 
 def _group_table(title: str, groups: Mapping[str, Any], room: int) -> Grid:
@@ -259,22 +259,22 @@ def _in_few_lines(lines: Sequence[str], verb: str, of_all: str = "") -> list[str
     ]
 
 
-def percent(share: float, sign: str = "") -> str:
-    """Write a share in at most six characters.
+def error_in_percent(share: float, form: Callable[[float, int], str] = percent) -> str:
+    """Write an error in at most seven characters.
 
     Args:
-        share: the share.
-        sign: "+" to show the sign of positive shares.
+        share: the error, relative to the measured value.
+        form: writes a share with digits after the point: `percent`, or `percent_change` to show the sign.
 
     Returns:
         Per cents.
 
-    >>> percent(0.0834), percent(1.376), percent(97.4), percent(-0.021, "+"), percent(3.0, "+")
-    ('8.3%', '138%', '>999%', '-2.1%', '+300%')
+    >>> error_in_percent(0.0834), error_in_percent(97.4), error_in_percent(-0.021, percent_change)
+    ('8.3 %', '>999 %', '-2.1 %')
     """
     if share >= 9.995:
-        return ">999%"
-    return f"{share:{sign}.{0 if abs(share) >= 0.9995 else 1}%}"
+        return ">999 %"
+    return form(share, 0 if abs(share) >= 0.9995 else 1)
 
 
 def calibration_view(calibrated: Calibrated, *, tables: Mapping[str, Mapping[str, Any]], path: str) -> Answer:
@@ -299,7 +299,8 @@ def calibration_view(calibrated: Calibrated, *, tables: Mapping[str, Mapping[str
         for quantity, of_all in quantity_errors.items()
     }
     medians = [
-        f"{QUANTITY_LABELS[name]} {percent(of_all['all']['median'])} ({before}: {percent(old['all']['median'])})"
+        f"{QUANTITY_LABELS[name]} {error_in_percent(of_all['all']['median'])} "
+        f"({before}: {error_in_percent(old['all']['median'])})"
         for name, of_all in tables.get(fitted, {}).items()
         if (old := tables.get(before, {}).get(name))
     ]

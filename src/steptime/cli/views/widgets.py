@@ -21,7 +21,7 @@ from rich.text import Text
 
 from steptime.errors import replace_controls
 from steptime.hardware.rental_prices import usd
-from steptime.units import counted, in_digits, show
+from steptime.units import counted, in_digits, percent, show
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 # Glyphs of a stacked bar, which differ without colour too.
@@ -70,7 +70,7 @@ def write(value: Any, form: Form = "") -> str:
         value: A number or a text.
         form: A unit, such as "s" or "USD"; "count": with a letter from a million on; "digits" or "digits4": in 3 or 4
             digits, with the unit that follows; "x" or "ratio": a ratio in three digits or with two decimals; "or -": a count,
-            and "-" for none; else a format of Python, by default with commas.
+            and "-" for none; ".1%": a share; else a format of Python, by default with commas.
 
     Returns:
         The text; "-" for a number that is not finite.
@@ -91,6 +91,8 @@ def write(value: Any, form: Form = "") -> str:
     if form.startswith("digits"):
         digits, _, unit = form.removeprefix("digits").partition(" ")
         return f"{in_digits(value, int(digits or 3))} {unit}".rstrip()
+    if form.endswith("%"):
+        return percent(value, int(form[1:-1]))
     if form in ("x", "ratio"):
         return f"{in_digits(value) if form == 'x' else format(value, ',.2f')}x"
     return format(value, ",") if form in ("", "or -") else format(value, form)
@@ -410,7 +412,7 @@ def share_table(
     ranked = sorted(((float(value), name) for name, value in values.items()), key=lambda pair: -pair[0])
     total = sum(value for value, _ in ranked) or 1.0
     rows = [
-        (name, write(value, form), f"{value / total:.1%}", value / total, colours.get(name, "white"))
+        (name, write(value, form), percent(value / total, 1), value / total, colours.get(name, "white"))
         for value, name in ranked
         if value >= least * total
     ]

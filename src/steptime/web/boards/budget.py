@@ -15,7 +15,7 @@ from steptime.number_checks import Array
 from steptime.scaling.lifetime_compute import Demand, Target, lifetime_bill, read_target
 from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.scaling_laws import load_law, tokens_for
-from steptime.units import in_digits, show
+from steptime.units import in_digits, percent, show
 from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider, text
 from steptime.web.page_subject import at_field, catalog_model
 
@@ -125,15 +125,15 @@ def _ratios(quality: str, law: str, rl: float, eta: float) -> Array:
 
 
 def _sentence(inputs: Inputs, best: Any) -> str:
-    shares = [f"training {100 * best.training_share:.0f} %"]
-    shares += [f"RL {100 * best.rl_flop / best.total_flop:.0f} %"] if inputs.rl else []
+    shares = [f"training {percent(best.training_share)}"]
+    shares += [f"RL {percent(best.rl_flop / best.total_flop)}"] if inputs.rl else []
     advice = "A smaller model needs far more training; a larger model costs more per served token."
     if best.serving_flop <= best.training_flop / 10:
         advice = "Few tokens are served, so training is nearly the whole cost."
     return (
         f"For the quality of {inputs.quality} and {show(inputs.served * TERA)} served tokens, the cheapest model has "
         f"{show(best.params)} parameters and trains on {show(best.tokens)} tokens, {in_digits(best.over_chinchilla, 2)} times "
-        f"Chinchilla's. Cost: {', '.join(shares)} and serving {100 * best.serving_flop / best.total_flop:.0f} %. {advice}"
+        f"Chinchilla's. Cost: {', '.join(shares)} and serving {percent(best.serving_flop / best.total_flop)}. {advice}"
     )
 
 

@@ -10,7 +10,7 @@ from steptime.blackboard.token_cost import cost_per_token, kv_bytes_from_tier
 from steptime.lecture.current_figures import build_pair
 from steptime.number_checks import Array
 from steptime.svg import PARTS, in_colours
-from steptime.units import MILLION, show
+from steptime.units import MILLION, percent, show
 from steptime.web.board import Answer, Board, Figure, Shared, question_input, slider
 from steptime.web.page_subject import Replica, decode_call, load_replica, show_step_sum, step_command
 
@@ -112,7 +112,7 @@ def _wall(inputs: Inputs, replica: Replica, contexts: Array) -> float:
 def _sentence(inputs: Inputs, total: float, times: float, share: float, grown: dict[str, float], wall: float) -> str:
     words = f"At {inputs.context:,} tokens a step of {inputs.batch:,} sequences takes {show(total, 's')}"
     longer = f"{times:.3g} times as long as" if times >= 1.05 else "hardly longer than"
-    words += f", {longer} at a short context; {share:.0%} of the step reads KV caches. "
+    words += f", {longer} at a short context; {percent(share)} of the step reads KV caches. "
     if inputs.context > wall:
         return words + (
             f"The memory is full at {wall:,.0f} tokens." if wall else "This batch does not fit the memory at any context."

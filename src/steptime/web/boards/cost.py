@@ -12,7 +12,7 @@ from steptime.hardware.system import Rent, System
 from steptime.lecture.current_figures import build_pair
 from steptime.number_checks import Array, Number
 from steptime.svg import in_colours
-from steptime.units import HOUR, MILLION, in_digits, show
+from steptime.units import HOUR, MILLION, in_digits, percent, show
 from steptime.web.board import Answer, Board, Figure, Shared, question_input, slider
 from steptime.web.page_subject import WrongField, command, decode_call, layout_options, load_replica, python_command
 
@@ -129,7 +129,7 @@ def _sentence(inputs: Inputs, cost: float, slow: float, batch: float, room: floa
     if slow >= 0.98 * cost:
         return words + "A slow mode with a larger batch would save nothing: this is the cheapest batch that fits."
     if slow >= 0.75 * cost:
-        return words + f"A batch of {batch:,.0f} would save {1 - slow / cost:.0%}: this cost is already near the minimum."
+        return words + f"A batch of {batch:,.0f} would save {percent(1 - slow / cost)}: this cost is already near the minimum."
     return words + f"A batch of {batch:,.0f} would cost {usd(slow)}: here too few sequences share {SHARED[shared]}."
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from steptime.reversible import memory_tradeoff as memory
 from steptime.reversible.avalanche import cipher_curve, network_curve
-from steptime.units import show
+from steptime.units import percent, show
 from steptime.web.board import Answer, Board, Figure, Shared, finite_figures, slider
 
 # Pairs of blocks per cipher.
@@ -109,14 +109,14 @@ def _sentence(inputs: Inputs, shares: dict[str, list[float | None]], plain: floa
     feistel, network = shares["feistel"][inputs.rounds - 1] or 0.0, shares["network"][inputs.rounds - 1] or 0.0
     after = "1 round" if inputs.rounds == 1 else f"{inputs.rounds} rounds"
     words = (
-        f"After {after}, one flipped bit changes {100 * feistel:.0f} % of the bits of a Feistel cipher and "
-        f"{100 * network:.0f} % of the signs of a network: a cipher needs half, a network keeps similar inputs similar. "
+        f"After {after}, one flipped bit changes {percent(feistel)} of the bits of a Feistel cipher and "
+        f"{percent(network)} of the signs of a network: a cipher needs half, a network keeps similar inputs similar. "
     )
     if plain <= undone:
         return words + "A Feistel layer is invertible, but with so few layers this does not save memory."
     return words + (
         f"A Feistel layer is invertible: {inputs.layers} such layers keep {show(undone, 'B')} instead of {show(plain, 'B')}, "
-        f"at {100 * (flop_ratio - 1):.0f} % more arithmetic."
+        f"at {percent(flop_ratio - 1)} more arithmetic."
     )
 
 

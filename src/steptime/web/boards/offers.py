@@ -9,7 +9,7 @@ import numpy as np
 
 from steptime.pricing.market import Mix, family_named
 from steptime.pricing.price_lookup import NEWEST, Offer, find_offers
-from steptime.units import counted, in_digits
+from steptime.units import counted, in_digits, percent
 from steptime.web.board import Answer, Board, Figure, Shared, columns, finite_figures, is_config, question_input, slider
 from steptime.web.page_subject import WrongField, at_field, catalog_model
 
@@ -74,7 +74,7 @@ def answer(inputs: Inputs) -> Answer:
         ),
         formula=tuple(
             f"{offer.provider}: {inputs.prompt:,} x ${offer.input:g} + {inputs.output:,} x ${offer.output:g} per million"
-            + (f", {inputs.cached:.0%} of the prompt cached" if inputs.cached else "")
+            + (f", {percent(inputs.cached)} of the prompt cached" if inputs.cached else "")
             for offer in offers[:MAX_OFFERS]
         ),
         notes=(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from steptime.physics.step import ledger_of_step
 from steptime.physics.time_ledger import Entry
-from steptime.units import counted, show
+from steptime.units import counted, percent, show
 from steptime.web.board import Answer, Board, Figure, Shared, columns, question_input, slider
 from steptime.web.page_subject import Replica, decode_call, load_replica, step_command
 
@@ -120,7 +120,7 @@ def _sentence(
         f"At {counted(inputs.batch, 'sequence')} on {counted(replica.chips, 'chip')}, {longest.name} takes most: "
         f"{show(longest.seconds, 's')} at {longest.intensity:.3g} FLOP per byte, where {bound} is the limit. "
         f"{len(memory_bound)} of {counted(len(operators), 'operator')} wait for memory. Network and overheads take "
-        f"{100 * (1 - share):.0f} % of the step."
+        f"{percent(1 - share)} of the step."
     )
 
 

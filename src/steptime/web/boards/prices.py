@@ -13,7 +13,7 @@ from steptime import blackboard
 from steptime.lecture.current_figures import kv_bytes
 from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import Ideal, IdealReading, PriceReading, read_prices
-from steptime.units import in_digits, show
+from steptime.units import in_digits, percent, show
 from steptime.web.board import Answer, Board, Figure, Shared, columns, finite_figures, slider
 from steptime.web.page_subject import WrongField, at_field
 
@@ -131,7 +131,7 @@ def _sentence(inputs: Inputs, estimate: PriceReading, kv: Reading) -> str:
     ideal = estimate.ideal
     first = (
         f"Output costs {in_digits(ideal.ratio)} times as much as input: by the lecture, decode uses "
-        f"{100 * ideal.decode_utilisation:.0f} % of the arithmetic. "
+        f"{percent(ideal.decode_utilisation)} of the arithmetic. "
     )
     if not kv.identifiable:
         return first + f"The list does not determine the KV bytes: {kv.reason}."

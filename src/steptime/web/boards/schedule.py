@@ -11,7 +11,7 @@ from steptime.errors import InputError
 from steptime.training.schedule_timeline import KIND_NAMES, simulate_step, timeline
 from steptime.training.schedules.schedule import Schedule, schedule_named
 from steptime.training.schedules.work_order import KINDS
-from steptime.units import in_digits
+from steptime.units import in_digits, percent
 from steptime.web.board import Answer, Board, Figure, Shared, choice, columns, question_input, slider
 from steptime.web.page_subject import python_command
 
@@ -89,8 +89,8 @@ def answer(inputs: Inputs) -> Answer:
         ),
         formula=(
             f"step = M (f + b) + idle = {m} x ({f:g} + {b:g}) + {in_digits(total - m * (f + b))} = {in_digits(total)}",
-            f"idle share = {in_digits(idle)} / {in_digits(total)} = {100 * idle / total:.1f} %",
-            f"GPipe: (P - 1) / (M + P - 1) = {p - 1} / {m + p - 1} = {100 * gpipe:.1f} %",
+            f"idle share = {in_digits(idle)} / {in_digits(total)} = {percent(idle / total, 1)}",
+            f"GPipe: (P - 1) / (M + P - 1) = {p - 1} / {m + p - 1} = {percent(gpipe, 1)}",
         ),
         **snippets,
     )  # fmt: skip
@@ -125,13 +125,13 @@ def _sentence(schedule: Schedule, idle: float, total: float, peak: float, gpipe:
     share = idle / total
     words = (
         f"A step takes as long as {in_digits(total)} forward passes. One device is idle for up to {in_digits(idle)} of "
-        f"them, {100 * share:.0f} %. A device stores activations of up to {in_digits(peak)} micro-batches. "
+        f"them, {percent(share)}. A device stores activations of up to {in_digits(peak)} micro-batches. "
     )
     if share > 0.25:
         return words + "More micro-batches reduce the idle share, but a larger batch learns less per token."
     if schedule.name in ("gpipe", "1f1b"):
         return words + "GPipe and 1F1B have the same idle time; 1F1B frees activations earlier."
-    return words + f"GPipe is idle for {100 * gpipe:.0f} % of its step."
+    return words + f"GPipe is idle for {percent(gpipe)} of its step."
 
 
 BOARD = Board(

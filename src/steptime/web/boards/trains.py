@@ -10,7 +10,7 @@ import numpy as np
 from steptime.blackboard.decode_latency import mean_wait, worst_wait
 from steptime.lecture.current_figures import drains
 from steptime.number_checks import Array
-from steptime.units import show
+from steptime.units import percent, show
 from steptime.web.board import Answer, Board, Figure, Shared, question_input, slider
 
 # Model and system of the simulation; their step is shorter than any interval of the board.
@@ -115,7 +115,7 @@ def _sentence(step: float, arrivals: float, took: Any, full: float, mean: float,
         f"({show(mean, 's')} by the closed form), {show(worst, 's')} if it just missed a batch. "
     )
     if full > 0.8 or took.max() > worst * 1.02:
-        return words + f"Batches are {100 * full:.0f} % full, and some requests find no slot: they wait for the next batch."
+        return words + f"Batches are {percent(full)} full, and some requests find no slot: they wait for the next batch."
     return words + "While batches are not full, this does not depend on the rate: only a shorter step helps."
 
 
