@@ -112,7 +112,7 @@ def test_a_pasted_config_and_a_pasted_system_are_those_of_the_catalogue():
     "body, field, says",
     [
         ({"batch": 0}, "batch", "batch must be at least 1"),
-        ({"batch": 1e9}, "batch", "batch must be at most 65536"),
+        ({"batch": 1e9}, "batch", "batch must be at most 65,536"),
         ({"batch": 1.5}, "batch", "batch must be a whole number"),
         ({"batch": "many"}, "batch", "batch must be a whole number"),
         ({"batch": None}, "batch", "batch must be a whole number"),

@@ -47,3 +47,5 @@ def test_a_wrong_quality_is_told_at_its_field(quality):
     answer = CLIENT.post(ROUTE, json={"quality": quality})
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["field"] == "quality"
+    # The message names the field of the page, not the option of the command line.
+    assert "--" not in answer.json()["detail"][0]["msg"]

@@ -284,7 +284,7 @@ def test_a_batch_beyond_the_corner_saves_at_most_the_factor_of_the_text():
     corner = float(evaluate(dict(defaults()))["best_batch"])
     share = engine_seconds(model, system, corner, 400) / corner
     assert share / (engine_seconds(model, system, 65_536, 400) / 65_536) == pytest.approx(2.69, abs=0.05)
-    assert "in a real engine at most 2.7 times" in lecture_html(is_live=False)
+    assert "In a real engine at most 2.7 times" in lecture_html(is_live=False)
 
 
 def test_numbers_written_in_the_text_are_those_of_the_functions():

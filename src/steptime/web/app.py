@@ -305,8 +305,9 @@ def _worded(issue: dict[str, Any]) -> str:
     """Return a validation error in the words of the command line."""
     name, context = str(issue["loc"][-1]) if issue["loc"] else "the request", issue.get("ctx") or {}
     words = {
-        "greater_than_equal": f"must be at least {context.get('ge')}",
-        "less_than_equal": f"must be at most {context.get('le')}",
+        "greater_than_equal": f"must be at least {context.get('ge', 0):,.12g}",
+        "less_than_equal": f"must be at most {context.get('le', 0):,.12g}",
+        "string_type": "must be text",
         "extra_forbidden": "is not an input of this board",
         "missing": "is missing",
         "string_too_long": f"must have at most {context.get('max_length')} characters",

@@ -8,6 +8,7 @@ Names are searched in the catalogue only: no name from the network opens another
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tempfile
 import tomllib
@@ -259,7 +260,8 @@ def at_field(field: str, function: Callable[..., Output], *arguments: Any, **opt
     except WrongField:
         raise
     except InputError as error:
-        raise WrongField(field, str(error)) from None
+        # The page has fields and no options.
+        raise WrongField(field, re.sub(r"^--[\w-]+(?=:)", field, str(error))) from None
     except RecursionError:
         raise WrongField(field, f"{field}: the text is nested too deeply") from None
 

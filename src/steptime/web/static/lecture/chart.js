@@ -44,7 +44,7 @@ function tickText(value, unit) {
   if (unit in DATA.scales || unit.startsWith("USD")) return written(value, unit);
   if (value >= 1e15) return `${inDigits(value / 1e12, 5)} T`;
   if (value >= 1e6) return written(value).replace(" million", " M").replace(" billion", " B").replace(" trillion", " T");
-  return value >= 1e4 ? `${inDigits(value / 1e3, 3)} k` : inDigits(value, 3);
+  return value >= 1e5 ? `${inDigits(value / 1e3, 3)} k` : inDigits(value, 3);
 }
 
 const WIDTHS = new Map();
@@ -122,14 +122,20 @@ class Plane {
     return points;
   }
 
-  // Cost of a text at a place: lines behind it, other texts under it, and what is outside the picture.
-  conflicts([x1, y1, x2, y2], boxes) {
+  // Cost of a text at a place: lines behind it, other texts under it, and what is outside the picture. A cost above `most` is not counted to its end.
+  conflicts([x1, y1, x2, y2], boxes, start = 0, most = Infinity) {
     const { top, right, bottom, left } = this.margin;
-    let cost = 0;
-    for (const line of this.traces) for (const [x, y] of line) if (x > x1 - 2 && x < x2 + 2 && y > y1 - 2 && y < y2 + 2) cost += 1;
-    for (const [a, b, c, d] of boxes) if (a < x2 + 4 && c > x1 - 4 && b < y2 + 2 && d > y1 - 2) cost += c - a > 2 ? 60 : 5;  // a thin box is an upright
     const out = Math.max(left + 2 - x1, 0) + Math.max(x2 - (this.width - right + 4), 0) + Math.max(top - 16 - y1, 0) + Math.max(y2 - (this.height - bottom - 2), 0);
-    return cost + (out > 0 ? 40 + 3 * out : 0);
+    let cost = start + (out > 0 ? 40 + 3 * out : 0);
+    for (const [a, b, c, d] of boxes) if (a < x2 + 4 && c > x1 - 4 && b < y2 + 2 && d > y1 - 2) cost += c - a > 2 ? 60 : 5;  // a thin box is an upright
+    for (const line of this.traces) {
+      if (cost >= most) return cost;
+      for (let n = 0; n < line.length; n += 1) {
+        const [x, y] = line[n];
+        if (x > x1 - 2 && x < x2 + 2 && y > y1 - 2 && y < y2 + 2) cost += 1;
+      }
+    }
+    return cost;
   }
 
   // Width of a name as it is drawn; 7.9 pixels a character where the picture is not shown.
@@ -153,11 +159,12 @@ class Plane {
       if (!points.length) continue;
       const wide = this.nameWidth(name);
       let best = null;
-      for (let step = 0; step <= 16; step += 1) {
+      // Places farther from the end cost more, so the search ends where they cannot be better.
+      for (let step = 0; step <= 16 && !(best?.cost <= 0.6 * step); step += 1) {
         const part = atLeft ? step / 16 : 1 - step / 16;
         const [x, y] = points[Math.round(part * (points.length - 1))];
         for (const [dx, dy] of [[-wide - 4, -8], [6, -8], [-wide - 4, 18], [6, 18], [-wide - 12, 5], [12, 5], [-wide / 2, -12], [-wide / 2, 22]]) {
-          const box = [x + dx, y + dy - 12, x + dx + wide, y + dy + 3], cost = this.conflicts(box, this.boxes) + 0.6 * step;
+          const box = [x + dx, y + dy - 12, x + dx + wide, y + dy + 3], cost = this.conflicts(box, this.boxes, 0.6 * step, best?.cost);
           if (!best || cost < best.cost) best = { box, cost };
         }
       }
@@ -219,13 +226,9 @@ class Chart {
     // Few whole numbers, such as racks, have no values between them.
     const isWhole = VARIABLES.get(this.spec.x.value)?.whole && !xs.log && xs.high - xs.low <= 16;
     const xValues = isWhole ? range(Math.floor(xs.high) - Math.ceil(xs.low) + 1).map((n) => Math.ceil(xs.low) + n) : Array.from({ length: POINTS }, (_, n) => xs.log ? xs.low * (xs.high / xs.low) ** (n / (POINTS - 1)) : xs.low + (xs.high - xs.low) * n / (POINTS - 1)).concat(extra).sort((a, b) => a - b);
-    const columns = Object.fromEntries(names.map((name) => [name, []]));
-    for (const value of xValues) {
-      const at = derive({ ...this.base, [this.spec.x.value]: value }, names);
-      for (const name of names) columns[name].push(at[name]);
-      // Lines of the lecture's numbers have names that end in "spoken".
-      for (const { value: name, of } of this.spoken) (columns[name] ||= []).push(derive({ ...this.base, ...this.words, [this.spec.x.value]: value }, [of])[of]);
-    }
+    const columns = deriveColumns(this.base, this.spec.x.value, xValues, names);
+    // Lines of the lecture's numbers have names that end in "spoken".
+    for (const { value: name, of } of this.spoken) columns[name] = deriveColumns({ ...this.base, ...this.words }, this.spec.x.value, xValues, [of])[of];
     return { xValues, columns };
   }
 
@@ -234,9 +237,8 @@ class Chart {
     Object.assign(this, { base, words, step });
     this.spoken = this.spec.lines.filter((line) => line.of && step.show.includes(line.value));
     const shown = this.lines.filter((line) => step.show.includes(line.value));
-    const goal = this.domain(all, shown);
     // Axes keep still while a number moves, and settle after.
-    if (!this.view || !changing) this.settle(goal);
+    if (!this.view || !changing) this.settle(this.domain(all, shown));
     this.paint(all);
   }
 
@@ -318,7 +320,8 @@ class Chart {
       this.dot.setAttribute("cy", py);
       this.tag.textContent = arrow + written(y, unitOf(step.point) || spec.y.unit);
       // The number stands where it covers the fewest lines; the names of the lines make room for it.
-      plane.traces = named.map(({ xs, ys }) => plane.trace(xs, ys));
+      // A measured run counts as much as a line through the number.
+      plane.traces = [...named.map(({ xs, ys }) => plane.trace(xs, ys)), this.measured(all).flatMap((one) => range(8).map(() => [plane.x(one.x), plane.y(one.y)]))];
       const wide = 8 * this.tag.textContent.length, end = px > plane.width * 0.62;
       const spots = [[13, 22], [-13 - wide, -12], [13, -12], [-13 - wide, 22], [-wide / 2, -18], [-wide / 2, 30], [13, 44], [-13 - wide, 44]].map(([dx, dy]) => [px + dx, Math.max(py + dy, top + 4)]);
       if (end) spots.unshift(spots.splice(1, 1)[0]);

@@ -69,9 +69,13 @@ class Stage {
     return { picture: four, step: { ...step, floor: false, show: view === "measured" || view === "all" ? [...show, "runs"] : show, point: words ? "" : view === "measured" ? "" : DATA.pictures[four].lines.find((line) => line.view === (view === "ideal" ? "ideal" : "engine")).value } };
   }
 
-  get visible() {
-    const box = this.root.getBoundingClientRect();
-    return box.bottom > -200 && box.top < innerHeight + 200;
+  // Whether the chapter is on the screen or near it, and its picture on the screen, as the last scroll left it: asking at each change would
+  // cost a layout of the page.
+  look() {
+    const box = this.root.getBoundingClientRect(), picture = this.place.getBoundingClientRect();
+    this.visible = box.bottom > -200 && box.top < innerHeight + 200;
+    this.isSeen = picture.bottom > 0 && picture.top < innerHeight;
+    return box;
   }
 
   show(index, again = false) {
@@ -204,7 +208,9 @@ function gapWords(stage, spoken) {
   const runs = isPair(state.values) ? runsHere(shown) : [], of = (one) => four.runs === "cost" ? one.cost : one.seconds;
   const best = runs.map((one) => ({ one, far: Math.abs(Math.log(one.batch / shown.batch)) + Math.abs(Math.log(one.context / shown.context)) })).sort((a, b) => a.far - b.far)[0]?.one;
   if (view === "measured" || view === "all") parts.push(best ? `measured ${written(of(best), unit)} by the nearest of ${runs.length} public runs (${runWords(best)})` : `not measured: no public run of this pair is here (hgx-b200 has ${(DATA.runs[DATA.model]?.["hgx-b200"] || []).length} of ${DATA.model.split("/").pop()})`);
-  return `${at}: ${parts.join("; ")}.`;
+  const text = `${at}: ${parts.join("; ")}.`;
+  // On a phone the picture stays above its text, so it has the numbers without their details.
+  return narrow.matches ? text.replace(/ \([^()]*\)/g, "").replace("with the lecture's numbers", "lecture") : text;
 }
 
 function slider(name) {
@@ -227,15 +233,22 @@ function slider(name) {
 
 // --- numbers in sentences --------------------------------------------------------------------------------------------------------
 
-const numbers = $$("[data-name]");
+// Each number with its place in the page and what stands there now. While a number moves, only chapters near the screen are written:
+// the text of the whole page takes as long as the picture.
+const numbers = $$("[data-name]").map((place) => ({ place, name: place.dataset.name, chapter: place.closest(".chapter")?.id, isSlider: place.role === "slider" }));
 function showNumbers() {
+  const near = new Set(stages.filter((stage) => stage.visible).map((stage) => stage.about.id)), words = new Map();
   for (const one of numbers) {
-    const name = one.dataset.name, text = written(now[name], unitOf(name), ABOUT.get(name)?.digits);
-    if (one.textContent !== text) one.textContent = text;
-    if (one.role === "slider") { one.setAttribute("aria-valuenow", now[name]); one.setAttribute("aria-valuetext", text); }
+    const { place, name } = one;
+    if (Object.is(one.value, now[name]) || (changing && !near.has(one.chapter))) continue;
+    if (!words.has(name)) words.set(name, written(now[name], unitOf(name), ABOUT.get(name)?.digits));
+    const text = words.get(name);
+    one.value = now[name];
+    if (place.textContent !== text) place.textContent = text;
+    if (one.isSlider) { place.setAttribute("aria-valuenow", one.value); place.setAttribute("aria-valuetext", text); }
   }
 }
-for (const one of numbers.filter((each) => each.classList.contains("drag"))) {
+for (const one of numbers.filter((each) => each.place.classList.contains("drag")).map((each) => each.place)) {
   const about = VARIABLES.get(one.dataset.name);
   let from = null;
   one.title = `${about.label}: drag, or use the arrow keys`;
@@ -247,7 +260,7 @@ for (const one of numbers.filter((each) => each.classList.contains("drag"))) {
 
 // Parts of sentences stand only where their number exists.
 const parts = $$("[data-if]");
-watchers.push(() => { for (const one of parts) { const value = now[one.dataset.if]; one.hidden = !(Number.isFinite(value) && value > 0); } });
+watchers.push(() => { for (const one of parts) { const value = now[one.dataset.if], isHidden = !(Number.isFinite(value) && value > 0); if (one.hidden !== isHidden) one.hidden = isHidden; } });
 
 // The meaning of a word stands below its paragraph, or above it, and never on the sentence that is read.
 let term = null;
@@ -349,11 +362,13 @@ const stages = DATA.chapters.map((about) => new Stage(about));
 function locate() {
   const line = innerHeight * (narrow.matches ? 0.8 : 0.55);
   let here = null;
-  for (const stage of stages) {
+  // All places first, then all changes: one layout.
+  const boxes = stages.map((stage) => stage.look()), tops = stages.map((stage) => (stage.visible ? stage.steps.map((step) => step.getBoundingClientRect().top) : []));
+  showNumbers();
+  for (const [n, stage] of stages.entries()) {
+    const box = boxes[n];
     if (!stage.visible) { if (stage.step >= 0 && stage.running) stage.stop(); continue; }
-    const tops = stage.steps.map((step) => step.getBoundingClientRect().top);
-    stage.show(Math.max(tops.findLastIndex((top) => top < line), 0));
-    const box = stage.root.getBoundingClientRect();
+    stage.show(Math.max(tops[n].findLastIndex((top) => top < line), 0));
     if (box.top < innerHeight * 0.5 && box.bottom > innerHeight * 0.3) here = stage;
   }
   const id = here?.about.id || "";
@@ -404,10 +419,12 @@ let width = innerWidth;
 addEventListener("resize", () => {
   if (Math.abs(innerWidth - width) < 2) { onScroll(); return; }
   width = innerWidth;
-  for (const stage of stages) { stage.stop(); stage.pictures.clear(); const step = Math.max(stage.step, 0); stage.step = -1; stage.at = null; if (stage.visible) stage.show(step); }
+  for (const stage of stages) { stage.stop(); stage.pictures.clear(); stage.step = -1; stage.at = null; }
+  locate();
 });
-watchers.push(showNumbers, () => { for (const stage of stages) if (stage.visible) stage.sync(); });
+watchers.push(showNumbers, () => { for (const stage of stages) if (changing ? stage.isSeen : stage.visible) stage.sync(); });
 watchers.push(() => {
+  if (changing) return;
   const query = new URLSearchParams({ model: state.model, system: state.system, "step.batch": Math.round(state.values.batch), "step.context": Math.round(state.values.context) });
   for (const link of $$("a.bench")) link.hash = `${link.dataset.board || "step"}?${query}`;
 });
@@ -433,4 +450,4 @@ async function start() {
   if (id && document.getElementById(id)) document.getElementById(id).scrollIntoView({ behavior: "instant" });
 }
 addEventListener("popstate", () => { restore(); update(); });
-start().then(() => { document.documentElement.dataset.ready = "yes"; });
+start().then(() => { document.documentElement.dataset.ready = "yes"; performance.mark("ready"); });

@@ -32,6 +32,15 @@ class Scene {
     this.root.insertBefore(this.group, this.plane.front);
   }
   box(x, y, width, height, fill, more = {}) { return svg("rect", { x, y, width: Math.max(width, 0), height: Math.max(height, 0), rx: 3, fill, ...more }, this.group); }
+  // Many boxes of one kind as one path, each [x, y, width, height]: a browser draws it far faster than many elements.
+  boxes(list, round, attributes) {
+    const number = (value) => +value.toFixed(2);
+    const one = ([x, y, width, height]) => {
+      const wide = Math.max(width, 0.3), tall = Math.max(height, 0.3), r = number(Math.min(round, wide / 2, tall / 2)), across = number(wide - 2 * r), down = number(tall - 2 * r);
+      return `M${number(x + r)} ${number(y)}h${across}a${r} ${r} 0 0 1 ${r} ${r}v${down}a${r} ${r} 0 0 1 ${-r} ${r}h${-across}a${r} ${r} 0 0 1 ${-r} ${-r}v${-down}a${r} ${r} 0 0 1 ${r} ${-r}z`;
+    };
+    if (list.length) svg("path", { d: list.map(one).join(""), ...attributes }, this.group);
+  }
 }
 
 // --- trains ----------------------------------------------------------------------------------------------------------------
@@ -59,10 +68,12 @@ class Trains extends Scene {
     const platform = width * 0.26, rail = height * 0.6, columns = Math.ceil(all.seats / 2);
     const cell = Math.max(Math.min((width * 0.37 - 14) / columns, height * 0.07), 3.2), long = columns * cell + 14, tall = 2 * cell + 12;
     svg("line", { x1: 0, x2: width, y1: rail + tall / 2 + 5, y2: rail + tall / 2 + 5, class: "rail" }, this.group);
-    for (const n of range(Math.floor(width / 16))) svg("line", { x1: n * 16 + 4, x2: n * 16 + 4, y1: rail + tall / 2 + 5, y2: rail + tall / 2 + 11, class: "grid" }, this.group);
+    svg("path", { d: range(Math.floor(width / 16)).map((n) => `M${n * 16 + 4} ${rail + tall / 2 + 5}v6`).join(""), class: "grid" }, this.group);
     const drawTrain = (x, riders) => {
       this.box(x, rail - tall / 2, long, tall, colour("card"), { stroke: colour("ink"), "stroke-width": 1.6, rx: 5 });
-      for (const seat of range(all.seats)) this.box(x + 7 + Math.floor(seat / 2) * cell, rail - tall / 2 + 6 + (seat % 2) * cell, cell - 1.5, cell - 1.5, seat < riders ? colour("accent") : "none", { stroke: seat < riders ? "none" : colour("line"), rx: 2 });
+      const seats = range(all.seats).map((seat) => [x + 7 + Math.floor(seat / 2) * cell, rail - tall / 2 + 6 + (seat % 2) * cell, cell - 1.5, cell - 1.5]);
+      this.boxes(seats.slice(0, riders), 2, { fill: colour("accent") });
+      this.boxes(seats.slice(riders), 2, { fill: "none", stroke: colour("line") });
     };
     for (const { trip, riders } of rides) {
       const since = at - trip;
@@ -74,7 +85,8 @@ class Trains extends Scene {
     }
     const next = Math.floor(at) + 1, gone = rides.filter((one) => one.trip <= at).reduce((sum, one) => sum + one.riders, 0);
     const waiting = people.filter((one) => one < at).length - gone;
-    for (const n of range(Math.min(waiting, 150))) svg("circle", { cx: platform - 14 - (n % 10) * (width > 460 ? 13 : 8.5), cy: rail - tall / 2 - 34 - Math.floor(n / 10) * (width > 460 ? 13 : 8.5), r: width > 460 ? 5 : 3.4, fill: colour("accent") }, this.group);
+    const apart = Math.min(13, (platform - 20) / 9.5);
+    for (const n of range(Math.min(waiting, 150))) svg("circle", { cx: platform - 14 - (n % 10) * apart, cy: rail - tall / 2 - 34 - Math.floor(n / 10) * apart, r: 0.39 * apart, fill: colour("accent") }, this.group);
     this.text(platform - 10, rail - tall / 2 - 12, `${waiting} wait`, { "text-anchor": "end", class: "halo name" });
     this.text(14, 22, `next departure in ${written((next - at) * all.interval, "s")}`, { class: "halo name" });
     this.text(14, 42, `an interval of ${written(all.interval, "s")}, in slow motion`, { class: "halo note" });
@@ -104,10 +116,7 @@ class Rack extends Scene {
     for (const rack of range(racks)) {
       const [x, y] = corner(rack);
       this.box(x - 7, y - 7, side + 14, side + 14, "none", { stroke: colour("ink"), "stroke-width": 1.6, rx: 7 });
-      for (const index of range(64)) {
-        const [cx, cy] = place(rack, index);
-        this.box(cx - chip / 2, cy - chip / 2, chip, chip, colour("band"), { rx: 2, stroke: colour("quiet"), "stroke-width": 0.8 });
-      }
+      this.boxes(range(64).map((index) => place(rack, index)).map(([cx, cy]) => [cx - chip / 2, cy - chip / 2, chip, chip]), 2, { fill: colour("band"), stroke: colour("quiet"), "stroke-width": 0.8 });
     }
     // Copies of tokens: in the rack they arrive by 1 / r, over the edge by the slower link.
     const random = randomFrom(11), whole = Math.max(all.exchange, 1 / racks), at = time * whole * 1.08;
@@ -148,7 +157,7 @@ class Loop extends Scene {
     const left = width > 460 ? 74 : 58, half = (height - 66) / 2, cursor = left + time * (width - left - 14);
     const drawn = (top, inFlight, title) => {
       this.text(14, top + 12, title, { class: "halo name" });
-      const row = Math.min((half - 40) / stages, 34), wide = (width - left - 14) / slots;
+      const row = Math.min((half - 40) / stages, 34), wide = (width - left - 14) / slots, kinds = new Map();
       for (const stage of range(stages)) {
         const y = top + 22 + stage * row;
         // Low rows have smaller names, and very low ones a name for every second row.
@@ -156,10 +165,12 @@ class Loop extends Scene {
         if (stage % every === 0) this.text(left - 8, y + row / 2 + 3, `stage ${stage + 1}`, { "text-anchor": "end", class: "tick" }).style.fontSize = `${Math.min(row * every, 12.5)}px`;
         for (const slot of range(slots)) {
           const work = slot - stage, batch = ((work % stages) + stages) % stages, busy = work >= 0 && batch < inFlight;
-          const x = left + slot * wide;
-          this.box(x + 1, y + 1, wide - 2, row - 3, busy ? colour(TINTS[batch % TINTS.length]) : "none", { stroke: busy ? "none" : colour("quiet"), "stroke-dasharray": "3 3", opacity: x > cursor ? 0.5 : 1 });
+          const x = left + slot * wide, kind = `${busy ? TINTS[batch % TINTS.length] : ""} ${x > cursor}`;
+          if (!kinds.has(kind)) kinds.set(kind, { list: [], more: { ...(busy ? { fill: colour(TINTS[batch % TINTS.length]) } : { fill: "none", stroke: colour("quiet"), "stroke-dasharray": "3 3" }), opacity: x > cursor ? 0.5 : 1 } });
+          kinds.get(kind).list.push([x + 1, y + 1, wide - 2, row - 3]);
         }
       }
+      for (const { list, more } of kinds.values()) this.boxes(list, 3, more);
     };
     drawn(6, 1, `one micro-batch: ${inDigits(100 * (1 - 1 / stages), 2)} % of the time is idle`);
     drawn(6 + half + 8, stages, `${written(stages, "micro-batches")}: no idle time`);
@@ -180,16 +191,18 @@ class Bubble extends Scene {
     // Forward passes take one slot, backward passes two; the flush is the end of the picture.
     const slots = 3 * (count + stages - 1), left = width > 460 ? 74 : 58, wide = (width - left - 14) / slots, row = Math.min((height - 110) / stages, 70);
     const cursor = left + time * (width - left - 14);
+    const passes = { compute: [[], []], weights: [[], []] };
     for (const stage of range(stages)) {
       const y = 34 + stage * row;
       this.text(left - 8, y + row / 2 + 3, `stage ${stage + 1}`, { "text-anchor": "end", class: "tick" });
       this.box(left, y + 1, width - left - 14, row - 3, "none", { stroke: colour("quiet"), "stroke-dasharray": "3 3" });
       for (const batch of range(count)) {
         const forward = left + (stage + batch) * wide, backward = left + (count + stages - 1 + 2 * (stages - 1 - stage + batch)) * wide;
-        this.box(forward + 0.5, y + 1, wide - 1, row - 3, colour("compute"), { opacity: forward > cursor ? 0.45 : 1 });
-        this.box(backward + 0.5, y + 1, 2 * wide - 1, row - 3, colour("weights"), { opacity: backward > cursor ? 0.45 : 1 });
+        passes.compute[+(forward > cursor)].push([forward + 0.5, y + 1, wide - 1, row - 3]);
+        passes.weights[+(backward > cursor)].push([backward + 0.5, y + 1, 2 * wide - 1, row - 3]);
       }
     }
+    for (const [tint, lists] of Object.entries(passes)) for (const [n, list] of lists.entries()) this.boxes(list, 3, { fill: colour(tint), opacity: n ? 0.45 : 1 });
     this.text(left, 20, "forward", { fill: colour("compute-text"), class: "halo name" });
     this.text(left + 70, 20, "backward", { fill: colour("weights-text"), class: "halo name" });
     this.text(width - 14, 20, "new weights", { "text-anchor": "end", class: "halo note" });
@@ -335,24 +348,24 @@ class Tiers extends Scene {
   frame() {
     const { width, height, all } = this;
     const tiers = [{ name: "HBM of this page's chip", drain: all.drain }, ...DATA.tables.tiers];
-    const y = scale(0.004, 4e5, 34, height - 24, true), mid = width > 460 ? width * 0.44 : width * 0.4;
+    const y = scale(0.004, 4e5, 34, height - 24, true), mid = width > 460 ? width * 0.44 : width * 0.4, at = mid - (width > 460 ? 70 : 48);
     const best = tiers.reduce((a, b) => Math.abs(Math.log(b.drain / all.hold)) < Math.abs(Math.log(a.drain / all.hold)) ? b : a);
-    for (const at of [0.01, 1, 60, 3600, 86400]) {
-      svg("line", { x1: 60, x2: width - 14, y1: y(at), y2: y(at), class: "grid" }, this.group);
-      this.text(54, y(at) + 4, at === 86400 ? "1 day" : at === 3600 ? "1 h" : at === 60 ? "1 min" : written(at, "s"), { "text-anchor": "end", class: "tick" });
+    for (const time of [0.01, 1, 60, 3600, 86400]) {
+      svg("line", { x1: 60, x2: width - 14, y1: y(time), y2: y(time), class: "grid" }, this.group);
+      this.text(54, y(time) + 4, time === 86400 ? "1 day" : time === 3600 ? "1 h" : time === 60 ? "1 min" : written(time, "s"), { "text-anchor": "end", class: "tick" });
     }
     this.text(14, 13, "time to read the memory once", { class: "axis" });
     const depth = y(Math.min(Math.max(all.hold, 0.004), 4e5));
-    svg("path", { d: `M${mid - 70} 20L${mid - 70} ${depth - 13}`, class: "sink" }, this.group);
-    this.box(mid - 92, depth - 12, 44, 24, colour("kv"), { rx: 5 });
-    this.text(mid - 70, depth + 4.5, "cache", { "text-anchor": "middle", class: "inside" });
+    svg("path", { d: `M${at} 20L${at} ${depth - 13}`, class: "sink" }, this.group);
+    this.box(at - 26, depth - 12, 52, 24, colour("kv"), { rx: 5 });
+    this.text(at, depth + 4.5, "cache", { "text-anchor": "middle", class: "inside" });
     for (const tier of tiers) {
       const isBest = tier === best, place = y(tier.drain), tall = width > 460 ? 26 : 20;
       this.box(mid, place - tall / 2, width - mid - 14, tall, isBest ? colour("accent") : colour("card"), { stroke: isBest ? "none" : colour("quiet"), rx: 5 });
       this.text(mid + 9, place + 4.5, width > 460 ? tier.name : tier.name.replace(" of this page's chip", ""), { class: isBest ? "inside" : "small" });
       this.text(width - 22, place + 4.5, written(tier.drain, "s"), { "text-anchor": "end", class: isBest ? "inside" : "small" });
     }
-    if (Math.abs(y(best.drain) - depth) > 4) svg("path", { d: `M${mid - 46} ${depth}L${mid - 3} ${y(best.drain)}`, class: "sink" }, this.group);
+    if (Math.abs(y(best.drain) - depth) > 4) svg("path", { d: `M${at + 27} ${depth}L${mid - 3} ${y(best.drain)}`, class: "sink" }, this.group);
     this.tiers = tiers;
   }
 
@@ -372,13 +385,14 @@ class Mixing extends Scene {
     const isReached = reached(all.rounds), wasReached = reached(all.rounds - 1);
     const byRow = all.rounds % 2 === 1;
     let count = 0;
+    const square = (row, column) => [left + column * cell + 2, top + row * cell + 2, cell - 4, cell - 4];
+    this.boxes(range(size * size).map((n) => square(Math.floor(n / size), n % size)), 4, { fill: colour("band") });
     for (const row of range(size)) for (const column of range(size)) {
       const hit = isReached(row, column), old = all.rounds > 0 && wasReached(row, column);
       const far = byRow ? Math.abs(column - change[1]) : Math.abs(row - change[0]);
       const part = hit ? (old ? 1 : ease(time * 4 - far * 0.35)) : 0;
       if (hit) count += 1;
-      this.box(left + column * cell + 2, top + row * cell + 2, cell - 4, cell - 4, colour("band"), { rx: 4 });
-      if (part > 0) this.box(left + column * cell + 2, top + row * cell + 2, cell - 4, cell - 4, colour(row === change[0] && column === change[1] ? "weights" : "accent"), { rx: 4, opacity: part });
+      if (part > 0) this.box(...square(row, column), colour(row === change[0] && column === change[1] ? "weights" : "accent"), { rx: 4, opacity: part });
     }
     const words = all.rounds === 0 ? "one cell is changed" : all.rounds === 1 ? "round 1 mixes each row" : all.rounds === 2 ? "round 2 mixes each column" : "everything has reached everything";
     this.text(width / 2, height - 40, `${words}: ${count} of 64 cells depend on it`, { "text-anchor": "middle", class: "halo name" });

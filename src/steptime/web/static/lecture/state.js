@@ -5,27 +5,46 @@ const DERIVED = new Map([...DATA.derived, ...DATA.lookups].map((one) => [one.nam
 const ABOUT = new Map([...DERIVED, ...VARIABLES]);
 const AB = new Set(["add", "sub", "mul", "truediv", "maximum", "minimum"]);
 const state = { model: DATA.model, system: DATA.system, values: { ...DATA.defaults } };
-const basis = () => ({ ...DATA.defaults, ...DATA.models[state.model], ...DATA.systems[state.system], ...DATA.pairs[state.model][state.system] });
+// Variables as the pair of model and system sets them; a new object only for a new pair.
+function basis() {
+  const { model, system } = state, pair = DATA.pairs[model][system];
+  if (basis.pair !== pair) Object.assign(basis, { pair, values: { ...DATA.defaults, ...DATA.models[model], ...DATA.systems[system], ...pair } });
+  return basis.values;
+}
 
-// A function that derives some numbers and all that they need; `names` undefined: all numbers.
+// The steps that derive some numbers and all that they need; `names` undefined: all numbers. Each step keeps its object of arguments.
 const compiled = new Map();
-function derive(values, names) {
+function compile(names) {
   const key = names ? names.join() : "";
   if (!compiled.has(key)) {
-    const needed = new Set(names || DERIVED.keys());
+    const needed = new Set(names || [...DERIVED.keys()]);
     for (const one of [...DATA.derived].reverse()) if (needed.has(one.name)) for (const given of Object.values(one.arguments)) needed.add(given);
-    compiled.set(key, DATA.derived.filter((one) => needed.has(one.name)).map((one) => {
-      const form = FORMS[one.call], given = Object.entries(one.arguments);
+    const works = DATA.derived.filter((one) => needed.has(one.name)).map((one) => {
+      const form = FORMS[one.call], bag = { ...one.arguments }, given = Object.entries(one.arguments).filter(([, from]) => typeof from === "string");
       return (all) => {
-        const bag = {};
-        for (const [name, from] of given) bag[name] = typeof from === "string" ? all[from] : from;
+        for (const [name, from] of given) bag[name] = all[from];
         all[one.name] = form(bag);
       };
-    }));
+    });
+    if (needed.has("engine")) works.unshift((all) => { all.engine = engineSeconds(all); });
+    compiled.set(key, works);
   }
-  const all = { ...values, engine: engineSeconds(values) };
-  for (const work of compiled.get(key)) work(all);
+  return compiled.get(key);
+}
+function derive(values, names) {
+  const all = { ...values };
+  for (const work of compile(names)) work(all);
   return all;
+}
+// Columns of some numbers, where one variable has each of the values `at`.
+function deriveColumns(values, name, at, names) {
+  const all = { ...values }, works = compile(names), columns = names.map(() => []);
+  for (const value of at) {
+    all[name] = value;
+    for (const work of works) work(all);
+    for (let n = 0; n < names.length; n += 1) columns[n].push(all[names[n]]);
+  }
+  return Object.fromEntries(names.map((one, n) => [one, columns[n]]));
 }
 
 // Time of a pass of a real engine: a table of the full model for catalogue pairs, so nothing where a number of the pair was changed.
@@ -153,7 +172,7 @@ function restore() {
   state.model = Object.hasOwn(DATA.models, given.get("model")) ? given.get("model") : DATA.model;
   state.system = Object.hasOwn(DATA.systems, given.get("system")) ? given.get("system") : DATA.system;
   if (!DATA.pairs[state.model]?.[state.system]) { state.model = DATA.model; state.system = DATA.system; }
-  state.values = basis();
+  state.values = { ...basis() };
   for (const name of Object.keys(views)) delete views[name];
   for (const [name, text] of given) {
     if (name.startsWith("view.") && Object.hasOwn(DATA.pictures, name.slice(5)) && Object.hasOwn(VIEWS, text)) views[name.slice(5)] = text;
