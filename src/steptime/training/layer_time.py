@@ -445,15 +445,15 @@ def _attention_seconds(
             chip_tokens = x.micro_batch * job.seq / heads
             flops = a.state_flops_per_token + 2 * SCAN_CHUNK * sheet.scan_channels
             busy = flops / (peak * c.attention_efficiency * power_limit_factor(system, engine))
-            seconds = [
+            forward_scan, backward_scan = (
                 chip_tokens
                 * np.maximum(
                     factor * busy,
                     (state_passes * a.state_bytes / SCAN_CHUNK + factor * sheet.scanned * ACTIVATION_BYTES) / bandwidth,
                 )
                 for factor, state_passes in ((1.0, SCAN_PASSES), (FLASH_BACKWARD, SCAN_PASSES_BACKWARD))
-            ]
-            forward, backward = forward + seconds[0], backward + seconds[1]
+            )
+            forward, backward = forward + forward_scan, backward + backward_scan
         elif job.attention == UNFUSED:
             score_count = job.seq * np.minimum(job.seq, a.window) * 1.0
             seconds = x.micro_batch * score_count * a.flops_per_pair_prefill / heads / (rate if is_aligned(a) else unfused_rate)
