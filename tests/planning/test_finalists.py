@@ -218,16 +218,24 @@ def test_large_pools_whose_steps_are_too_slow_are_tried_with_fewer_slots(readers
     assert (replace(apart, batch=64 / math.sqrt(2)) in similar) == has_fewer
 
 
-def test_the_best_pools_of_many_chips_are_those_of_fewer_chips():
-    """Without these neighbours 32 chips serve a seventh less per chip than 64, and less than they serve in one pool."""
-    loads = {"workload": st.Workload(input_tokens=4000, output_tokens=500, input_spread=1.0, output_spread=1.0)}
-    loads |= {"slo": st.Slo(tpot=1 / 50, ttft=0.5), "percentile": "p99"} | CHOICE_ALONE
+# Varied requests with a limit on the first token of 99 %.
+LATE = {"workload": st.Workload(input_tokens=4000, output_tokens=500, input_spread=1.0, output_spread=1.0)}
+LATE |= {"slo": st.Slo(tpot=1 / 50, ttft=0.5), "percentile": "p99", **CHOICE_ALONE}
+
+
+def test_any_mode_serves_as_much_as_one_pool():
+    """Two pools of 32 chips lose to other draws what one pool gains: the best of each mode is confirmed."""
     rates = {
-        chips: st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=chips, **loads).requests_per_second / chips
-        for chips in (32, 64)
+        modes: st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=32, modes=modes, **LATE).requests_per_second
+        for modes in (("aggregated", "disaggregated"), ("aggregated",))
     }
-    assert min(rates.values()) > 12.5
-    assert max(rates.values()) < 1.06 * min(rates.values())
+    both, one_pool = rates.values()
+    assert both > 0.98 * one_pool
+
+
+def test_pools_of_many_chips_have_prefill_replicas_for_their_prompts():
+    """Without larger steps of prefill pools 64 chips serve less than in one pool (11.5 requests/s a chip)."""
+    assert st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=64, **LATE).requests_per_second > 12.5 * 64
 
 
 # --- the best of them ------------------------------------------------------------------------------------------------------

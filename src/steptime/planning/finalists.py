@@ -207,10 +207,10 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     def ranking() -> list[Finalist]:
         return sorted((finalist for finalist in (finalists | checked).values() if finalist), key=lambda entry: -expected(entry))
 
-    def add(candidates: Sequence[Candidate], least: float = 0.0) -> None:
+    def add(candidates: Sequence[Candidate], least: float = 0.0, by_mode: bool = False) -> None:
         expected_figures(case, candidates)
         for candidate in candidates:
-            leader = next(iter(ranking()), None)
+            leader = next((entry for entry in ranking() if not by_mode or entry.candidate.mode == candidate.mode), None)
             # Other draws may change the order of those that are almost as good.
             floors[candidate] = least or (leader.run.rate / GRID if leader else served)
             is_useful = not _is_never_filled(case, candidate, finalists)
@@ -226,7 +226,8 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     for check in range(CHECKS):
         for _ in range(0 if case.rough else ROUNDS):
             leaders = _leaders(ranking())
-            add(list(dict.fromkeys(entry for leader in leaders for entry in _similar(case, leader, finalists))))
+            # A neighbour of the best of its mode may be on the way to a better one.
+            add(list(dict.fromkeys(entry for leader in leaders for entry in _similar(case, leader, finalists))), by_mode=True)
             # The neighbours of a better one are tried too.
             if _leaders(ranking()) == leaders:
                 break
@@ -239,7 +240,10 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
             # With other draws, none is taken to gain more than the largest gain of those confirmed: of designs like it, or of
             # several.
             is_known = len(gains) >= LEAST_CHECKED and (len(designs) >= LEAST_CHECKED or finalist.candidate.design in designs)
-            if top >= expected(finalist) * (max(gains) if is_known else 1.0):
+            # The best of another mode may gain what a lucky one loses.
+            is_first = finalist.candidate.mode not in {candidate.mode for candidate in checked}
+            gain = 1 + LARGE_LOSS if is_first else max(gains) if is_known else 1.0
+            if top >= expected(finalist) * gain:
                 continue
             if finalist.candidate not in checked:
                 checked[finalist.candidate] = now = _confirmed(case, finalist, top)
