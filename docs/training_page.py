@@ -139,8 +139,8 @@ def _searches() -> list[str]:
     lines += [
         "", "| part of the correction | value |", "|---|---|",
         *(f"| {part[:-1]} {name} | {percent_change(value)} |" for part, values in data["corrections"].items() for name, value in values.items() if name),
-        "", f"Several layouts were measured for one job. The layout with the best prediction reaches {percent(regret['median'])} of the best measured "
-        f"throughput at the median and {percent(regret['p10'])} at the 10th percentile ({regret['jobs']} jobs with several layouts).", "",
+        "", f"Some jobs ran with several layouts ({regret['jobs']} jobs). The one with the best prediction reaches {percent(regret['median'])} of the best "
+        f"throughput at the median, and {percent(regret['p10'])} at the 10th percentile.", "",
     ]  # fmt: skip
     return lines
 

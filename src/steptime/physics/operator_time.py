@@ -255,8 +255,8 @@ def adapter_operators(model: Model, context: Pass) -> list[Operator]:
 def wait_for_launches(layers: Clock, links: Clock, model: Model, context: Pass) -> None:
     r"""Add the time for which the chips wait for a host that launches kernels one by one to a clock.
 
-    Decode steps run as CUDA graphs. A step with prompts has another size each time, so that engines without piecewise graphs
-    launch each of its kernels, above the number of tokens for which they have graphs. The chips work while the host launches:
+    Decode steps run as CUDA graphs. A step with prompts has another size each time. Engines launch each of its kernels, above
+    the number of tokens for which they have piecewise graphs. The chips work while the host launches:
     $t = \max(t_{chips}, \sum_i n_i \tau_i)$, with $n_i$ layers, products and layers with latent attention.
 
     Args:

@@ -529,8 +529,8 @@ def _confirmed(case: PlanProblem, finalist: Finalist, least: float) -> Finalist 
 class Expected(NamedTuple):
     """What closed forms say of a candidate with its batch, as numbers.
 
-    `rate` [requests/s] is that of all decode replicas, and `prefill_rate` that of prefill pools that are never idle,
-    infinite without them and 0 where their prompts do not fit. `tpot` and `ttft` are in s; with a prefill pool, `ttft` is the
+    `rate` [requests/s] is that of all decode replicas. `prefill_rate` is that of prefill pools that are never idle: infinite
+    without them, and 0 where their prompts do not fit. `tpot` and `ttft` are in s; with a prefill pool, `ttft` is the
     time of a pass. `growing` is the share of a step that grows with the batch. `slots` are those of a replica, and `capped`
     says whether requests wait for them.
     """

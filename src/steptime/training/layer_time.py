@@ -12,8 +12,8 @@ the forward pass and six in the backward pass, because sharded inputs are gather
 bits. Source: `with_quantized_all_gather` in
 https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/pytorch/module/layernorm_linear.py.
 
-Context parallelism passes keys and values around a ring of all ranks that share a sequence, once in the forward pass and
-twice in the backward pass. A scan needs whole sequences of some heads: its inputs and outputs are exchanged between these
+Context parallelism passes keys and values around a ring of all ranks that share a sequence: once in the forward pass, twice
+in the backward pass. A scan needs whole sequences of some heads: its inputs and outputs are exchanged between these
 ranks. Source: https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/ssm/mamba_context_parallel.py. Experts exchange
 tokens: dispatch and combine, in both passes.
 
@@ -247,7 +247,7 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
     lanes["nvfp4"] = c.four_bit_efficiency
     if job.dtype not in lanes:
         return (peak_rate(peak, ("fp32", "tf32")) * share if job.dtype == "fp32" else wide), wide
-    # Chips without units for 8-bit floats of their own convert them: the products are those of 16 bits.
+    # Chips without units for 8-bit floats convert them: the products are those of 16 bits.
     if job.dtype != "int8" and peak_rate(peak, job.format.arithmetic) <= peak_rate(peak, ("bf16", "fp16", "fp32")):
         return wide, wide
     narrow_share = share * lanes[job.dtype]
@@ -631,8 +631,8 @@ def _exchange_seconds(
     r"""Return the exposed seconds of dispatch and combine of a pass.
 
     Where a forward pass and a backward pass of two micro-batches run together, the exchanges of both hide behind the
-    computation of both. An exchange of $c$ seconds takes a share $s$ of the multiprocessors while it runs, so that a
-    computation of $T$ seconds goes on at the rate $1 - s$. After the exchange, $T - (1 - s) c$ seconds of it are left: both
+    computation of both. An exchange of $c$ seconds takes a share $s$ of the multiprocessors while it runs. A computation of
+    $T$ seconds then goes on at the rate $1 - s$. After the exchange, $T - (1 - s) c$ seconds of it are left: both
     take $T + s c$ together, or $c$ where the exchange is longer. The exposed time is $\max(s c, c - T)$.
 
     Source: DeepSeek-V3, arXiv 2412.19437, section 3.2.2: 20 multiprocessors are enough for the bandwidth of all links.
