@@ -360,7 +360,7 @@ def test_a_searched_layout_says_its_allowance_and_a_run_its_tokens():
     assert "on 300,000 tokens" in page
     assert "one checkpoint, at the end" in page
     assert "Search allowance" not in run(f"{SMALL} --tp 1 --pp 1").stdout
-    assert "on 1,000,000T tokens" in " ".join(run(f"{SMALL} --tokens 1e18").stdout.split())
+    assert "on 1,000,000 T tokens" in " ".join(run(f"{SMALL} --tokens 1e18").stdout.split())
 
 
 def test_a_trace_has_each_pass_of_each_stage(tmp_path):
