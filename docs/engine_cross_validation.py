@@ -57,8 +57,8 @@ STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
 # some loads). A step with a prompt of 1,024 takes at least 18 to 20 ms in 32 layers (Llama-3.1-8B on 2 to 8 H100). In 64 layers
 # it takes 35 to 40 ms (Qwen3-32B on 4 and 8), in 94 layers 31 ms (Qwen3-235B, 128 to 256 tokens). Steps of SGLang have
 # no such minimum.
-# Latent attention launches twice as many more. DeepSeek-R1 with prompts of 1,024 on 4 to 8 B200 has a first token after 0.16 to
-# 0.19 s, with those of 8,192 after 0.21 s, and with piecewise graphs (EP 8, 64 clients) after 0.14 s.
+# A layer with latent attention takes twice as much in addition. On 4 to 8 B200, DeepSeek-R1 has a first token after 0.16 to
+# 0.19 s with prompts of 1,024, after 0.21 s with those of 8,192, and after 0.14 s with piecewise graphs (EP 8, 64 clients).
 LAUNCHED_LAYER, LAUNCHED_LATENT_LAYER = {"trtllm": 4e-4}, {"trtllm": 8e-4}
 # vLLM has graphs for up to 512 tokens (vllm/config/compilation.py, max_cudagraph_capture_size). Above, compiled pieces launch
 # the products of a layer and what surrounds them.

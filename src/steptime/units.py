@@ -394,10 +394,10 @@ def percent(share: SupportsFloat, digits: int = 0) -> str:
     Returns:
         Text.
 
-    >>> percent(0.4812), percent(0.4812, 1)
-    ('48 %', '48.1 %')
+    >>> percent(0.4812), percent(0.4812, 1), percent(-0.0004), percent(11.43)
+    ('48 %', '48.1 %', '0 %', '1,143 %')
     """
-    return f"{100 * float(share):.{digits}f} %"
+    return f"{100 * float(share):z,.{digits}f} %"
 
 
 def percent_change(share: SupportsFloat, digits: int = 1) -> str:
@@ -410,10 +410,10 @@ def percent_change(share: SupportsFloat, digits: int = 1) -> str:
     Returns:
         Text.
 
-    >>> percent_change(0.052), percent_change(-0.1, 0)
-    ('+5.2 %', '-10 %')
+    >>> percent_change(0.052), percent_change(-0.1, 0), percent_change(-0.0004)
+    ('+5.2 %', '-10 %', '+0.0 %')
     """
-    return f"{100 * float(share):+.{digits}f} %"
+    return f"{100 * float(share):+z,.{digits}f} %"
 
 
 def counted(n: float, singular: str, plural: str = "") -> str:

@@ -156,3 +156,8 @@ def test_units_of_constants():
         found.setdefault(told["unit"], set()).add(name)
     layers = {name for name in RANGES["overheads"] if name.endswith("_layer")}
     assert found == UNITS | {"s per layer": {*layers, "seconds_per_sort"}}
+
+
+def test_meanings_of_constants_follow_an_article():
+    """The causes of a range are "from the" and the meaning, without the line of another constant above it."""
+    assert not [name for name, told in DESCRIPTIONS.items() if told["line"].startswith(("the ", "a ", "an "))]

@@ -352,3 +352,14 @@ def test_sizes_that_do_not_broadcast_are_refused_by_name():
     for ask in (st.decode_step, lambda *given, **more: ledger_of_step(*given, more)):
         with pytest.raises(st.InputError, match=r"do not broadcast: batch \(2,\), context \(3,\)"):
             ask(one_matrix(), machine(), **sizes)
+
+
+def test_parts_choose_the_tables_of_a_step():
+    sizes = {"batch": 4, "context": 100, "engine": "ideal"}
+    for parts, has_terms, has_resources in (
+        (True, True, True), (False, False, False), ("terms", True, False), ("resources", False, True)
+    ):  # fmt: skip
+        step = mixed_step(one_matrix(), machine(), **sizes, parts=parts)
+        assert (bool(step.terms), bool(step.resources)) == (has_terms, has_resources)
+    with pytest.raises(RangeError, match="parts: must be True, False, 'terms' or 'resources', got 'term'"):
+        mixed_step(one_matrix(), machine(), **sizes, parts="term")

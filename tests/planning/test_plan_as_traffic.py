@@ -68,6 +68,8 @@ def test_requests_that_exceed_the_context_on_average_are_as_long_as_it_allows():
     inputs, outputs = within_context(np.array([10, 99, 200]), np.array([50, 50, 50]), 100)
     assert np.all(inputs + outputs <= 100)
     assert (inputs.min(), outputs.min()) >= (1, 1)
+    inputs, outputs = within_context(np.array([10**9]), np.array([1]), 1000)
+    assert (inputs.tolist(), outputs.tolist()) == ([999], [1])
     inputs, outputs = within_context(np.array([10]), np.array([50]), 1)
     assert (inputs.tolist(), outputs.tolist()) == ([1], [1])
 

@@ -39,6 +39,7 @@ def rates(seats, *, decode=40, each=3, context=1, row=4, pair=0, key=0, tick=TIC
         np.zeros((1, 1)),
         np.zeros(1),
         0.0,
+        1,
     )
 
 

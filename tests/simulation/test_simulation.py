@@ -24,6 +24,7 @@ from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import label_values, load_engine, with_constants, with_launches
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.physics.layout import Layout
+from steptime.physics.speculative_step import drafted_step
 from steptime.physics.step import mixed_step
 from steptime.planning.plan_as_traffic import workload_traffic
 from steptime.planning.plan_replay import replay_pools
@@ -413,6 +414,34 @@ def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, e
     expected = st.mixed_step(model, system, batch=batch, context=context, prompts=prompts, tokens=tokens, **given).total
     # Experts of two prompts of one rank are taken as those of one request, and as less even.
     assert took == pytest.approx(float(expected), rel=0.055 if prompts > 8 else 0.045)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "drafts", "prompts", "tokens"),
+    [
+        ("qwen3-8b", st.Layout(), 0, 1, (400, 470, 485)),
+        ("qwen3-8b", st.Layout(), 3, 1, (300, 380, 390)),
+        ("qwen3-8b", st.Layout(pp=2, microbatches=2), 0, 2, (400, 490, 500)),
+        ("qwen3-30b-a3b", st.Layout(dp=4, ep=4), 0, 1, (490, 520)),
+        ("qwen3-30b-a3b", st.Layout(dp=4, ep=4), 0, 4, (490, 520)),
+    ],
+)
+def test_steps_of_the_loop_are_launched_where_those_of_the_chips_are(name, layout, drafts, prompts, tokens):
+    """vLLM has graphs of up to 512 tokens of a rank; speculative tokens count, and those of other ranks do not."""
+    model, system, engine = st.load_model(name), st.load_system("hgx-h100"), st.load_engine("vllm")
+    batch, context = 32, 1000.0
+    pace = sample_pace(model, system, layout=layout, engine=engine, max_num_seqs=64, contexts=(500.0, 1500.0), query=drafts + 1)
+    given = {"batch": batch, "context": context, "prompts": prompts, "drafts": drafts, "layout": layout}
+    is_launched = set()
+    for size in tokens:
+        took = mixed_seconds(pace.rates, batch, batch * context, prompts, size)
+        expected, unlimited = (
+            float(drafted_step(model, system, tokens=size, **given, engine=runs_on).total)
+            for runs_on in (engine, with_launches(engine, 0.0))
+        )
+        assert took == pytest.approx(expected, rel=0.05)
+        is_launched.add(expected > 1.2 * unlimited)
+    assert is_launched == {False, True}
 
 
 def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,15 @@ def test_steps_never_shorten_with_the_context_and_larger_batches_fill_memory_soo
 def test_what_does_not_fit_is_an_answer():
     assert "full at 17,6" in asked(context=100_000)["sentence"]
     assert "at any context" in asked(model="deepseek-ai/DeepSeek-V3")["sentence"]
+
+
+@pytest.mark.parametrize(("engine", "kv"), [("vllm", ""), ("vllm", "fp8"), ("ideal", "")])
+def test_command_has_the_cache_of_the_board(engine, kv):
+    """A config without a format of the cache has 16 bits; `step` takes the format of the engine unless it is told."""
+    answer = asked(model="deepseek-v3", system="hgx-h200", engine=engine, kv=kv)
+    options = dict(re.findall(r"--(\w+) (\w+)", answer["command"]))
+    step = st.ask("step", model="deepseek-v3", system="hgx-h200", **options)
+    assert step["time"] == pytest.approx(answer["marks"]["total"], rel=1e-12)
 
 
 def test_wrong_input_is_told_at_its_field():

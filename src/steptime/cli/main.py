@@ -399,7 +399,7 @@ def _with_nearest(match: re.Match[str]) -> str:
     """Return the nearest choices of a misspelt command or option, without a second sentence."""
     names = [name.strip(" '") for name in match[2].split(",")]
     typed = match[1].rpartition(" ")[2].strip("'")
-    if typed == "--chips" and sys.argv[1] in OWN_LAYOUT:
+    if typed == "--chips" and OWN_LAYOUT.intersection(sys.argv[1:2]):
         return f"{match[1]}; the layout sets the chips, such as --tp 4"
     near = dict.fromkeys([*did_you_mean(typed, names), *names])
     return f"{match[1]}; did you mean {' or '.join(near)}?"
@@ -424,7 +424,7 @@ def _with_place(match: re.Match[str]) -> str:
 
 
 # Commands that take a layout in place of a number of chips.
-OWN_LAYOUT = ("step", "simulate")
+OWN_LAYOUT = {"step", "simulate"}
 # A misspelt command or option, and the choices of click.
 UNKNOWN_COMMAND = re.compile(
     r"(No such (?:command|option):? '?[^ '.]+'?)[. ]+(?:\(Possible options: |Did you mean )([^)?]+)[)?]*"

@@ -87,7 +87,7 @@ def predictor(
     engine: Annotated[str | None, option("Serving engine: a name (`steptime engines`), a file, or ideal.", TABLE)] = None,
     weights: Annotated[str, option("Number format of the weights, such as fp8 or q4_k_m.", TABLE)] = "",
     experts: Annotated[str, option("Number format of the routed experts.", TABLE)] = "",
-    kv: Annotated[str, option("Number format of the KV cache.", TABLE)] = "",
+    kv: Annotated[str, option("Number format of the KV cache (default: the engine's).", TABLE)] = "",
     max_batch: Annotated[int, count("--max-batch", "Largest decode batch, in sequences.", TABLE)] = 256,
     max_tokens: Annotated[int, count("--max-tokens", "Most prompt tokens of a pass.", TABLE)] = 8192,
     max_context: Annotated[int, count("--max-context", "Longest context, in tokens.", TABLE)] = 131_072,

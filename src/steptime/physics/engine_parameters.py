@@ -143,13 +143,13 @@ class Overheads:
     top_p_seconds_per_step: Number = _seconds("time of host work for top-p, per step", unit="s per step")
     seconds_per_step: Number = _seconds("time of host work per step", unit="s per step")
     seconds_per_launched_layer: Number = _seconds(
-        "time for which the host launches a layer of a step with prompts, without a CUDA graph", unit="s per layer"
+        "time for which the host launches a layer, in a step with prompts without a CUDA graph", unit="s per layer"
     )
     seconds_per_launched_kernel: Number = _seconds(
-        "the same of each product of a layer, with what surrounds it", unit="s per kernel"
+        "time for which the host launches a product and what surrounds it, in such a step", unit="s per kernel"
     )
     seconds_per_launched_latent_layer: Number = _seconds(
-        "the same of latent attention beyond other attention", unit="s per layer"
+        "further time for which the host launches latent attention, in such a step", unit="s per layer"
     )
     graph_tokens: Number = constant(
         0.0, "most tokens of a step with prompts that runs as CUDA graphs", unit="tokens", maximum=1e6

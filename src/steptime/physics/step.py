@@ -44,6 +44,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.errors import RangeError, short_repr
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
 from steptime.models.model import Model, stored_formats
@@ -193,6 +194,8 @@ def bounds(
 
 
 TIMES = ("lower", "total", "upper", "latency")
+# Tables of a step by name, of which `parts` may choose one.
+PARTS_OF_STEP = ("terms", "resources")
 PASS_SIZES = ("batch", "context", "query", "prompts", "tokens", "prefix")
 
 
@@ -361,8 +364,10 @@ def mixed_step(
         its time.
 
     Raises:
-        LayoutError: The layout does not divide the model. RangeError: A size is negative or too large.
+        LayoutError: The layout does not divide the model. RangeError: A size is negative or too large, or `parts` is unknown.
     """
+    if parts not in (True, False, *PARTS_OF_STEP):
+        raise RangeError(f"parts: must be True, False, {' or '.join(map(repr, PARTS_OF_STEP))}, got {short_repr(parts)}")
     model, system = model_for(model, engine), resolve_system(system)
     runs_on = engine_for(system, engine)
     if anchor is not None:
@@ -471,7 +476,7 @@ def _one_layout(
     passes = [(model, layout, build_work(arrays, layout)), *((tower.model, tower.layout, tower.work) for tower in towers)]
     is_mergeable = not has_nonzero(engine.kernels.activation_traffic) and not has_nonzero(engine.kernels.fill_bytes)
     explained, merged = merged is not None, is_mergeable if merged is None else merged
-    has_terms, has_resources = (parts is True or parts == name for name in ("terms", "resources"))
+    has_terms, has_resources = (parts in (True, name) for name in PARTS_OF_STEP)
     results = []
     for part, part_layout, work in passes:
         # One clock per part, because the parts count differently in the cycle.

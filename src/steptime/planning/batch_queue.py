@@ -317,13 +317,13 @@ def _fixed_point(rate: Number, time: PassTime, seats: Array, replicas: Number, l
     if not np.all(has_converged):
         rows = ~has_converged
 
-        def of_rows(values: Number) -> Array:
+        def slow_rows(values: Number) -> Array:
             selection: Array = np.broadcast_to(values, seconds.shape)[rows]
             return selection
 
-        slow = PassTime(**{f.name: of_rows(getattr(time, f.name)) for f in fields(PassTime)})
-        pools = of_rows(seats), of_rows(replicas), of_rows(longest)
-        seconds[rows] = _iterate_passes(seconds[rows], FURTHER_STEPS, of_rows(rate), slow, *pools)[0]
+        slow = PassTime(**{f.name: slow_rows(getattr(time, f.name)) for f in fields(PassTime)})
+        pools = slow_rows(seats), slow_rows(replicas), slow_rows(longest)
+        seconds[rows] = _iterate_passes(seconds[rows], FURTHER_STEPS, slow_rows(rate), slow, *pools)[0]
     return seconds, *nobody(seconds)
 
 

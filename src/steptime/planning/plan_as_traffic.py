@@ -143,7 +143,8 @@ def within_context(inputs: Any, outputs: Any, longest: int) -> tuple[Any, Any]:
         if np.all(share == 1):
             break
         input_tokens, output_tokens = (np.maximum(1, np.floor(length * share)).astype(np.int64) for length in lengths)
-        tokens = input_tokens, output_tokens
+        # Products of large factors are rounded up.
+        tokens = np.maximum(1, np.minimum(input_tokens, longest - output_tokens)), output_tokens
         ratios = [float(np.mean(side) / np.mean(tokens_cut)) for side, tokens_cut in zip(sides, tokens, strict=True)]
         if max(ratios) < 1 + SMALL_CUT:
             break

@@ -719,6 +719,8 @@ def coarse_server(server: Server, parts: int, batch: float, context: float) -> S
         "rank_rows": _rows_beyond(pace.rank_rows, beyond / pace.groups),
         "joint": _coarse_axis(pace.joint, parts),
         "slack": _coarse_axis(pace.slack, parts),
+        "least": None if pace.least is None else pace.least[sequences],
+        "query": parts * pace.query,
     }
     return Server(policy, replace(pace, **tables), server.replicas)
 

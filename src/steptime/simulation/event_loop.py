@@ -1098,6 +1098,24 @@ def joint_factor(table: Any, b: int, rows: int) -> Any:
     return (1 - x) * ((1 - y) * table[i, j] + y * table[i, j + 1]) + x * ((1 - y) * table[i + 1, j] + y * table[i + 1, j + 1])
 
 
+@inlined
+def launch_seconds(rates: Rates, b: int, sequences: int, rows: int) -> Any:
+    """Return the least time of a step with prompts, whose kernels the host launches.
+
+    Args:
+        rates: Coefficients of the step time.
+        b: Decoding sequences.
+        sequences: Those of a data-parallel rank.
+        rows: Prompt tokens of the rank with the most.
+
+    Returns:
+        Seconds; 0 without prompts, and for a step that runs as CUDA graphs.
+    """
+    if rows == 0 or rates.query * sequences + rows <= rates.graph_tokens:
+        return 0.0
+    return rates.least[min(b, len(rates.least) - 1)]
+
+
 @compiled
 def single_rank_time(rates: Rates, b: int, context: float, rows: int, attention: float, chunks: int) -> Any:
     """Return the time of a step with prefill chunks and decoding sequences on one data-parallel rank.
@@ -1117,7 +1135,7 @@ def single_rank_time(rates: Rates, b: int, context: float, rows: int, attention:
     if len(rates.slack) > 1:
         attention = max(attention - joint_factor(rates.slack, b, rows), 0.0)
     seconds = joint_factor(rates.joint, b, rows) * seconds + attention + rates.chunk * chunks
-    return max(seconds, rates.least[min(b, len(rates.least) - 1)] if b + rows > rates.graph_tokens else 0.0)
+    return max(seconds, launch_seconds(rates, b, b, rows))
 
 
 @inlined_entry
@@ -1159,20 +1177,22 @@ def mixed_time(
     # A micro-batch may have more than its share of the sequences. Step times rise only where all micro-batches get one more.
     last = len(rates.decode) - 1
     k, groups, stair = min(b, last), rates.groups, min(waves, last)
-    least = rates.least[min(b, len(rates.least) - 1)] if rows > 0 and b + rows > rates.graph_tokens else 0.0
     base = rates.decode[k] + (b - k) * (rates.decode[last] - rates.decode[last - stair]) / stair
     if groups == 1:
         seconds = base + rates.context[k] * context + rows_time(rates.rows, b, rows)
-        return max(factor * seconds + max(waves * attention - slack, 0.0) + rates.chunk * chunks, least)
-    before, busiest = (b + groups - 1) // groups, 0.0
+        seconds = factor * seconds + max(waves * attention - slack, 0.0) + rates.chunk * chunks
+        return max(seconds, launch_seconds(rates, b, b, rows))
+    before, busiest, most_tokens = (b + groups - 1) // groups, 0.0, 0
     for g in range(groups):
         rank = max(waves * groups * p.ranks[r, g, ATTENTION_BY_RANK] - slack, 0.0)
         tokens = waves * int(p.ranks[r, g, TOKENS_BY_RANK])
+        most_tokens = max(most_tokens, tokens)
         rank += factor * (rows_time(rates.rank_rows, before, tokens) if tokens > 0 else 0.0)
         if context > 0.0:
             rank += factor * rates.context[k] * groups * waves * p.ranks[r, g, column]
         busiest = max(busiest, rank)
-    return max(factor * (base + rows_time(rates.rows, b, rows)) + busiest + rates.chunk * chunks, least)
+    seconds = factor * (base + rows_time(rates.rows, b, rows)) + busiest + rates.chunk * chunks
+    return max(seconds, launch_seconds(rates, b, before, most_tokens))
 
 
 @inlined

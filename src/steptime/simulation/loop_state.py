@@ -275,6 +275,7 @@ class Rates(NamedTuple):
     slack: Any
     least: Any
     graph_tokens: float
+    query: int
 
 
 # A request before its arrival.

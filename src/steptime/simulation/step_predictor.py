@@ -40,6 +40,7 @@ from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, load_model
 from steptime.number_checks import Array, between
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine, default_formats, engine_for, launches_kernels, model_for, with_launches
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
@@ -319,7 +320,7 @@ def compile_predictor(
         engine: An engine, or its name; by default that of the system.
         weights: Number format of the weights; "": the config's.
         experts: Number format of the routed experts; "": that of `weights`.
-        kv: Number format of the KV cache; "": the config's.
+        kv: Number format of the KV cache; "": the engine's.
         max_batch: Largest decode batch.
         max_tokens: Most prompt tokens of a pass, over all prompts.
         max_context: Longest context, with the cached tokens of prompts.
@@ -346,6 +347,7 @@ def compile_predictor(
         loaded = loaded if weights else default_formats(loaded, runs_on)
     else:
         loaded = model_for(model, runs_on)
+    loaded = as_served(loaded, machine, runs_on)
     degrees = default_layout(loaded, machine) if layout is None else layout
     if degrees.dp != 1 or degrees.pp != 1 or degrees.microbatches != 1:
         raise LayoutError(
@@ -457,7 +459,7 @@ def _tables(
         "decode": decode.tolist(), "rows": rows.tolist(), "heads": heads.tolist(), "attention": attended.tolist(),
         "shared": shared.tolist(), "shared_batches": shared_batches, "shared_tokens": shared_tokens,
         "joint": longer.tolist(), "joint_tokens": longer_tokens.tolist(),
-        "least": least, "graph_tokens": float(launching.overheads.graph_tokens) * float(layout.dp * layout.microbatches),
+        "least": least, "graph_tokens": float(launching.overheads.graph_tokens),
         "experts": experts, "expert_rows": expert_rows, "expert_requests": expert_requests,
     }  # fmt: skip
 

@@ -65,9 +65,9 @@ class Pace(Result):
     on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
     powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last longer
     than these, and then hide as much attention of prompts. `least` [s], by batch, is the minimum time of a step with prompts,
-    where the host launches its kernels one by one: above `graph_tokens` tokens. `before` [s] and `before_token` [s per prompt
-    token] are the time from arrival to the queue. `answer` counts decode steps from the end of the prompt until the user sees
-    the first token.
+    where the host launches its kernels one by one: above `graph_tokens` tokens of a data-parallel rank, of which each sequence
+    has `query`. `before` [s] and `before_token` [s per prompt token] are the time from arrival to the queue. `answer` counts
+    decode steps from the end of the prompt until the user sees the first token.
     `extra_delay` is the share of the time from a slot to the first token by which all tokens reach the user
     later. It comes from measured runs (an anchor). `decode_error` and `mixed_error` are mean relative errors.
     """
@@ -84,6 +84,7 @@ class Pace(Result):
     slack: Any = field(default=None, metadata=LEFT_OUT)
     least: Any = field(default=None, metadata=LEFT_OUT)
     graph_tokens: float = field(default=0.0, metadata=LEFT_OUT)
+    query: int = field(default=1, metadata=LEFT_OUT)
     late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     stages: int = field(default=1, metadata=LEFT_OUT)
@@ -121,6 +122,7 @@ class Pace(Result):
             np.zeros((1, 1)) if self.slack is None else np.ascontiguousarray(self.slack, dtype=np.float64),
             np.zeros(1) if self.least is None else np.ascontiguousarray(self.least, dtype=np.float64),
             float(self.graph_tokens),
+            int(self.query),
         )
 
     def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
@@ -149,7 +151,7 @@ class Pace(Result):
         seconds = factor * (decode + added) + attention + self.chunk * chunks
         if self.least is None:
             return seconds
-        is_launched = (np.asarray(tokens) > 0) & (np.asarray(tokens) + batch > self.graph_tokens)
+        is_launched = (np.asarray(tokens) > 0) & (tokens + self.query * np.asarray(batch) > self.graph_tokens * self.groups)
         return np.where(is_launched, np.maximum(seconds, np.asarray(self.least)[batch]), seconds)
 
 
@@ -365,17 +367,18 @@ def sample_pace(
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
 
+    # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
+    if has_mixed_steps:
+        joint, slack = _joint_factors(pace, mixed, times, overlaps=overlaps)
+        pace = replace(pace, joint=joint, slack=slack if overlaps else None)
+    # The joint factor is that of steps that launches do not limit.
     if launches_kernels(runs_on):
         batch = np.unique(np.append(_knots(max_num_seqs), 0))
         smallest: dict[str, Any] = settings | {"batch": batch, "context": 1.0, "prompts": groups, "tokens": 1, "parts": False}
         least = minimum_steps(lambda slow: drafted_step(model, system, **(smallest | {"engine": slow})).total, runs_on)
         least = np.interp(np.arange(max_num_seqs + 1), batch, least)
-        parts = groups * float(layout.microbatches)
-        pace = replace(pace, least=least, graph_tokens=float(runs_on.overheads.graph_tokens) * parts)
-    # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
-    if has_mixed_steps:
-        joint, slack = _joint_factors(pace, mixed, times, overlaps=overlaps)
-        pace = replace(pace, joint=joint, slack=slack if overlaps else None)
+        graph_tokens = float(runs_on.overheads.graph_tokens) * float(layout.microbatches)
+        pace = replace(pace, least=least, graph_tokens=graph_tokens, query=query)
     factor = float(ttft_factor(runs_on, OperatingPoint(layout=layout)))
     if not check:
         return with_first_tokens(pace, factor)

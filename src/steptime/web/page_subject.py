@@ -29,6 +29,7 @@ from steptime.lecture.current_figures import domain_chips
 from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import KV_FORMATS, load_model, read_model
 from steptime.physics.chip_memory import sequences_that_fit
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import IDEAL, Engine, engine_for, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal, most_spread
@@ -434,6 +435,19 @@ def layout_options(layout: Layout) -> dict[str, int]:
     return {f"--{name}": int(getattr(layout, name)) for name in PARALLEL_AXES if int(getattr(layout, name)) > 1}
 
 
+def replica_options(replica: Replica) -> dict[str, Any]:
+    """Return the command-line options of a replica: its layout, and the cache of the config where engines have another.
+
+    Args:
+        replica: Subject and layout of one replica.
+
+    Returns:
+        Values by option.
+    """
+    is_changed = as_served(replica.model, replica.system, replica.engine) is not replica.model
+    return {**layout_options(replica.layout), **({"--kv": replica.model.kv_format} if is_changed else {})}
+
+
 def step_command(inputs: Any, replica: Replica) -> str:
     """Return the command that computes a decode step; a program where the layout has copies of experts.
 
@@ -448,7 +462,7 @@ def step_command(inputs: Any, replica: Replica) -> str:
     """
     if replica.layout.redundant_experts:
         return python_command(decode_call(inputs, replica))
-    return command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **layout_options(replica.layout)})
+    return command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **replica_options(replica)})
 
 
 def decode_call(inputs: Any, replica: Replica) -> str:
