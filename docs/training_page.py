@@ -95,7 +95,7 @@ def page() -> str:
         "",
         f"Errors of peak memory: {percent(m['all']['mean'], 1)} on average over {m['all']['runs']} runs. "
         f"They are {percent(m['simumax']['mean'], 1)} on average and {percent(m['simumax']['worst'], 1)} at most for SimuMax's "
-        f"{m['simumax']['runs']} runs on eight B200, and at the median {percent(m['torchtitan']['median'], 1)} for torchtitan "
+        f"{m['simumax']['runs']} runs on eight B200. At the median they are {percent(m['torchtitan']['median'], 1)} for torchtitan "
         f"(reserved) and {percent(m['bloom']['median'], 1)} for BLOOM (driver). Of {m['ran']:,} layouts that ran, {len(m['refused'])} are said not to fit: "
         f"{', '.join(f'`{name}`' for name in m['refused'])}. A recomputation that is not recorded is the smallest that fits.",
         "",

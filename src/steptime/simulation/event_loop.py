@@ -1100,7 +1100,7 @@ def joint_factor(table: Any, b: int, rows: int) -> Any:
 
 @inlined
 def launch_seconds(rates: Rates, b: int, sequences: int, rows: int) -> Any:
-    """Return the least time of a step with prompts, whose kernels the host launches.
+    """Return the minimum time of a step with prompts, whose kernels the host launches.
 
     Args:
         rates: Coefficients of the step time.
