@@ -63,6 +63,11 @@ LAUNCHED_LAYER, LAUNCHED_LATENT_LAYER = {"trtllm": 4e-4}, {"trtllm": 8e-4}
 # vLLM has graphs for up to 512 tokens (vllm/config/compilation.py, max_cudagraph_capture_size). Above, compiled pieces launch
 # the products of a layer and what surrounds them.
 LAUNCHED_KERNEL, GRAPH_TOKENS = {"vllm": 1.2e-4}, {"vllm": 512.0}
+# Share of the fixed times of kernels and collectives since 1.2, which launches each kernel while the one before it ends: by
+# default (github.com/NVIDIA/TensorRT-LLM/issues/16330), and with more kernels than 1.1 (pull/7977). Runs of 162 loads say 0.765,
+# with other models left out. A trace of DeepSeek-V3.1 in 4 bits on 16 GB200 has 0.935 of the time of all layers with 32
+# sequences a rank (github.com/ai-dynamo/aiconfigurator/pull/550). Runs of vLLM and SGLang show no such change of a release.
+LAUNCH_TIME = {"trtllm": 0.765}
 # Whole runs of TensorRT-LLM show more than its timed products in 8 and 4 bits: prefill of Llama-3.1-70B has 0.65 of the peak
 # of an H200 (products alone 0.59), and MLPerf's runs in 4 bits 0.7 of it at maximum throughput.
 EIGHT_BIT, FOUR_BIT = {"trtllm": 0.85}, {"trtllm": 0.75}
@@ -150,6 +155,7 @@ NOT_DETERMINED = {
     "seconds_per_state_layer": 0.7,
     "seconds_per_selected_layer": 0.7,
     "seconds_per_step": 0.7,
+    "launch_time": 0.15,
     "seconds_per_launched_layer": 0.3,
     "seconds_per_launched_kernel": 0.3,
     "seconds_per_launched_latent_layer": 0.5,
@@ -187,6 +193,7 @@ def base_engine(name: str) -> Engine:
         "small_kv": SMALL_KV.get(name, 1.0),
         "eight_bit_efficiency": EIGHT_BIT.get(name, 0.75),
         "fp4_efficiency": FOUR_BIT.get(name, 0.6),
+        "launch_time": LAUNCH_TIME.get(name, 1.0),
         "seconds_per_launched_layer": LAUNCHED_LAYER.get(name, 0.0),
         "seconds_per_launched_latent_layer": LAUNCHED_LATENT_LAYER.get(name, 0.0),
         "seconds_per_launched_kernel": LAUNCHED_KERNEL.get(name, 0.0),

@@ -105,6 +105,8 @@ def test_constants_of_collectives():
     assert long.terms["all-reduce"] == pytest.approx(20 * (6 + 1 + 10) * 1e-6)  # one phase saves a call
     both = decode(system=NODES, on=engine(seconds_per_collective=3e-6, network_efficiency=0.5), **given)
     assert both.terms["all-reduce"] == pytest.approx(20 * (6 + 2 + 6) * 1e-6)  # 12 us of bytes less 6 are not worth 1 + 3
+    launched = decode(system=NODES, on=engine(seconds_per_collective=4e-6, launch_time=0.25), **given)
+    assert launched.terms["all-reduce"] == pytest.approx(20 * 7e-6)  # as calls of 1 us
 
 
 HIT4 = 4 * (1 - comb(48, 8) / comb(64, 8))  # of four chips, with 8 of 64 experts

@@ -42,7 +42,7 @@ RANGES = {
         ),
         SECOND,
     )
-    | {"top_p_share": (0, 1), "graph_tokens": (0, 1e6)},
+    | {"top_p_share": (0, 1), "graph_tokens": (0, 1e6), "launch_time": (0, 4)},
     "experts": {
         "expert_skew": (0, 10), "expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_time": (0, 10),
         "expert_call": (0, 4), "unmeasured_expert_time": (0.1, 10), "expert_tile_rows": (0, 1024),
@@ -131,6 +131,7 @@ UNITS = {
         "unmeasured_expert_time",
         "attention_time",
         "exchange_time",
+        "launch_time",
     },
     "shape": {"expert_evenness"},
     "tokens": {"step_tokens", "graph_tokens"},

@@ -53,7 +53,7 @@ NEUTRAL = {
     1.0: (
         "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_call", "unmeasured_expert_time",
         "network_efficiency", "first_token_factor", "memory_share", "fp4_efficiency", "block_efficiency", "integer_efficiency",
-        "eight_bit_efficiency", "timed_kernels", "expert_tile_share",
+        "eight_bit_efficiency", "timed_kernels", "expert_tile_share", "launch_time",
     ),
     0.0: (
         "chip_departure", "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",

@@ -90,3 +90,18 @@ def test_an_engine_file_with_a_wrong_release_names_the_file(tmp_path):
     path.write_text('name = "mine"\n[constants]\nmemory_efficiency = 0.8\n[[releases]]\nbefore = "0.9"\nx = 1\n')
     with pytest.raises(DataFileError, match="releases, table 1: unknown constant"):
         load_engine(path)
+
+
+@pytest.mark.parametrize(("name", "share"), [("hgx-b200", 0.765), ("hgx-a100", 1.0)])
+def test_kernels_launched_before_their_predecessors_end_save_a_share_of_their_fixed_times(name, share):
+    """TensorRT-LLM does so since 1.2, on Hopper and newer chips."""
+    model, layout = load_model("deepseek-v3"), Layout(tp=8, ep=8)
+    now, before = (at_release(load_engine("trtllm"), version) for version in ("1.2.0rc6.post2", "1.1.0rc2.post2"))
+    assert (now.overheads.launch_time, before.overheads.launch_time) == (0.765, 1.0)
+
+    def fixed(engine):
+        step = decode_step(model, name, layout=layout, batch=8, context=4096, engine=engine)
+        host = engine.overheads.seconds_per_step + 8 * engine.overheads.seconds_per_sequence
+        return float(step.resources["overhead"]) - host
+
+    assert fixed(now) == pytest.approx(share * fixed(before), rel=1e-9)

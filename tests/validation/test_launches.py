@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from steptime.physics.engine import IDEAL, load_engine
+from steptime.physics.engine import IDEAL, load_engine, with_constants
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from steptime.validation.predictions import grouped, predict, predict_runs
@@ -280,3 +281,18 @@ def test_scripts_without_a_flag_keep_the_cache_in_sixteen_bits():
     assert {as_launched(row | {"system": name, "measured": day})["kv_dtype"] for name, day in days.items()} == {"bf16"}
     for name, day in (("hgx-h200", "2026-05-26"), ("hgx-b200", "2026-04-03")):
         assert as_launched(row | {"system": name, "measured": day}).get("kv_dtype", "") == ""
+
+
+@each("version, measured, share", [
+    ("dynamo-trt nan", "2026-01-14", 1.0),
+    ("dynamo-trt 0.5.1-rc0.pre3", "2025-12-19", 1.0),
+    ("dynamo-trt 0.8.1.post2", "2026-02-05", 0.765),
+    ("1.1.0rc2.post2", "2026-02-05", 1.0),
+    ("1.2.0rc6.post2", "2026-01-14", 0.765),
+])  # fmt: skip
+def test_pools_run_the_release_of_their_image(version, measured, share):
+    """TensorRT-LLM launches kernels before their predecessors end since 1.2; a pool of 1.1 is slower."""
+    row = apart(**DECEMBER | {"engine": "trtllm", "engine_version": version, "measured": measured})
+    given = with_constants(load_engine("trtllm"), {"launch_time": share})
+    times = [predict([row], engine=on, by_simulation=False).tpot for on in (None, replace(given, releases=()))]
+    assert times[0] == pytest.approx(times[1], rel=1e-9)

@@ -20,7 +20,7 @@ from steptime.number_checks import Number, has_nonzero
 from steptime.physics import network_time
 from steptime.physics.attention_kernels import ANY
 from steptime.physics.chip_memory import ACTIVATION_BYTES
-from steptime.physics.engine import Engine
+from steptime.physics.engine import Engine, launch_factor
 from steptime.physics.layout import Layout, shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import Pass, Work, ledger
@@ -49,7 +49,7 @@ def run_network(clock: Clock, hops: Clock, model: Model, context: Pass) -> None:
     sparse = sum(n for layer, n in model.layers if layer.routed)
     blocks = sum(n * (bool(layer.attention) + any(op.term == "feed-forward" for op in layer.ops)) for layer, n in model.layers)
     reductions = blocks + sparse * (1 - has_dp_ranks)
-    phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
+    phase, reached = collective_phase(system, engine), engine.kernels.network_efficiency
     all_reduce = partial(network_time.all_reduce, system, overhead=phase, efficiency=reached)
     if has_nonzero(layout.group > 1):
         traffic = all_reduce(layout.group, row_bytes) * reductions
@@ -122,7 +122,7 @@ def run_collective(
         for b in busy.values():
             moving = moving + b
     waiting = blame["latency"] = traffic.latency
-    phase = engine.overheads.seconds_per_collective if phase is None else phase
+    phase = collective_phase(system, engine) if phase is None else phase
     if has_nonzero(phase):
         blame["overhead"] = traffic.calls * phase
         waiting = waiting + blame["overhead"]
@@ -180,13 +180,26 @@ def _run_gather(clock: Clock, op: Op, count: Number, model: Model, context: Pass
     """
     work, system, layout, engine = context.work, context.system, context.layout, context.engine
     every_row = work.everywhere * model.width * ACTIVATION_BYTES
-    phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
+    phase, reached = collective_phase(system, engine), engine.kernels.network_efficiency
     has_prompts = np.asarray(work.prompts) > 0
     reduced = network_time.all_reduce(system, layout.stage, every_row, overhead=phase, efficiency=reached)
     traffic = network_time.choose(reduced, network_time.all_gather(system, layout.stage, every_row), has_prompts)
     phase = np.where(has_prompts, phase, exchange_phase(system, engine))
     for term in ("dispatch", "combine"):
         run_collective(clock, term, traffic * count, system, engine, name=op.name, count=count, phase=phase)
+
+
+def collective_phase(system: System, engine: Engine) -> Number:
+    """Return the seconds of a phase of a collective, besides the transfer.
+
+    Args:
+        system: The system.
+        engine: The engine.
+
+    Returns:
+        Seconds.
+    """
+    return launch_factor(engine, system.chip.generation) * engine.overheads.seconds_per_collective
 
 
 def exchange_phase(system: System, engine: Engine) -> Number:
@@ -201,7 +214,7 @@ def exchange_phase(system: System, engine: Engine) -> Number:
     """
     factor = engine.kernels.exchange_time
     if not has_nonzero(factor):
-        return engine.overheads.seconds_per_collective
+        return collective_phase(system, engine)
     seconds = load_exchanges()
     return factor * seconds.get(system.chip.generation, seconds[ANY])
 

@@ -43,6 +43,8 @@ from steptime.result_base import Result, in_words
 from steptime.units import percent
 
 # Times for which the host launches steps with prompts.
+# Generations of NVIDIA chips without programmatic dependent launch.
+LAUNCHED_IN_TURN = ("ampere", "ampere-geforce", "ada")
 LAUNCHES = ("seconds_per_launched_layer", "seconds_per_launched_kernel", "seconds_per_launched_latent_layer")
 
 
@@ -243,6 +245,26 @@ def with_launches(engine: Engine, factor: float) -> Engine:
     """
     seconds = {name: factor * getattr(engine.overheads, name) for name in LAUNCHES}
     return replace(engine, overheads=replace(engine.overheads, **seconds, graph_tokens=0.0))
+
+
+def launch_factor(engine: Engine, generation: str) -> Number:
+    """Return the factor on the fixed times of kernels and collectives.
+
+    Programmatic dependent launch starts a kernel while the one before it ends. Chips have it since Hopper.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/ (Programmatic Dependent Launch: compute capability 9.0)
+
+    Args:
+        engine: The engine.
+        generation: Generation of the chips.
+
+    Returns:
+        `launch_time` of the engine; 1 on older chips.
+
+    >>> engine = with_constants(IDEAL, {"launch_time": 0.75})
+    >>> launch_factor(engine, "hopper"), launch_factor(engine, "ampere")
+    (0.75, 1.0)
+    """
+    return 1.0 if generation in LAUNCHED_IN_TURN else engine.overheads.launch_time
 
 
 def launches_kernels(engine: Engine) -> bool:

@@ -115,6 +115,12 @@ class Overheads:
     Each overhead is proportional to a number of kernels, layers or sequences, or occurs once per step.
     """
 
+    launch_time: Number = constant(
+        1.0,
+        "factor on the fixed times of kernels and collectives; below 1 where a kernel is launched before its predecessor ends",
+        unit="factor",
+        maximum=4.0,
+    )
     seconds_per_layer: Number = _seconds("time of norms and other small kernels of a layer", unit="s per layer")
     seconds_per_kernel: Number = _seconds(
         "time of a dense kernel; matrices with one input share a kernel, and experts above 4 bits need three more",

@@ -16,8 +16,8 @@ from steptime.physics.engine_parameters import CONSTANTS, find_problem, numbered
 
 GREEDY, TOP_P = "greedy", "top-p"
 SAMPLINGS: Final = (GREEDY, TOP_P)
-# A version, with the name of its engine or "v" before it or not.
-RELEASE: Final = re.compile(r"\s{0,9}(?:[A-Za-z-]{1,20}\s{1,9})?v?(\d{1,9}(?:\.\d{1,9})+)")
+# A version, with the name of its engine or "v" before it or not. Versions of Dynamo are not those of its engine.
+RELEASE: Final = re.compile(r"\s{0,9}(?!dynamo)(?:[A-Za-z-]{1,20}\s{1,9})?v?(\d{1,9}(?:\.\d{1,9})+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,8 @@ def select_release(releases: tuple[Release, ...], version: str) -> Release | Non
     >>> old = Release(before="0.12", constants={})
     >>> select_release((old,), "vllm v0.11.1") is old, select_release((old,), "0.12.0"), select_release((old,), "")
     (True, None, None)
+    >>> select_release((old,), "dynamo-vllm 0.8.1") is None
+    True
     """
     release = RELEASE.match(version)
     numbers = version_numbers(release[1]) if release else ()

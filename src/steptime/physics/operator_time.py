@@ -22,7 +22,7 @@ from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number, has_nonzero
-from steptime.physics.engine import Engine, constant, launches_kernels
+from steptime.physics.engine import Engine, constant, launch_factor, launches_kernels
 from steptime.physics.gemm_work import Products, collect_products, demand_row, products_demand
 from steptime.physics.lora_adapters import ARITHMETIC, TERM, adapter_kernels, adapter_products
 from steptime.physics.op_work import Demand, Pass, attention_demands, kernel_counts, ledger, routed_demand
@@ -187,6 +187,7 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
     """
     system, engine, chip = context.system, context.engine, context.system.chip
     totals, overheads = ledger(model, merged=merged), engine.overheads
+    launch = launch_factor(engine, chip.generation)
     products = collect_products(model, merged=merged, vendor=chip.vendor, peak=tuple(chip.peak), rules=engine.arithmetic)
     run_products(layers, stem, products, context)
     operators = []
@@ -195,25 +196,25 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
             routed = routed_demand(op, context, instances=n)
             operators.append(Operator(op.term, op.name, routed, instances=n))
             if has_nonzero(routed.seconds):
-                layers.wait("calls of expert kernels", n, routed.seconds)
+                layers.wait("calls of expert kernels", n, launch * routed.seconds)
     for mixer, n in totals.mixers:
         phases = attention_demands(mixer, context.work, system, context.layout, engine).items()
         calls = _sum([demand.seconds for _, demand in phases]) if phases else 0.0
         if has_nonzero(calls):
-            layers.wait("calls of attention kernels", n, calls)
+            layers.wait("calls of attention kernels", n, launch * calls)
         operators += [Operator("attention", f"{mixer.name}, {phase}", demand, n, n) for phase, demand in phases]
     if model.adapters is not None:
         operators += adapter_operators(model, context)
         launches = adapter_kernels(model, engine.kernel_engine)
         if has_nonzero(overheads.seconds_per_kernel):
-            layers.wait("launch per kernel of adapters", launches, overheads.seconds_per_kernel)
+            layers.wait("launch per kernel of adapters", launches, launch * overheads.seconds_per_kernel)
     run(layers, operators, system, engine)
 
     # Launch overheads do not overlap with operators.
     for kernel, times in kernel_counts(model, chip.vendor, tuple(chip.peak), engine.arithmetic).items():
         launch_seconds = constant(engine, f"seconds_per_{kernel}")
         if times and has_nonzero(launch_seconds):
-            layers.wait(OVERHEADS[kernel], times, launch_seconds)
+            layers.wait(OVERHEADS[kernel], times, launch * launch_seconds)
 
     if has_nonzero(overheads.seconds_per_step):
         stem.wait("host work per step", 1, overheads.seconds_per_step)

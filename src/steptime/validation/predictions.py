@@ -26,7 +26,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model, stored_formats
 from steptime.number_checks import Array
 from steptime.physics.bias_correction import Anchors, OperatingPoint
-from steptime.physics.engine import IDEAL, TYPICAL, Engine, anchored, bare, load_engine, with_constants
+from steptime.physics.engine import IDEAL, TYPICAL, Engine, anchored, at_release, bare, load_engine, with_constants
 from steptime.physics.engine_releases import GREEDY, release_bound
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import distances, has_range, latency_regime, wait_regime, with_variances
@@ -282,12 +282,14 @@ def predict(
             (
                 *(rows[i].get(name) or "" for name in columns), length_spread(rows[i]),
                 software_day(systems[rows[i]["system"]], rows[i]), latent_contexts(rows[i]),
+                release_bound(engines[rows[i]["engine"]].releases, rows[i].get("engine_version") or ""),
             )
             for i in positions
         ]  # fmt: skip
         for index in (positions[group] for group in group_positions(keys)):
             row = rows[index[0]]
-            chosen_engine, system = engines[row["engine"]], as_measured(systems[row["system"]], row)
+            chosen_engine = at_release(engines[row["engine"]], row.get("engine_version") or "")
+            system = as_measured(systems[row["system"]], row)
             model = served_model(row, system, chosen_engine, catalog)
             chosen_engine = _corrected(chosen_engine, anchor, model, system)
             for key, values in predictor([rows[i] for i in index], model, system, chosen_engine).items():

@@ -21,6 +21,10 @@ AIConfigurator's own runs of SGLang 0.5.6 and later used `--enable-mixed-chunk`:
 (github.com/ai-dynamo/aiconfigurator, commit 07a3779 of 2026-01-19, src/aiconfigurator/generator/rule_plugin/sglang.rule:
 "agg enable_mixed_chunk = true"). Its runs of 0.5.1 are older than the rule.
 
+InferenceX's runs of TensorRT-LLM before 2026-01-29 used the image of release 1.1.0rc2.post2 where no version is recorded
+(.github/configs/nvidia-master.yaml until commit ec7bafa). Those behind Dynamo record Dynamo's version: 0.5.1 until that day,
+with TensorRT-LLM 1.1 as well.
+
 These settings are missing in the runs, and they are not constants of an engine.
 """
 
@@ -57,6 +61,8 @@ DAY = len("2025-12-19")
 DRAFTED_RUNS, LAST_DAY, LATER = "ix_mtp", "9998", "9999"
 # First and last day of the second collection.
 SINCE, UNTIL = "2025-12-19", "2025-12-31"
+# Image of TensorRT-LLM until the day of the next.
+EARLY_IMAGE, NEXT_IMAGE = "1.1.0rc2.post2", "2026-01-29"
 # Pairs of the 152 multiprocessors that a GB200 reports (B200: 148).
 PAIRS = 76.0
 # Prompt and output tokens of the short workload.
@@ -89,6 +95,8 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     if row.get("part") == MLPERF:
         return as_submitted(row)
     row = with_drafts(row)
+    if is_unversioned(row):
+        row = {**row, "engine_version": EARLY_IMAGE}
     if mixes_chunks(row) and not row.get(PREFILL_SCHEDULE):
         row = {**row, PREFILL_SCHEDULE: MIXED}
     if not row.get("kv_dtype") and (kv := cache_format(row)):
@@ -101,6 +109,24 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
         return row
     launched_row = {**row, **dict(zip(LAUNCH_AXES, LAUNCHED, strict=True)), "kv_dtype": row.get("kv_dtype") or "fp8"}
     return launched_row | (dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _whole_cells(row, PREFILL_WAYS) == GROUPED else {})
+
+
+def is_unversioned(row: Mapping[str, str]) -> bool:
+    """Check whether a run is one of InferenceX's on TensorRT-LLM whose image is known by its day only (module docstring).
+
+    Args:
+        row: Run.
+
+    Returns:
+        True for runs without a version until the day of the next image.
+
+    >>> row = {"engine": "trtllm", "measured": "2026-01-14", "engine_version": "trt nan"}
+    >>> [is_unversioned(row | other) for other in ({}, {"engine_version": "1.2.0rc2"}, {"measured": "2026-01-29"})]
+    [True, False, False]
+    """
+    version = row.get("engine_version") or ""
+    known = any(mark.isdigit() for mark in version) and "dynamo" not in version
+    return row["engine"] == "trtllm" and not known and "" < (row.get("measured") or "") < NEXT_IMAGE
 
 
 def latent_contexts(row: Mapping[str, str]) -> float:
@@ -128,7 +154,9 @@ def is_scripted(row: dict[str, str]) -> bool:
     Returns:
         True if its script replaces a column or limits attention.
     """
-    return (row.get("part") != MLPERF and as_launched(row) is not row) or math.isfinite(latent_contexts(row))
+    version = "engine_version"
+    launched = row.get("part") != MLPERF and as_launched(row) | {version: row.get(version)} != row | {version: row.get(version)}
+    return launched or math.isfinite(latent_contexts(row))
 
 
 def mixes_chunks(row: Mapping[str, str]) -> bool:
