@@ -6,6 +6,7 @@ one chip, measured alone: attention over keys and values, and over latents (MLA)
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from steptime.number_checks import Array
 from steptime.physics.attention_kernels import (
     ANY,
     CONSTANTS,
+    HEADS,
     NARROW,
     VALUE_BYTES,
     WIDE,
@@ -53,6 +55,15 @@ RUN_BY: Final = {
     ("trtllm", "hopper"): ("torch_flow",),
     ("vllm", "blackwell"): ("vllm_flashinfer_trtllmdecode", "vllm_flashinfer_trtllmprefill"),
     ("vllm", "hopper"): ("vllm_flash_attn_fa3",),
+}
+# Kernels of latents in decode: on Blackwell TensorRT-LLM's through FlashInfer in SGLang and vLLM (`trtllm_mla`), and in its own
+# release; on Hopper FlashAttention-3 (SGLang) and TensorRT-LLM's.
+LATENTS_RUN_BY: Final = {
+    ("sglang", "blackwell"): ("sglang", "trtllm_mla"),
+    ("sglang", "hopper"): ("sglang", "flash_attention"),
+    ("trtllm", "blackwell"): ("trtllm", "default"),
+    ("trtllm", "hopper"): ("trtllm", "default"),
+    ("vllm", "blackwell"): ("sglang", "trtllm_mla"),
 }
 # Most query heads of a KV head: models have up to 16 (Qwen3-235B); kernels for more are 10 to 100 times slower.
 MOST_SHARING: Final = 16
@@ -196,13 +207,26 @@ def families(table: pd.DataFrame, operation: str) -> dict[tuple[str, str, str], 
     for (engine, chips), names in RUN_BY.items() if operation not in LATENTS else ():
         mine = table[table.kernel_source.isin(names) & (table.chips == chips)]
         parts |= {(engine, chips, str(form)): part for form, part in mine.groupby("form")}
+    for (engine, chips), (timed, name) in LATENTS_RUN_BY.items() if operation == LATENT_DECODE else ():
+        mine = table[(table.engine == timed) & (table.kernel_source == name) & (table.chips == chips)]
+        parts |= {(engine, chips, str(form)): part for form, part in mine.groupby("form")}
     return {key: part for key, part in sorted(parts.items()) if len(part) >= LEAST}
+
+
+def by_heads(part: pd.DataFrame, operation: str) -> list[tuple[float, pd.DataFrame]]:
+    """Return timings by the most heads of a kernel, where these have different kernels."""
+    if operation != LATENT_DECODE:
+        return [(math.inf, part)]
+    kinds = np.searchsorted(HEADS, part.num_heads)
+    return [(most, part[kinds == kind]) for kind, most in enumerate(HEADS) if np.any(kinds == kind)]
 
 
 def entry(kernel: AttentionKernel, off: Array) -> list[str]:
     """Return the lines of one kernel."""
     texts = {name: getattr(kernel, name) for name in ("operation", "engine", "chips", "form") if getattr(kernel, name)}
     values = {name: getattr(kernel, name) for name in CONSTANTS[kernel.operation]}
+    if math.isfinite(kernel.most_heads):
+        values["most_heads"] = kernel.most_heads
     values["error"] = float(np.median(np.abs(np.expm1(off))))
     lines = ["[[kernel]]", *(f'{name} = "{text}"' for name, text in texts.items())]
     return [*lines, *(f"{name} = {value:.4g}" for name, value in values.items()), f"timings = {len(off)}", ""]
@@ -221,19 +245,20 @@ def left_out(part: pd.DataFrame, operation: str, by: str) -> float:
 def main(folder: str) -> None:
     """Fit all attention kernels, write them, and print their errors."""
     lines = ["# Attention kernels: constants fitted to kernel timings by docs/fit_kernels.py attention.", "", *source_lines()]
-    every: list[list[float]] = []
+    all_medians: list[list[float]] = []
     for operation in TABLES:
         medians = []
-        for (engine, chips, form), part in families(read_timings(folder, operation), operation).items():
-            kernel = kernel_from(fit(part, operation), operation, engine=engine, chips=chips, form=form)
+        found = families(read_timings(folder, operation), operation).items()
+        for (engine, chips, form), most, part in [(key, *kind) for key, every in found for kind in by_heads(every, operation)]:
+            kernel = kernel_from(fit(part, operation), operation, engine=engine, chips=chips, form=form, most_heads=most)
             off = errors(kernel, part)
             lines += entry(kernel, off)
             if chips != ANY:
                 without = [left_out(part, operation, by) for by in ("system", "num_heads")] if "--left-out" in sys.argv else []
                 medians.append([float(np.median(np.abs(np.expm1(off)))), *without])
         print_medians(operation, medians)
-        every += medians
-    print_medians("all", every)
+        all_medians += medians
+    print_medians("all", all_medians)
     FILE.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
 
 

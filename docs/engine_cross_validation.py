@@ -64,9 +64,9 @@ LAUNCHED_LAYER, LAUNCHED_LATENT_LAYER = {"trtllm": 4e-4}, {"trtllm": 8e-4}
 # the products of a layer and what surrounds them.
 LAUNCHED_KERNEL, GRAPH_TOKENS = {"vllm": 1.2e-4}, {"vllm": 512.0}
 # Share of the fixed times of kernels and collectives since 1.2, which launches each kernel while the one before it ends: by
-# default (github.com/NVIDIA/TensorRT-LLM/issues/16330), and with more kernels than 1.1 (pull/7977). Runs of 162 loads say 0.765,
-# with other models left out. A trace of DeepSeek-V3.1 in 4 bits on 16 GB200 has 0.935 of the time of all layers with 32
-# sequences a rank (github.com/ai-dynamo/aiconfigurator/pull/550). Runs of vLLM and SGLang show no such change of a release.
+# default (github.com/NVIDIA/TensorRT-LLM/issues/16330), and more kernels than 1.1 (pull/7977). This is what 162 runs say, with
+# other models left out. A trace of DeepSeek-V3.1 in 4 bits on 16 GB200, with 32 sequences a rank, has 0.935 of the time of all
+# layers (github.com/ai-dynamo/aiconfigurator/pull/550). Runs of vLLM and SGLang show no such change of a release.
 LAUNCH_TIME = {"trtllm": 0.765}
 # Whole runs of TensorRT-LLM show more than its timed products in 8 and 4 bits: prefill of Llama-3.1-70B has 0.65 of the peak
 # of an H200 (products alone 0.59), and MLPerf's runs in 4 bits 0.7 of it at maximum throughput.

@@ -454,25 +454,27 @@ def kernels_note() -> list[str]:
 def attention_note() -> list[str]:
     """Return the section on attention kernels."""
     rows = []
-    for (operation, engine, chips, form), kernel in sorted(load_kernels(attention_kernels.AttentionKernel).items()):
+    for (operation, engine, chips, form, most), kernel in sorted(load_kernels(attention_kernels.AttentionKernel).items()):
         shares = f"{percent(kernel.memory_share)} | {percent(kernel.compute_share)} | {kernel.tile_entries:.0f}"
         fills = f"{kernel.pair_values:.0f} | {kernel.fill_rows:.4g} | {kernel.activation_passes:.1f}"
         numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {fills} | {percent(kernel.error)} of {kernel.timings:,}"
-        rows.append(f"| {operation} | {engine or 'all'} | {chips} | {form} | {numbers} |")
+        heads = "" if operation != attention_kernels.LATENT_DECODE else "more" if math.isinf(most) else f"up to {most:.0f}"
+        rows.append(f"| {operation} | {engine or 'all'} | {chips} | {form} | {heads} | {numbers} |")
     return [
         "",
         "Attention kernels have constants by operation, generation of chips and format (`physics/attention_kernels.py`),",
         "fitted to timings by the same source (`docs/fit_kernels.py attention`). The format is that of the cache in decode,",
         "and that of the arithmetic in prefill. An engine has the timings of its kernels alone where they are known.",
+        "Decode from latents (MLA) has kernels by the query heads of a chip.",
         "`attention_time` is the factor of an engine on these times, from whole runs.",
         "Recurrent mixers, which were not timed, have the shares of dense products.",
         "vLLM runs FlashAttention 2 on NVIDIA chips other than Hopper and data-centre Blackwell. It takes prompts and decoding",
         "sequences in one call, where each sequence takes a tile of 64 queries per query head",
         "(`data/kernels/joint_attention.toml`, [predictor.md](predictor.md#one-simulator-two-clocks)).",
         "",
-        "| operation | engine | chips | format | call | memory | compute | tile, entries | exponentials, values | fill, rows "
-        "| passes | error of timings |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| operation | engine | chips | format | heads | call | memory | compute | tile, entries | exponentials, values "
+        "| fill, rows | passes | error of timings |",
+        "|---|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         *rows,
     ]
 

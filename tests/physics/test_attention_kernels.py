@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import steptime as st
+from steptime.catalog.hardware_loading import load_chip
 from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention
 from steptime.physics.attention_kernels import (
     ANY,
     CONSTANTS,
+    HEADS,
     NARROW,
     OPERATIONS,
     WIDE,
@@ -118,18 +120,20 @@ def test_the_ideal_engine_reads_what_it_needs():
 
 
 def test_constants_are_physical():
-    """No kernel is faster than its chip, a call takes up to 0.1 ms, and a chip is filled by 128 rows for each of its parts."""
+    """No kernel is faster than its chip, a call takes up to 0.1 ms, and decode fills a chip with a row for each of 188 parts."""
     kernels = load_kernels(AttentionKernel)
-    assert {(operation, form) for operation, _, chips, form in kernels if chips == ANY} == {
+    assert {(operation, form) for operation, _, chips, form, _ in kernels if chips == ANY} == {
         (operation, form) for operation in OPERATIONS for form in (WIDE, NARROW)
     }
-    for (operation, _, _, form), kernel in kernels.items():
+    for (operation, _, _, form, most), kernel in kernels.items():
         assert form in (WIDE, NARROW)
         assert 0 <= kernel.seconds < 1e-4
         assert 0.1 < kernel.memory_share <= 1
         assert 0.02 < kernel.compute_share <= 1
         assert 0 <= kernel.tile_entries < 1500
-        assert kernel.fill_rows < (100 if operation in (DECODE, LATENT_DECODE) else 300 * 128)
+        assert kernel.fill_rows < (188 if operation in (DECODE, LATENT_DECODE) else 300 * 128)
+        assert most in HEADS
+        assert operation == LATENT_DECODE or math.isinf(most)
         assert kernel.timings > 100
         assert kernel.error < 0.3
         unused = {"pair_values", "fill_rows", "activation_passes"} - set(CONSTANTS[operation])
@@ -154,15 +158,15 @@ def test_kernels_by_format():
     table = load_kernels(AttentionKernel)
     small = replace(GROUPED, arithmetic=number_format("fp8").arithmetic)
     found = demands(small, batch=4, context=1000, prompts=1, tokens=1000)
-    assert found["decode"].memory_efficiency == table[DECODE, "", "hopper", NARROW].memory_share
-    assert found["prefill"].efficiency == table[PREFILL, "", "hopper", NARROW].compute_share
+    assert found["decode"].memory_efficiency == table[DECODE, "", "hopper", NARROW, math.inf].memory_share
+    assert found["prefill"].efficiency == table[PREFILL, "", "hopper", NARROW, math.inf].compute_share
     latent = replace(small, expand_flops=1.0)
     vllm, trtllm = (
         demands(latent, engine=with_constants(load_engine(name), {"attention_time": 1.0}), prompts=1, tokens=1000)["prefill"]
         for name in ("vllm", "trtllm")
     )
-    assert vllm.efficiency == table[LATENT_PREFILL, "", "hopper", WIDE].compute_share
-    assert trtllm.efficiency == table[LATENT_PREFILL, "", "hopper", NARROW].compute_share
+    assert vllm.efficiency == table[LATENT_PREFILL, "", "hopper", WIDE, math.inf].compute_share
+    assert trtllm.efficiency == table[LATENT_PREFILL, "", "hopper", NARROW, math.inf].compute_share
     assert trtllm.peak == pytest.approx(2 * vllm.peak, rel=1e-3)
 
 
@@ -174,11 +178,33 @@ def test_engines_run_kernel_engine_their_own():
         entries = 32 * decode_entries(kernel, 8000, 32 * 8)
         seconds[name] = kernel.seconds + entries * 2048 / (kernel.memory_share * 4.8e12)
     assert 1.2 * seconds["trtllm"] < 1.1 * seconds["mine"] < 1.1 * seconds["vllm"]
-    assert kernels["mine"] is load_kernels(AttentionKernel)[DECODE, "", "hopper", NARROW]
+    assert kernels["mine"] is load_kernels(AttentionKernel)[DECODE, "", "hopper", NARROW, math.inf]
 
 
 def test_chips_without_timings_have_the_kernel_engine_all():
-    assert select_kernel(LATENT_DECODE, "cdna4", NARROW) is load_kernels(AttentionKernel)[LATENT_DECODE, "", ANY, NARROW]
+    assert (
+        select_kernel(LATENT_DECODE, "cdna4", NARROW) is load_kernels(AttentionKernel)[LATENT_DECODE, "", ANY, NARROW, math.inf]
+    )
+
+
+@pytest.mark.parametrize(("heads", "measured"), [(16, 0.202e-3), (32, 0.305e-3), (64, 0.259e-3), (128, 0.259e-3)])
+def test_decode_from_latents_by_the_heads_of_a_chip(heads, measured):
+    """TensorRT-LLM 1.3 on a B200, 256 sequences of 8,191 latents in 8 bits (aiconfigurator-core 0.12.0, systems/data)."""
+    kernel, chip = select_kernel(LATENT_DECODE, "blackwell", NARROW, engine="trtllm", heads=float(heads)), load_chip("b200")[0]
+    entries = 256 * decode_entries(kernel, 8192.0, 256.0)
+    compute = 2 * heads * (576 + 512) * entries / (kernel.compute_share * chip.peak["fp8"])
+    moved = 576 * entries / (kernel.memory_share * chip.hbm.bandwidth)
+    assert kernel.seconds + overlap(compute, moved, 2.5) == pytest.approx(measured, rel=0.08)
+
+
+def test_layouts_in_an_array_have_the_kernels_of_their_heads():
+    """Tensor parallelism over 1, 2, 4, 8 and 16 chips leaves 128, 64, 32, 16 and 8 heads."""
+    ways = np.array([1, 2, 4, 8, 16])
+    kernel = select_kernel(LATENT_DECODE, "blackwell", WIDE, heads=128 / ways)
+    alone = [select_kernel(LATENT_DECODE, "blackwell", WIDE, heads=128.0 / int(tp)) for tp in ways]
+    for name in CONSTANTS[LATENT_DECODE]:
+        assert list(getattr(kernel, name)) == [getattr(one, name) for one in alone]
+    assert len({id(one) for one in alone}) == 4
 
 
 def test_recurrent_mixers_have_the_rates_of_dense_products():

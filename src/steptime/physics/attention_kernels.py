@@ -15,7 +15,8 @@ them those that quantise and store them. Decode has one query for each of $s$ se
 $$ q = s (l + \tau) \sqrt{1 + \left(\frac{r_0}{s g}\right)^2}, \qquad c = \frac{2 h d q}{e_c P}, \qquad
    m = \frac{\kappa q}{e_m W} $$
 
-with $\kappa$ bytes of an entry. There $r_0$ is small in kernels that divide a context among all parts of the chip.
+with $\kappa$ bytes of an entry. There $r_0$ is small in kernels that divide a context among all parts of the chip. Decode from
+latents has four kernels, by the number of heads (`HEADS`).
 
 The constants are fitted to kernel timings (`docs/fit_kernels.py attention`), by operation, generation of chips and format.
 They are also fitted by engine, where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken
@@ -35,6 +36,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -57,6 +59,10 @@ CONSTANTS: Final = {
     PREFILL: ("seconds", "compute_share", "tile_entries", "pair_values", "fill_rows", "activation_passes"),
     LATENT_PREFILL: ("seconds", "compute_share", "tile_entries", "pair_values", "fill_rows", "activation_passes"),
 }  # fmt: skip
+# Most query heads of a chip that share a kernel of latents in decode. Kernels have tiles of few or of many heads, and those for
+# 32 read each latent twice on Blackwell: 256 sequences of 8,192 entries in 8 bits take 0.20 ms on a B200 with up to 16 heads,
+# 0.30 ms with 32, and 0.26 ms with 64 as with 128.
+HEADS: Final = (16.0, 32.0, 64.0, math.inf)
 # Rows of a tile of queries in FlashAttention-3 (arXiv 2407.08608).
 TILE_ROWS: Final = 64.0
 # Bytes of a query or a result.
@@ -74,12 +80,13 @@ class AttentionKernel:
     pair_values: Values of a head that take as long as the exponential of a pair.
     fill_rows: Rows of all heads that fill a chip, in decode of all KV heads.
     activation_passes: Passes of activations through memory.
+    most_heads: Most query heads of a chip for which an engine runs the kernel.
     error, timings: Median error, and number of timings.
     FILE, KEY: File of the fitted kernels, and fields by which they are found (`load_kernels`).
     """
 
     FILE: ClassVar = "attention.toml"
-    KEY: ClassVar = ("operation", "engine", "chips", "form")
+    KEY: ClassVar = ("operation", "engine", "chips", "form", "most_heads")
     operation: str = ""
     engine: str = ""
     chips: str = ANY
@@ -91,6 +98,7 @@ class AttentionKernel:
     pair_values: Number = 0.0
     fill_rows: Number = 0.0
     activation_passes: Number = 0.0
+    most_heads: float = math.inf
     error: float = 0.0
     timings: int = 0
 
@@ -219,14 +227,16 @@ def load_kernels(kind: type[Any]) -> Mapping[tuple[str, ...], Any]:
     Returns:
         Kernels by key.
 
-    >>> load_kernels(AttentionKernel)[DECODE, "", ANY, WIDE].operation == DECODE
+    >>> load_kernels(AttentionKernel)[DECODE, "", ANY, WIDE, math.inf].operation == DECODE
     True
     """
     kernels = [kind(**entry) for entry in read_file(PACKAGED / "kernels" / kind.FILE)["kernel"]]
     return {tuple(getattr(kernel, name) for name in kind.KEY): kernel for kernel in kernels}
 
 
-def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0, engine: str = "") -> AttentionKernel:
+def select_kernel(
+    operation: str, chips: str, form: str, factor: Number = 1.0, engine: str = "", heads: Number = math.inf
+) -> AttentionKernel:
     """Return the kernels of an operation on a generation of chips, with the factor of an engine on their time.
 
     Args:
@@ -235,11 +245,19 @@ def select_kernel(operation: str, chips: str, form: str, factor: Number = 1.0, e
         form: One of `WIDE` and `NARROW`.
         factor: Factor on all times, which may be an array.
         engine: Engine whose kernels run (`Engine.kernel_engine`); other names have the kernels of all engines.
+        heads: Query heads of a chip, which may be an array; they select among the kernels of latents.
 
     Returns:
-        The kernels.
+        The kernels; with constants in arrays where numbers of heads have different kernels.
     """
     kernels = load_kernels(AttentionKernel)
     keys = (operation, engine, chips, form), (operation, "", chips, form), (operation, "", ANY, form)
-    kernel: AttentionKernel = next(kernels[key] for key in keys if key in kernels)
+    key = next(key for key in keys if (*key, math.inf) in kernels)
+    by_heads = [kernels[*key, most] for most in HEADS if (*key, most) in kernels]
+    limits = [kernel.most_heads for kernel in by_heads[:-1]]
+    chosen = np.searchsorted(limits, np.asarray(heads, dtype=np.float64))
+    kernel: AttentionKernel = by_heads[int(chosen.flat[0])]
+    if chosen.size > 1 and np.any(chosen != chosen.flat[0]):
+        values = {name: np.array([getattr(one, name) for one in by_heads])[chosen] for name in CONSTANTS[operation]}
+        kernel = replace(kernel, **values)
     return kernel if type(factor) is float and factor == 1 else kernel.slowed(factor)

@@ -472,7 +472,8 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
 
     # Decode reads the whole cache of each sequence, and reads and writes recurrent states.
     if has_nonzero(work.decode):
-        kernel, rate = attention_kernel(a, LATENT_DECODE if latent else DECODE, system, engine)
+        operation = LATENT_DECODE if latent else DECODE
+        kernel, rate = attention_kernel(a, operation, system, engine, heads=a.heads / layout.tp)
         entries = entries_read(a, work.context) / layout.cp
         filled: Number = 1.0
         if has_nonzero(kernel.tile_entries):
@@ -582,7 +583,9 @@ def _decode_with_prompts(
     return {"decode": separate, "decode with prompts": joined}
 
 
-def attention_kernel(a: Attention, operation: str, system: System, engine: Engine) -> tuple[AttentionKernel, Number]:
+def attention_kernel(
+    a: Attention, operation: str, system: System, engine: Engine, heads: Number = math.inf
+) -> tuple[AttentionKernel, Number]:
     """Return the kernels of attention with the factor of an engine, and the peak rate of their arithmetic.
 
     Args:
@@ -590,6 +593,7 @@ def attention_kernel(a: Attention, operation: str, system: System, engine: Engin
         operation: Operation of `attention_kernels.OPERATIONS`.
         system: The system.
         engine: The engine.
+        heads: Query heads of a chip.
 
     Returns:
         Kernels and FLOP/s; for an engine without losses the kernels of an ideal chip.
@@ -609,7 +613,7 @@ def attention_kernel(a: Attention, operation: str, system: System, engine: Engin
         return shares.slowed(factor), rate
     stored = a.arithmetic if operation in (DECODE, LATENT_DECODE) else computed
     form = NARROW_FORM if stored[0] in ROW_BYTES else WIDE
-    return select_attention(operation, chip.generation, form, factor, engine.kernel_engine), rate
+    return select_attention(operation, chip.generation, form, factor, engine.kernel_engine, heads), rate
 
 
 def busy_parts(sequences: Number, parts: Number) -> Number:
