@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.expert_activation import expected_maximum, experts_touched
+from steptime.blackboard.expert_activation import distinct_hit, expected_maximum, experts_touched
 from steptime.hardware.number_formats import SOFTWARE, number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
@@ -372,7 +372,11 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     activations: Number = 0.0
     if plain and has_nonzero(kernel.activation_share):
         width = op.inputs / instances
-        activations = instances * activation_bytes(kernel, rows, width, columns, matrices) * factor
+        # Where ranks exchange tokens, a chip receives those with an expert there.
+        exchanges = exchanges_experts(layout) & ~(np.asarray(context.engine.kernels.gathers_tokens) > 0)
+        share = np.where(exchanges, distinct_hit(op.experts, round(op.active), layout.ep) / layout.ep, 1.0)
+        moved = activation_bytes(kernel, rows, work.everywhere * share, width, columns, matrices)
+        activations = instances * moved * factor
     if has_nonzero(kernel.tile_rows):
         rows = np.hypot(rows, touched * kernel.tile_rows)
     return Demand(
