@@ -15,6 +15,7 @@ from steptime.physics.attention_kernels import select_kernel as select_attention
 from steptime.physics.compute_dtype import DECODE
 from steptime.physics.engine import load_engine, with_constants
 from steptime.physics.expert_kernels import (
+    EXCHANGED,
     CONSTANTS,
     STORED,
     ExpertFactor,
@@ -114,6 +115,17 @@ def test_factors_scale_the_whole_time_of_experts():
     assert routed[1] == pytest.approx(1.5 * routed[0], rel=0.01)  # the router has no factor
     assert float(parts[1].terms["overhead"] - parts[0].terms["overhead"]) == pytest.approx(0.5 * calls)
     assert float(parts[1].terms["attention"]) == float(parts[0].terms["attention"])
+
+
+def test_exchanged_experts_have_a_factor_of_their_own():
+    """Ranks that exchange tokens run other kernels, whose factor is that of "fp8_block, exchanged"."""
+    vllm, given = load_engine("vllm"), {"batch": 512, "context": 1000, "layout": st.Layout(dp=8, ep=8)}
+    plain = ExpertFactor(chips="blackwell", stored="fp8_block", factor=2.0)
+    times = [
+        float(decode_step("deepseek-v3", "hgx-b200", engine=replace(vllm, expert_factors=factors), **given).terms["experts"])
+        for factors in ((plain,), (plain, ExpertFactor(chips="blackwell", stored=EXCHANGED, factor=1.5)))
+    ]
+    assert times[1] == pytest.approx(1.5 * times[0], rel=0.02)  # the router has no factor
 
 
 def test_unmeasured_experts_have_a_factor_of_their_own():

@@ -282,9 +282,8 @@ def read_factors(entries: object) -> tuple[ExpertFactor, ...]:
             raise ValueError(f"{place}: factor must be from {FACTORS[0]:g} to {FACTORS[1]:g}, got {short_repr(factor)}")
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
             raise ValueError(f"{place}: runs must be a whole number of at least 0, got {short_repr(runs)}")
-        if not isinstance(entry["chips"], str) or entry["stored"] not in STORED:
-            raise ValueError(
-                f"{place}: chips must be a text and stored one of {', '.join(STORED)}, got {short_repr(entry['stored'])}"
-            )
+        if not isinstance(entry["chips"], str) or entry["stored"] not in (*STORED, EXCHANGED):
+            kinds = f"{', '.join(STORED)} or {EXCHANGED!r}"
+            raise ValueError(f"{place}: chips must be a text and stored one of {kinds}, got {short_repr(entry['stored'])}")
         factors.append(ExpertFactor(**entry))
     return tuple(factors)

@@ -49,6 +49,7 @@ from steptime.physics.compute_dtype import (
 from steptime.physics.engine import Engine
 from steptime.physics.expert_imbalance import busiest_rows
 from steptime.physics.expert_kernels import (
+    EXCHANGED,
     IDEAL_KERNEL,
     ExpertKernel,
     activation_bytes,
@@ -409,8 +410,9 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
     exchanges = has_exchange_kernel(chip.generation, stored) & exchanges_experts(context.layout)
     exchanges = exchanges & (np.asarray(context.engine.kernels.gathers_tokens) < 1)
     if has_nonzero(exchanges):
-        # The runs behind a factor were without exchange: other kernels.
-        factor = np.where(exchanges, experts.unmeasured_expert_time, factor)
+        # Other kernels than those of runs without exchange, with their own factor.
+        exchanged = expert_factor(context.engine.expert_factors, chip.generation, EXCHANGED, experts.unmeasured_expert_time)
+        factor = np.where(exchanges, exchanged, factor)
     engine, has_fp4 = context.engine.kernel_engine, FOUR in chip.peak
     kernel = select_kernel(chip.generation, stored, has_fp4=has_fp4, engine=engine, exchanges=exchanges)
     return kernel, experts.expert_time * factor
