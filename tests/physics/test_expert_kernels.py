@@ -15,8 +15,8 @@ from steptime.physics.attention_kernels import select_kernel as select_attention
 from steptime.physics.compute_dtype import DECODE
 from steptime.physics.engine import load_engine, with_constants
 from steptime.physics.expert_kernels import (
-    EXCHANGED,
     CONSTANTS,
+    EXCHANGED,
     STORED,
     ExpertFactor,
     ExpertKernel,
