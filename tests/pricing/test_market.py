@@ -281,6 +281,9 @@ def test_a_proposal_is_proportional_to_its_margin():
     assert paid["cached input"] < paid["input"] < paid["cache write, 5 minutes"]
     assert paid["hold in HBM, Mtok-hour"] > paid["hold in DRAM, Mtok-hour"] > paid["hold in disk, Mtok-hour"]
     assert paid["output, batch"] < paid["output"]
+    # A hit moves 131,072 bytes at 55 GB/s into a chip of 2 USD/h that is busy 42 % of the day, and stays 5 minutes in DRAM.
+    moved = 131_072 / 55e9 * float(load_system("hgx-h100").rent.typical) / one.utilisation * 1e6
+    assert paid["cached input"] == pytest.approx(moved + paid["hold in DRAM, Mtok-hour"] / 12)
     assert st.read_prices(one.list).list.base.input == pytest.approx(paid["input"])
 
 
