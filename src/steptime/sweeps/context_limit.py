@@ -38,7 +38,7 @@ from steptime.physics.engine import Engine, engine_for, model_for
 from steptime.physics.layout import Layout, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
-from steptime.physics.uncertainty import step_range
+from steptime.physics.uncertainty import step_range, unmeasured_engine_warning
 from steptime.picture_files import save_picture
 from steptime.processes import map_in_processes
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, texts
@@ -113,7 +113,7 @@ class ContextWalls(Tabular):
     walls: tuple[ContextWall, ...] = field(metadata=unit("", "one entry per technique, the unchanged model first"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "usual techniques that the model cannot have, and why"))
     notes: tuple[str, ...] = field(
-        default=(), metadata=unit("", "why a technique that reads fewer bytes reaches fewer tokens than the unchanged model")
+        default=(), metadata=unit("", "an engine without measured runs; why a technique that reads less reaches fewer tokens")
     )
     curves: tuple[tuple[Array, Array], ...] = field(
         default=(), metadata=unit("", "lengths [tokens] and costs [USD per million tokens] of each technique", left_out=True)
@@ -299,12 +299,14 @@ def context_walls(
     if price_limit is None:
         price_limit = math.inf if math.isnan(base.usd_per_million) else base.usd_per_million
     searches = [(name, replace(search, model=variant, usd=price_limit)) for name, variant in variants]
+    unmeasured = unmeasured_engine_warning(runs_on, resolved_system)
     walls, curves = zip((base, curve), *map_in_processes(_wall, searches), strict=True)
     return ContextWalls(
         model=resolved_model.name, system=resolved_system.name, engine=runs_on.name, kv_format=served.kv_format,
         chips=chips, context=context, tpot=tpot, usd_per_million=price_limit, priced=usd_per_million is not None,
         max_context=resolved_model.max_context, reason="" if base.longest else search.reason(),
-        walls=walls, left_out=left_out, curves=curves, notes=_shorter_notes(walls, served, dict(variants)),
+        walls=walls, left_out=left_out, curves=curves,
+        notes=(*([unmeasured] if unmeasured else []), *_shorter_notes(walls, served, dict(variants))),
     )  # fmt: skip
 
 
