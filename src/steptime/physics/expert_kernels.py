@@ -5,7 +5,7 @@ weights in $b$ bytes. Narrow experts fill the chip's memory system less, which c
 kernel computes whole tiles of $\tau$ rows for each expert:
 
 $$ m = \frac{x n h i b}{e_m W} \left(1 + \frac{i_0}{i}\right) + \frac{2 a r (5 h + 2 n i)}{W}, \qquad
-   c = \frac{2 n h i \sqrt{r^2 + (\tau x)^2}}{e_c P}, \qquad t = t_0 + (m^p + c^p)^{1/p} $$
+   c = \frac{2 n h i \sqrt{r^2 + (\tau x)^2}}{e_c P}, \qquad t = t_0 + (m^p + c^p)^{1/p}. $$
 
 The constants are fitted to kernel timings (`docs/fit_kernels.py`), by generation of chips and format of the weights.
 They are also fitted by engine, where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken
