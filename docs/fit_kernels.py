@@ -81,10 +81,10 @@ RUN_BY: Final = {
     ("vllm", "hopper", "mxfp4"): OPENAI_TRITON,
 }
 # Usual constants, as logarithms, and the deviation of each.
-USUAL: Final = np.log([40e-6, 0.85, 0.4, 100.0, 16.0, 0.5])
-DEVIATIONS: Final = np.array([0.7, 0.15, 0.6, 0.8, 0.7, 0.8])
+USUAL: Final = np.log([40e-6, 0.85, 0.4, 100.0, 16.0, 0.5, 4.0])
+DEVIATIONS: Final = np.array([0.7, 0.15, 0.6, 0.8, 0.7, 0.8, 1.0])
 # Largest constants. In a loop of equal calls the weights of small shapes stay in the cache of a chip; those of models do not.
-LARGEST: Final = np.log([1e-3, 0.95, 1.0, 1e4, 1e3, 10.0])
+LARGEST: Final = np.log([1e-3, 0.95, 1.0, 1e4, 1e3, 10.0, 100.0])
 # Scatter of the logarithm of a timing: kernels jump where their tiles change, and the routing is drawn once.
 SCATTER: Final = 0.15
 # p of the p-norm that joins memory and compute times, as in all operators (`roofline_norm`).
@@ -97,10 +97,11 @@ LEAST: Final = 140
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Timings as columns: touched experts and rows of the busiest rank, sizes, bytes per weight, rates and seconds."""
+    """Timings as columns: experts and rows of the busiest rank, tokens of all, sizes, bytes per weight, rates and seconds."""
 
     touched: Array
     rows: Array
+    tokens: Array
     width: Array
     columns: Array
     matrices: Array
@@ -164,7 +165,7 @@ def columns_of(table: pd.DataFrame) -> Shapes:
         return values
 
     return Shapes(
-        touched=column("touched"), rows=column("rows"), width=column("hidden_size"),
+        touched=column("touched"), rows=column("rows"), tokens=column("num_tokens"), width=column("hidden_size"),
         columns=column("inter_size") / column("moe_tp_size"), matrices=np.full(len(table), 3.0), bytes=column("bytes"),
         bandwidth=column("bandwidth"), peak=column("peak"), seconds=column("seconds"),
     )  # fmt: skip
@@ -178,8 +179,8 @@ def kernel_from(logs: Array, **names: Any) -> ExpertKernel:
 def predicted(kernel: ExpertKernel, of: Shapes) -> Array:
     """Return the seconds of one call."""
     compute, memory = kernel_times(
-        kernel, touched=of.touched, rows=of.rows, width=of.width, columns=of.columns, matrices=of.matrices, stored=of.bytes,
-        bandwidth=of.bandwidth, peak=of.peak,
+        kernel, touched=of.touched, rows=of.rows, tokens=of.tokens, width=of.width, columns=of.columns, matrices=of.matrices,
+        stored=of.bytes, bandwidth=of.bandwidth, peak=of.peak,
     )  # fmt: skip
     return kernel.seconds + np.asarray(overlap(compute, memory, NORM))
 

@@ -424,7 +424,7 @@ def kernel_rows() -> list[str]:
             for engine in shipped
         ]  # fmt: skip
         shares = f"{percent(kernel.memory_share)} | {percent(kernel.compute_share)}"
-        shares += f" | {kernel.fill_columns:.0f} | {kernel.tile_rows:.0f}"
+        shares += f" | {kernel.fill_columns:.0f} | {kernel.tile_rows:.0f} | {kernel.token_passes:.0f}"
         numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {percent(kernel.error)} of {kernel.timings:,}"
         rows.append(f"| {chips} | {stored} | {name or 'all'} | {kernel.computed} | {numbers} | {' | '.join(factors)} |")
     return rows
@@ -444,9 +444,10 @@ def kernels_note() -> list[str]:
         "blocks, other kernels run and the factor is 1. Chips without timings have the kernels of all chips (`any`).",
         "Experts without runs have a factor of 1 with a prior deviation of 0.15, which widens ranges.",
         "",
-        "| chips | stored | engine | computed | call | memory | compute | fill, columns | tile, rows | error of timings | "
+        "| chips | stored | engine | computed | call | memory | compute | fill, columns | tile, rows | tokens, passes "
+        f"| error of timings | "
         f"{names} |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|---:|" + "---:|" * (names.count("|") + 1),
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|" + "---:|" * (names.count("|") + 1),
         *kernel_rows(),
     ]
 

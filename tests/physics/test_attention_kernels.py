@@ -120,7 +120,7 @@ def test_the_ideal_engine_reads_what_it_needs():
 
 
 def test_constants_are_physical():
-    """No kernel is faster than its chip, a call takes up to 0.1 ms, and decode fills a chip with a row for each of 188 parts."""
+    """No kernel is faster than its chip, a call takes up to 0.1 ms, and at most 188 rows fill a chip in decode."""
     kernels = load_kernels(AttentionKernel)
     assert {(operation, form) for operation, _, chips, form, _ in kernels if chips == ANY} == {
         (operation, form) for operation in OPERATIONS for form in (WIDE, NARROW)

@@ -12,6 +12,9 @@ import pytest
 import steptime as st
 from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention, Layer
+from steptime.physics.attention_kernels import load_kernels
+from steptime.physics.engine import load_engine, with_constants
+from steptime.physics.expert_kernels import ExpertKernel
 from steptime.physics.gemm_work import demand_row, products_demand, stacked_products
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import (
@@ -525,3 +528,18 @@ def test_products_of_one_width_run_apart_where_one_takes_what_the_other_makes():
     """Llama: queries, keys and values together, their output, gate and up together, down; Qwen3 two norms of heads more."""
     llama, qwen = (kernel_counts(st.load_model(name))["kernel"] for name in ("llama-3.1-70b", "qwen3-32b"))
     assert (llama, qwen) == (80 * 4, 64 * (4 + 2))
+
+
+def test_tokens_of_all_ranks_pass_each_chip_unless_ranks_exchange_them():
+    """2 of 8 experts on 4 chips: a chip receives 1 - (6/8)(5/7) = 13/28 of the tokens where ranks exchange them."""
+    model, kernel = st.load_model("qwen3-30b-a3b"), load_kernels(ExpertKernel)["vllm", "blackwell", "bf16"]
+    routed = next(op for layer, _ in model.layers for op in layer.ops if op.rows == "routed")
+    op, given = replace(routed, experts=8, active=2), {"batch": 4096, "context": 1}
+    vllm = replace(load_engine("vllm"), expert_factors=())
+    exchanged, gathered = (
+        demand(op, Layout(dp=4, ep=4), st.load_system("hgx-b200"), with_constants(vllm, {"gathers_tokens": gathers}), **given)
+        for gathers in (0.0, 1.0)
+    )
+    passes = 2 * 4096 * op.inputs * kernel.token_passes
+    assert gathered.activations - exchanged.activations == pytest.approx(passes * 15 / 28)
+    assert gathered.flops == exchanged.flops

@@ -138,7 +138,7 @@ def test_tokens_of_few_prompts_are_as_uneven_as_in_published_runs():
     even, uneven = (
         float(st.prefill_step(model, system, engine=on, **work).total) for on in (with_imbalance(engine, 1), engine)
     )
-    assert uneven / even == pytest.approx(59_337 / 50_302, abs=0.02)
+    assert uneven / even == pytest.approx(59_337 / 50_302, abs=0.03)
     # Longer prompts are fewer, and slower by more than their attention: 57,674, 54,543 and 50,302 tok/s.
     rates = [
         1 / float(st.prefill_step(model, system, engine=engine, **work | {"tokens": 4096 // n, "prompts": n * 128}).total)

@@ -16,6 +16,7 @@ from steptime.physics.compute_dtype import DECODE
 from steptime.physics.engine import load_engine, with_constants
 from steptime.physics.expert_kernels import (
     CONSTANTS,
+    EXCHANGED,
     STORED,
     ExpertFactor,
     ExpertKernel,
@@ -30,17 +31,25 @@ from steptime.physics.expert_kernels import (
 from steptime.physics.step import decode_step
 
 KERNEL = ExpertKernel(
-    seconds=30e-6, memory_share=0.8, compute_share=0.5, fill_columns=512.0, tile_rows=12.0, activation_share=0.5
+    seconds=30e-6,
+    memory_share=0.8,
+    compute_share=0.5,
+    fill_columns=512.0,
+    tile_rows=12.0,
+    activation_share=0.5,
+    token_passes=10.0,
 )
-SHAPE = {"touched": 8, "rows": 96, "width": 4000, "columns": 1536, "matrices": 3}
+SHAPE = {"touched": 8, "rows": 96, "tokens": 48, "width": 4000, "columns": 1536, "matrices": 3}
 
 
 def test_times_by_hand():
-    """8 experts of 3 x 4,000 x 1,536 bytes at 0.8 of 4 TB/s, times 4/3; half of 96 rows of 29,216 values in 16 bits."""
+    """8 experts of 3 x 4,000 x 1,536 bytes at 0.8 of 4 TB/s, times 4/3; half of 96 rows of 29,216 values in 16 bits;
+    ten passes of 48 tokens of 4,000 values."""
     compute, memory = kernel_times(KERNEL, **SHAPE, stored=1.0, bandwidth=4e12, peak=1e15)
-    assert memory == pytest.approx(8 * 3 * 4000 * 1536 * (4 / 3) / 3.2e12 + 0.5 * 96 * 29_216 * 2 / 4e12)
+    moved = 0.5 * 96 * 29_216 * 2 + 10 * 48 * 4000 * 2
+    assert memory == pytest.approx(8 * 3 * 4000 * 1536 * (4 / 3) / 3.2e12 + moved / 4e12)
     assert compute == pytest.approx(2 * 3 * 4000 * 1536 * math.hypot(96, 96) / 0.5e15)
-    assert activation_bytes(KERNEL, 96, 4000, 1536, 3) == 0.5 * 96 * 29_216 * 2
+    assert activation_bytes(KERNEL, 96, 48, 4000, 1536, 3) == moved
     assert memory_share(KERNEL, 512) == 0.4
 
 
@@ -56,11 +65,11 @@ def test_more_work_never_takes_less():
 
 
 def test_constants_are_physical():
-    """No kernel is faster than its chip, and a call takes 5 to 120 us."""
+    """No kernel is faster than its chip, and a call takes 2 to 120 us."""
     kernels = load_kernels(ExpertKernel)
     assert {stored for _, chips, stored in kernels if chips == ANY} == set(STORED)
     for kernel in kernels.values():
-        assert 5e-6 < kernel.seconds < 120e-6
+        assert 2e-6 < kernel.seconds < 120e-6
         assert 0.2 < kernel.memory_share <= 0.95
         assert 0.02 < kernel.compute_share <= 1
         assert kernel.timings > 100
@@ -106,6 +115,17 @@ def test_factors_scale_the_whole_time_of_experts():
     assert routed[1] == pytest.approx(1.5 * routed[0], rel=0.01)  # the router has no factor
     assert float(parts[1].terms["overhead"] - parts[0].terms["overhead"]) == pytest.approx(0.5 * calls)
     assert float(parts[1].terms["attention"]) == float(parts[0].terms["attention"])
+
+
+def test_exchanged_experts_have_a_factor_of_their_own():
+    """Ranks that exchange tokens run other kernels, whose factor is that of "fp8_block, exchanged"."""
+    vllm, given = load_engine("vllm"), {"batch": 512, "context": 1000, "layout": st.Layout(dp=8, ep=8)}
+    plain = ExpertFactor(chips="blackwell", stored="fp8_block", factor=2.0)
+    times = [
+        float(decode_step("deepseek-v3", "hgx-b200", engine=replace(vllm, expert_factors=factors), **given).terms["experts"])
+        for factors in ((plain,), (plain, ExpertFactor(chips="blackwell", stored=EXCHANGED, factor=1.5)))
+    ]
+    assert times[1] == pytest.approx(1.5 * times[0], rel=0.02)  # the router has no factor
 
 
 def test_unmeasured_experts_have_a_factor_of_their_own():

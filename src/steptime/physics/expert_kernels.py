@@ -4,8 +4,12 @@ A kernel moves activations of $r$ rows, and reads the weights of $x$ touched exp
 weights in $b$ bytes. Narrow experts fill the chip's memory system less, which costs as much as $i_0$ further columns. A
 kernel computes whole tiles of $\tau$ rows for each expert:
 
-$$ m = \frac{x n h i b}{e_m W} \left(1 + \frac{i_0}{i}\right) + \frac{2 a r (5 h + 2 n i)}{W}, \qquad
-   c = \frac{2 n h i \sqrt{r^2 + (\tau x)^2}}{e_c P}, \qquad t = t_0 + (m^p + c^p)^{1/p}. $$
+$$ m = \frac{x n h i b}{e_m W} \left(1 + \frac{i_0}{i}\right) + \frac{2 a r (5 h + 2 n i) + 2 a_0 s h}{W}, \qquad
+   c = \frac{2 n h i \sqrt{r^2 + (\tau x)^2}}{e_c P}, \qquad t = t_0 + (m^p + c^p)^{1/p} $$
+
+$s$ are the tokens that the chip receives, with experts there or not: all tokens of a step, unless data-parallel ranks exchange
+them. A call sorts them, starts blocks for each of their experts, and sums into each of them, which takes as long
+as $a_0$ passes of them through memory.
 
 The constants are fitted to kernel timings (`docs/fit_kernels.py`), by generation of chips and format of the weights.
 They are also fitted by engine, where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken
@@ -32,7 +36,7 @@ ACTIVATION_BYTES: Final = 2
 BLOCKS: Final = "fp8_block"
 # Kernels of such experts that are fast with many rows.
 EXCHANGED: Final = "fp8_block, exchanged"
-CONSTANTS: Final = ("seconds", "memory_share", "compute_share", "fill_columns", "tile_rows", "activation_share")
+CONSTANTS: Final = ("seconds", "memory_share", "compute_share", "fill_columns", "tile_rows", "activation_share", "token_passes")
 STORED: Final = ("bf16", "fp8", BLOCKS, "int4", "nvfp4", "mxfp4")
 # Smallest and largest factor of whole serving runs.
 FACTORS: Final = (0.1, 10.0)
@@ -50,7 +54,8 @@ class ExpertKernel:
     stored experts. computed: Arithmetic; "" for the chip's best.
     seconds: Time of a call without work. memory_share, compute_share: Shares of the data sheet's rates.
     fill_columns: Columns that cost as much as the start of each expert's reads.
-    tile_rows: Rows of a tile. activation_share: Share of activations that passes through memory.
+    tile_rows: Rows of a tile. activation_share: Share of activations that passes through memory. token_passes: Passes of all
+    tokens of the chip through memory that take as long as their sort and sum.
     error, timings: Median error, and number of timings.
     FILE, KEY: File of the fitted kernels, and fields by which they are found (`load_kernels`).
     """
@@ -67,6 +72,7 @@ class ExpertKernel:
     fill_columns: Number = 0.0
     tile_rows: Number = 0.0
     activation_share: Number = 0.0
+    token_passes: Number = 0.0
     error: float = 0.0
     timings: int = 0
 
@@ -92,6 +98,7 @@ def kernel_times(
     *,
     touched: Number,
     rows: Number,
+    tokens: Number,
     width: Number,
     columns: Number,
     matrices: Number,
@@ -105,6 +112,7 @@ def kernel_times(
         kernel: The kernel.
         touched: Experts that are read.
         rows: Rows of all experts of the chip.
+        tokens: Tokens that the chip receives.
         width: Width of a row [values].
         columns: Columns of an expert on the chip.
         matrices: Matrices of an expert.
@@ -115,14 +123,14 @@ def kernel_times(
     Returns:
         Two times [s].
 
-    >>> sizes = {"touched": 8, "rows": 8, "width": 4096, "columns": 1024, "matrices": 3, "stored": 1}
+    >>> sizes = {"touched": 8, "rows": 8, "tokens": 1, "width": 4096, "columns": 1024, "matrices": 3, "stored": 1}
     >>> [float(seconds) for seconds in kernel_times(IDEAL_KERNEL, **sizes, bandwidth=4e12, peak=1e15)]
     [2.01326592e-07, 2.5165824e-05]
     """
     weights = matrices * width * columns
     compute = 2 * weights * np.hypot(rows, touched * kernel.tile_rows) / (kernel.compute_share * peak)
     reads = touched * weights * stored / (memory_share(kernel, columns) * bandwidth)
-    return compute, reads + activation_bytes(kernel, rows, width, columns, matrices) / bandwidth
+    return compute, reads + activation_bytes(kernel, rows, tokens, width, columns, matrices) / bandwidth
 
 
 def memory_share(kernel: ExpertKernel, columns: Number) -> Number:
@@ -141,7 +149,9 @@ def memory_share(kernel: ExpertKernel, columns: Number) -> Number:
     return kernel.memory_share / (1 + kernel.fill_columns / columns)
 
 
-def activation_bytes(kernel: ExpertKernel, rows: Number, width: Number, columns: Number, matrices: Number) -> Number:
+def activation_bytes(
+    kernel: ExpertKernel, rows: Number, tokens: Number, width: Number, columns: Number, matrices: Number
+) -> Number:
     """Return the bytes of activations through memory of one call.
 
     Rows: a sort reads and writes them, the first products read them, the last product writes them, and the sum reads them.
@@ -150,6 +160,7 @@ def activation_bytes(kernel: ExpertKernel, rows: Number, width: Number, columns:
     Args:
         kernel: The kernel.
         rows: Rows of all experts of the chip.
+        tokens: Tokens that the chip receives.
         width: Width of a row [values].
         columns: Columns of an expert on the chip.
         matrices: Matrices of an expert.
@@ -157,7 +168,8 @@ def activation_bytes(kernel: ExpertKernel, rows: Number, width: Number, columns:
     Returns:
         Bytes.
     """
-    return kernel.activation_share * rows * (5 * width + 2 * matrices * columns) * ACTIVATION_BYTES
+    of_rows = kernel.activation_share * rows * (5 * width + 2 * matrices * columns)
+    return (of_rows + kernel.token_passes * tokens * width) * ACTIVATION_BYTES
 
 
 def stored_kind(form: Format) -> str:
@@ -270,9 +282,8 @@ def read_factors(entries: object) -> tuple[ExpertFactor, ...]:
             raise ValueError(f"{place}: factor must be from {FACTORS[0]:g} to {FACTORS[1]:g}, got {short_repr(factor)}")
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
             raise ValueError(f"{place}: runs must be a whole number of at least 0, got {short_repr(runs)}")
-        if not isinstance(entry["chips"], str) or entry["stored"] not in STORED:
-            raise ValueError(
-                f"{place}: chips must be a text and stored one of {', '.join(STORED)}, got {short_repr(entry['stored'])}"
-            )
+        if not isinstance(entry["chips"], str) or entry["stored"] not in (*STORED, EXCHANGED):
+            kinds = f"{', '.join(STORED)} or {EXCHANGED!r}"
+            raise ValueError(f"{place}: chips must be a text and stored one of {kinds}, got {short_repr(entry['stored'])}")
         factors.append(ExpertFactor(**entry))
     return tuple(factors)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.expert_activation import expected_maximum, experts_touched
+from steptime.blackboard.expert_activation import distinct_hit, expected_maximum, experts_touched
 from steptime.hardware.number_formats import SOFTWARE, number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
@@ -49,6 +49,7 @@ from steptime.physics.compute_dtype import (
 from steptime.physics.engine import Engine
 from steptime.physics.expert_imbalance import busiest_rows
 from steptime.physics.expert_kernels import (
+    EXCHANGED,
     IDEAL_KERNEL,
     ExpertKernel,
     activation_bytes,
@@ -372,7 +373,11 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     activations: Number = 0.0
     if plain and has_nonzero(kernel.activation_share):
         width = op.inputs / instances
-        activations = instances * activation_bytes(kernel, rows, width, columns, matrices) * factor
+        # Where ranks exchange tokens, a chip receives those with an expert there.
+        exchanges = exchanges_experts(layout) & ~(np.asarray(context.engine.kernels.gathers_tokens) > 0)
+        share = np.where(exchanges, distinct_hit(op.experts, round(op.active), layout.ep) / layout.ep, 1.0)
+        moved = activation_bytes(kernel, rows, work.everywhere * share, width, columns, matrices)
+        activations = instances * moved * factor
     if has_nonzero(kernel.tile_rows):
         rows = np.hypot(rows, touched * kernel.tile_rows)
     return Demand(
@@ -405,8 +410,9 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
     exchanges = has_exchange_kernel(chip.generation, stored) & exchanges_experts(context.layout)
     exchanges = exchanges & (np.asarray(context.engine.kernels.gathers_tokens) < 1)
     if has_nonzero(exchanges):
-        # The runs behind a factor were without exchange: other kernels.
-        factor = np.where(exchanges, experts.unmeasured_expert_time, factor)
+        # Other kernels than those of runs without exchange, with their own factor.
+        exchanged = expert_factor(context.engine.expert_factors, chip.generation, EXCHANGED, experts.unmeasured_expert_time)
+        factor = np.where(exchanges, exchanged, factor)
     engine, has_fp4 = context.engine.kernel_engine, FOUR in chip.peak
     kernel = select_kernel(chip.generation, stored, has_fp4=has_fp4, engine=engine, exchanges=exchanges)
     return kernel, experts.expert_time * factor

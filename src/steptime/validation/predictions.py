@@ -20,7 +20,7 @@ import numpy as np
 
 from steptime.catalog.acceptance_lengths import acceptance_curve
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import InputError
+from steptime.errors import UnknownName
 from steptime.hardware.number_formats import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model, stored_formats
@@ -239,12 +239,15 @@ def resolve_engine(name: str, *, engine: Engine | None = None, catalog: str | No
 
     Returns:
         The given engine, the engine with this name, or the typical engine.
+
+    Raises:
+        DataFileError: The file of the engine is malformed.
     """
     if engine is not None:
         return engine
     try:
         return load_engine(name, catalog)
-    except InputError:
+    except UnknownName:
         return load_engine(TYPICAL, catalog)
 
 
