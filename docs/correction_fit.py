@@ -339,7 +339,7 @@ def score(part: Pairs, chosen: Array) -> str:
 
 HEADING = """# Corrections by one run of the same curve
 
-Errors of rows whose whole group (model, system, engine) is left out of the engine fit, by a linear estimate around it. A
+Errors of rows whose group (model, system, engine) is left out of the engine fit, by a linear estimate. A
 curve has the same model, system, engine, release, formats, layout and lengths; its loads differ. A release is a version, or
 the month of an unknown version. Each run of a curve corrects every other run of it, one at a time. Runs count equally. The
 covariance is estimated without the fold of groups that is scored (five folds). Errors are |predicted / measured - 1|, at the

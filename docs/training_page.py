@@ -63,7 +63,7 @@ def page() -> str:
         f"Predicted over measured step time of {many:,} public runs (Megatron-Bridge, MLPerf Training, llm-foundry, BLOOM, MaxText, "
         "SimuMax, NeMo, AutoModel, torchtitan, papers). Left-out rows are predicted by constants fitted without all runs of their model, system or "
         "source, from the derivatives of the fit of all runs. `covered`: share inside the 90 % range of the other groups. Runs on left-out systems are slower than the "
-        "constants predict, so a stack that ran on fewer than two other chips has a factor (`elsewhere`) on chips without runs. "
+        "constants predict. A stack that ran on fewer than two other chips therefore has a factor (`elsewhere`) on chips without runs. "
         "In the table each system's factor comes from all other systems. SimuMax timed the products of its B200s, which reach "
         "0.485 of the data sheet; AIConfigurator's reach 0.693. Its rows take its own timings.",
         "",

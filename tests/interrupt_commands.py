@@ -17,7 +17,7 @@ from steptime.cli.main import EXAMPLES, app_for
 
 # The first example of each command, or one that needs no file which is not here.
 OTHERS = {
-    "web": "web --no-browser", "validate": "validate runs.csv", "calibrate": "calibrate runs.csv --prior vllm --engine mine",
+    "web": "web --no-browser", "validate": "validate runs.csv", "calibrate": "calibrate runs.csv --prior vllm --name mine",
     "anchors": "anchors add runs.csv --name mine", "lecture": "lecture --check", "laws": "laws epoch",
     "engines": "engines vllm", "systems": "systems gb200-nvl72", "reversible": "reversible mixing --samples 10k",
 }  # fmt: skip

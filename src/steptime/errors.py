@@ -26,6 +26,8 @@ CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u20
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 # Choices that a message names, up to its next part.
 CHOICES: Final = re.compile(r"\b(?:try|did you mean) ([^;?]+)")
+# Minimum similarity of a word with a part of a name, such as tokns in tokens_per_second_per_user.
+SIMILAR_PART: Final = 0.75
 # Words of a choice: an option and its value. More words are advice, such as "a batch that is a multiple of 8".
 CHOICE_WORDS: Final = 2
 
@@ -247,8 +249,11 @@ def did_you_mean(name: str, options: Iterable[str], max_names: int = 3, *, cutof
         by_folded.setdefault(option.casefold(), option)
         by_folded.setdefault(option.casefold().rsplit("/", 1)[-1], option)
 
-    # A few typing errors first, then names that contain the text.
+    # A few typing errors first, then names with a similar part, then names that contain the text.
     close = get_close_matches(name.casefold(), list(by_folded), n=2 * max_names, cutoff=cutoff)
+    if not close and len(name) > 2:
+        parts = {part: option for option in reversed(by_folded) for part in option.split("_") if len(part) > 2}
+        close = [parts[part] for part in get_close_matches(name.casefold(), list(parts), n=max_names, cutoff=SIMILAR_PART)]
     close += [o for o in by_folded if name.casefold() in o and len(name) > 2][:max_names] if len(close) < max_names else []
     return tuple(dict.fromkeys(by_folded[c] for c in close))[:max_names]
 

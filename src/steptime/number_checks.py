@@ -185,8 +185,9 @@ def share(name: str, value: NumberT, *, whole_too: bool = True) -> NumberT:
     """
     value, low, high = _ends(name, value)
     if low < 0 or high > 1 or (high == 1 and not whole_too):
-        top = "at most" if whole_too else "below"
-        raise RangeError(f"{name} must be a share of at least 0 and {top} 1, not {short_repr(low if low < 0 else high)}")
+        top, wrong = "at most" if whole_too else "below", low if low < 0 else high
+        fix = f"; give {wrong / 100:g} for {wrong:g} %" if 2 <= wrong < 100 else ""
+        raise RangeError(f"{name} must be a share of at least 0 and {top} 1, not {short_repr(wrong)}{fix}")
     return value
 
 

@@ -298,7 +298,8 @@ def _digits(value: float, digits: int) -> str:
     """Write `value` with `digits` digits, without an exponent from 1e-6 to 1e15."""
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    # 99.97 with three digits is 100, not 100.0.
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(float(f"{value:.{digits}g}")))))
     text = f"{value:,.{decimals}f}"
     # 0.00120 becomes 0.0012.
     if "." in text and decimals > digits - 1:

@@ -15,7 +15,8 @@ from tests.conftest import each
 
 SPOKEN = "budget --match-quality 100B@200T --tokens-served 200T --lifetime 60d"
 SERVED = (
-    "budget --match-quality llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --law epoch --machine gb200-nvl72 --speed 50"
+    "budget --match-quality llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --law epoch "
+    "--serving-system gb200-nvl72 --speed 50"
 )
 RL = "rl qwen3-30b-a3b hgx-h100 --chips 32 --tp 2 --rollouts 2048 --output 3200 --longest 4096"
 
@@ -105,7 +106,7 @@ def test_two_modes_stand_side_by_side():
         ("budget --match-quality 1B@1T --tokens-served 1M/s", 2, "'1M/s' is a rate, which needs a --lifetime"),
         ("budget --match-quality 1B@1T --law epock", 2, "did you mean epoch"),
         ("budget --loss 1.5 --law epoch", 1, "at a loss of 1.5: its floor is 1.817"),
-        ("budget --match-quality 1B@1T --input 5k", 2, "--input needs --machine"),
+        ("budget --match-quality 1B@1T --input 5k", 2, "--input needs --serving-system"),
         ("budget --match-quality 1B@1T --picture cost", 2, "--picture needs --plot"),
         ("budget --match-quality 1B@1T --plot a.txt", 2, "--plot writes a picture"),
         ("budget --match-quality 1B@1T --plot a.png --picture costs", 2, "did you mean cost or contours?"),
@@ -117,7 +118,11 @@ def test_two_modes_stand_side_by_side():
         ("laws gadre --params 7B --tokens 1T --full", 0, "it lacks constants"),
         ("laws --experts 8", 2, "--experts needs --moe"),
         ("laws epoch --moe 1B", 2, "epoch has no input for experts"),
-        ("rl llama-3.1-8b hgx-h100 --output 9k --longest 4k", 2, "the mean answer must be between"),
+        (
+            "rl llama-3.1-8b hgx-h100 --output 9k --longest 4k",
+            2,
+            "--longest: must be greater than the mean output of 9,000 tokens",
+        ),
     ],
 )
 def test_bad_input_gets_one_message(tmp_path, words, code, told):
@@ -148,7 +153,7 @@ def test_help_has_examples_that_run(name, tmp_path):
         ("budget --match-quality 1B@1T --tokens-served 1M/s --lifetime 60", 2, "such as 60d or 2y"),
         ("budget --match-quality 1B@1T --rl-flop 4", 2, "--rl-flop needs --rl-tokens"),
         ("budget --usd 100M --system hgx-h20", 2, "hgx-h20: no rent"),
-        ("budget --match-quality 1B@1T --machine-rent 2", 2, "--machine-rent needs --machine"),
+        ("budget --match-quality 1B@1T --serving-rent 2", 2, "--serving-rent needs --serving-system"),
         ("rl deepseek-v3 hgx-h100 --chips 8", 1, "take --tp 16"),
         ("budget --match-quality 100B@200T --tokens-served 50M/x --lifetime 60d", 2, "--tokens-served: must be tokens"),
         ("laws --params 70B", 2, "give both"),

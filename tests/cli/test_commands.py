@@ -304,7 +304,7 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes -1 --prefix-cache hbm=1GB", "prefixes must be at least 0"),
         (
             "simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-tokens 63 --prefix-cache hbm=1GB",
-            "prefix tokens must be at least 64",
+            "--prefix-tokens must be at least 64",
         ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2", "--prefixes needs --prefix-cache"),
         (
@@ -322,8 +322,11 @@ def test_every_command_speaks_json(words):
             "simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10000000000",
             "requests must be at most 50,000,000",
         ),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --max-sequences 1000000000", "max_num_seqs must be at most 1,048,576"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --token-budget 100000000000", "max_num_batched_tokens must be at most"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --max-num-seqs 1000000000", "--max-num-seqs must be at most 1,048,576"),
+        (
+            "simulate llama-3.1-8b hgx-h100 --rate 1 --max-num-batched-tokens 100000000000",
+            "--max-num-batched-tokens must be at most",
+        ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1e-300", "--rate must be at least 1e-06 requests/s"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --arrivals gamma --burst inf", "burst must be a finite number"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal --spread inf", "--spread is too large; at most 5"),
@@ -362,8 +365,8 @@ def test_every_command_speaks_json(words):
         ("plan llama-3.1-8b hgx-h100 --tp 1000", "try 1, 2, 4 or 8"),
         ("plan llama-3.1-8b hgx-h100 --input 8kk", "--input: the suffix of '8kk' must be k, M, G, B, T, Ki"),
         ("plan llama-3.1-8b hgx-h100 --chips 1e30", "--chips must be at most"),
-        ("plan llama-3.1-8b hgx-h100 --speed fast", "--speed takes a number without a unit, not 'fast'"),
-        ("plan llama-3.1-8b hgx-h100 --ttft=500ms", "--ttft takes a number without a unit, not '500ms'"),
+        ("plan llama-3.1-8b hgx-h100 --speed fast", "--speed: must be a number in tok/s, got 'fast'"),
+        ("plan llama-3.1-8b hgx-h100 --ttft=500MB", "--ttft: must be a number in s, got '500MB', which is a quantity in B"),
         ("plan llama-3.1-8b hgx-h100 --engine ideal --launch vllm", "--launch cannot be used with --engine ideal"),
         ("plan llama-3.1-8b hgx-h100 --speed", "`steptime plan --help` lists"),
         ("plan llama-3.1-8b hgx-h100 --set chip.hbm.bandwidth=16", "chip.hbm.bandwidth: '16' has no unit"),
@@ -424,7 +427,7 @@ SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 20
     every(2, [
         "--rate 20", "--concurrency 16 --ttft 0.2 --speed 50", "--rate 5 --policy train",
         "--rate 5 --policy static --patience 1", "--rate 20 --prefill-replicas 1", "--rate 20 --fast-share 0.2",
-        "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
+        "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-max-num-seqs 8",
         "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
         "--rate 20 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB,host=10GB --replicas 2 --route prefix-aware",
         "--rate 20 --drafts 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
@@ -440,11 +443,11 @@ def test_simulate(words, closed_forms):
 
 def test_simulate_of_an_overload_by_few_slots_names_the_option_that_helps():
     pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
-    shown = run(SIMULATE + "--rate 2000 --max-sequences 8", columns=80)
+    shown = run(SIMULATE + "--rate 2000 --max-num-seqs 8", columns=80)
     assert shown.returncode == 1
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
-    assert "raise --max-sequences" in " ".join(shown.stdout.split())
-    assert "raise --max-sequences" not in run(SIMULATE + "--rate 20").stdout
+    assert "raise --max-num-seqs" in " ".join(shown.stdout.split())
+    assert "raise --max-num-seqs" not in run(SIMULATE + "--rate 20").stdout
 
 
 def test_a_simulation_at_the_ends_of_its_range():
@@ -514,7 +517,7 @@ def test_validate_and_calibrate(tmp_path, closed_forms):
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
     assert json.loads(run("validate runs.csv --json", folder=tmp_path).stdout)["tpot"]["all"]["runs"] == 2
-    fitted = run("calibrate runs.csv --engine mine --prior vllm", folder=tmp_path)
+    fitted = run("calibrate runs.csv --name mine --prior vllm", folder=tmp_path)
     assert fitted.returncode == 0, fitted.stderr
     assert "mine.toml" in fitted.stdout
     planned = run("plan llama-3.1-8b hgx-h100 --chips 1 --engine mine.toml --json", folder=tmp_path)
@@ -668,7 +671,7 @@ def test_exports_say_what_they_wrote(tmp_path):
 def test_engine_files_are_written_over_only_by_force(tmp_path):
     pytest.importorskip("scipy")
     (tmp_path / "runs.csv").write_text(RUNS)
-    words = "calibrate runs.csv --engine mine --prior vllm"
+    words = "calibrate runs.csv --name mine --prior vllm"
     assert run(words, folder=tmp_path).returncode == 0
     assert run(words, folder=tmp_path).returncode == 2
     forced = run(words + " --force", folder=tmp_path)

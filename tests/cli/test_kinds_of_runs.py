@@ -67,7 +67,7 @@ def test_validate_names_a_day_that_is_none_and_says_where_all_are_in_doubt(tmp_p
 def test_calibrate_says_what_it_leaves_out(tmp_path):
     pytest.importorskip("scipy")
     written(tmp_path / "runs.csv", *LINES)
-    shown = run("calibrate runs.csv --engine mine --prior vllm", folder=tmp_path)
+    shown = run("calibrate runs.csv --name mine --prior vllm", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     words = " ".join(shown.stdout.split())
     assert "Run 'o' is left out: not in the fit: its throughput (offline)" in words
@@ -78,7 +78,7 @@ def test_calibrate_says_what_it_leaves_out(tmp_path):
 def test_a_fit_to_nothing_is_refused(tmp_path):
     pytest.importorskip("scipy")
     written(tmp_path / "runs.csv", offline(id="o"))
-    shown = run("calibrate runs.csv --engine mine", folder=tmp_path)
+    shown = run("calibrate runs.csv --name mine", folder=tmp_path)
     assert shown.returncode == 2
     assert "no run for the fit: o: not in the fit: its throughput (offline)" in " ".join(shown.stderr.split())
 

@@ -129,7 +129,7 @@ def test_the_most_clients(more, columns):
     [
         pytest.param("--prefill-replicas 1", marks=pytest.mark.thorough),
         "--prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB --replicas 2 --route prefix-aware",
-        pytest.param("--fast-share 0.2 --fast-replicas 1 --fast-sequences 8", marks=pytest.mark.thorough),
+        pytest.param("--fast-share 0.2 --fast-replicas 1 --fast-max-num-seqs 8", marks=pytest.mark.thorough),
         pytest.param("--concurrency 8 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB", marks=pytest.mark.thorough),
     ],
 )
@@ -169,7 +169,7 @@ def test_the_csv_of_clients_has_their_number(tmp_path):
         ("--concurrency 3 --find-rate --ttft 1 --export a.csv", "--export needs a run at one rate"),
         ("--trace t.csv --spread 2", "--trace already gives lengths; leave out --spread"),
         ("--trace azure-code", "no file 'azure-code', and of the public trace azure-code only lengths are known"),
-        ("--trace azure-cod", "in place of a trace a rate, with input 2048, output 28, spread 0.964, output-spread 2.15"),
+        ("--trace azure-cod", "--rate R --input 2048 --output 28 --spread 0.964 --output-spread 2.15"),
         ("--rate 1 --speed 1234567890", "--speed must be at most 1,000,000,000 tok/s"),
         ("--rate 1 --tpot 8.1e-10", "--tpot must be at least 1 ns, not 0.81 ns"),
         ("--rate 1 --ttft 8.1e-10", "must be at least 1 ns, not 0.81 ns"),

@@ -297,14 +297,14 @@ def test_a_file_that_is_no_table_is_not_written_over(tmp_path):
             "is also the file of --csv; give --predictions another file",
         ),
         ("validate runs.csv --predictions none/a.csv", "its folder does not exist"),
-        ("calibrate runs.csv --engine mine --out runs.csv --force", "runs.csv: is an input of this command"),
-        ("calibrate runs.csv --engine mine --out none/mine.toml", "its folder does not exist"),
-        ("calibrate runs.csv --engine ../mine", "--engine takes a plain name"),
-        ("calibrate runs.csv --engine old", "old.toml: is there already; give --force"),
-        ("calibrate runs.csv --engine ideal", "--engine ideal is an engine of the catalogue; give yours another name"),
-        ("calibrate runs.csv --engine vLLM", "--engine vLLM is an engine of the catalogue; give yours another name"),
+        ("calibrate runs.csv --name mine --out runs.csv --force", "runs.csv: is an input of this command"),
+        ("calibrate runs.csv --name mine --out none/mine.toml", "its folder does not exist"),
+        ("calibrate runs.csv --name ../mine", "--name takes a plain name"),
+        ("calibrate runs.csv --name old", "old.toml: is there already; give --force"),
+        ("calibrate runs.csv --name ideal", "--name ideal is an engine of the catalogue; give yours another name"),
+        ("calibrate runs.csv --name vLLM", "--name vLLM is an engine of the catalogue; give yours another name"),
         ("validate runs.csv --columns", "--columns stands alone"),
-        ("calibrate runs.csv --engine mine --prior ideal", "--prior ideal has no fitted constants"),
+        ("calibrate runs.csv --name mine --prior ideal", "--prior ideal has no fitted constants"),
         ("simulate llama-3.1-8b hgx-h100 --trace runs.csv --export runs.csv", "runs.csv: is an input of this command"),
         ("plan llama-3.1-8b hgx-h100 --engine old.toml --csv old.toml", "old.toml: is an input of this command"),
         ("systems --csv .", ".: is a folder"),
@@ -358,7 +358,7 @@ def test_a_file_of_runs_that_is_not_quite_one_says_what_to_change(tmp_path, text
 
 def test_one_run_is_one_run(tmp_path):
     (tmp_path / "runs.csv").write_text(RUNS)
-    shown = run("calibrate runs.csv --engine mine", folder=tmp_path)
+    shown = run("calibrate runs.csv --name mine", folder=tmp_path)
     assert shown.returncode == 0
     made = (tmp_path / "mine.toml").read_text()
     assert 'title = "vllm fitted to 1 run"' in made

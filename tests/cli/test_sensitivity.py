@@ -84,12 +84,12 @@ def test_a_plan_says_how_long_it_takes():
 @each(
     "words, says",
     [
-        ("", "sensitivity needs a question: step, plan, simulate, or blackboard.NAME"),
+        ("", "sensitivity needs a question, such as step, plan or simulate"),
         ("stp llama-3.3-70b hgx-h100", "did you mean step"),
         ("step llama-3.3-70b", "step needs system"),
         ("step llama-3.3-70b hgx-h100 extra", "extra is one word too many"),
-        ("step llama-3.3-70b hgx-h100 --of tim", "did you mean time"),
-        ("step llama-3.3-70b hgx-h100 --of bound", "bound is a text"),
+        ("step llama-3.3-70b hgx-h100 --answer tim", "did you mean time"),
+        ("step llama-3.3-70b hgx-h100 --answer bound", "bound is a text"),
         ("step llama-3.3-70b hgx-h100 --vary contxt=1:2", "did you mean context"),
         ("step llama-3.3-70b hgx-h100 --vary context", "'context' is not NAME=LOW:HIGH, such as context=1k:16k"),
         ("step llama-3.3-70b hgx-h100 --vary context=1k:2k", "is outside its range"),

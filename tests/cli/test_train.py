@@ -117,7 +117,7 @@ def test_a_run_of_tokens():
     assert cost["steps"] == pytest.approx(1e12 / 4096 / 64)
     assert cost["chip_hours"] == pytest.approx(cost["seconds_s"] * 8 / 3600)
     assert answer(SMALL)["run"] is None
-    more = answer(f"{SMALL} --tokens 1T --failures 100 --restart 3600 --spares 2")["run"]
+    more = answer(f"{SMALL} --tokens 1T --failures 100 --restart 3600 --spare 2")["run"]
     assert more["goodput"] < cost["goodput"]
     assert more["chip_hours"] == pytest.approx(more["seconds_s"] * 10 / 3600)
     none = answer(f"{SMALL} --tokens 1T --failures 0")["run"]
@@ -209,21 +209,24 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (f"{SMALL} --dp 8 --micro-batch 3", "batch=64 does not divide over dp=8 replicas in micro-batches of 3; try 48 or 72"),
-        ("train llama-3.1-8b hgx-h100 --chips 8 --batch 60 --dp 8", "batch=60 does not divide over dp=8"),
-        ("train Qwen/Qwen3-30B-A3B hgx-h100 --chips 96 --batch 96 --ep 96", "ep=96 does not divide the 128 experts"),
+        (
+            f"{SMALL} --dp 8 --micro-batch 3",
+            "--batch 64 does not divide over --dp 8 replicas in micro-batches of 3; try 48 or 72",
+        ),
+        ("train llama-3.1-8b hgx-h100 --chips 8 --batch 60 --dp 8", "--batch 60 does not divide over --dp 8"),
+        ("train Qwen/Qwen3-30B-A3B hgx-h100 --chips 96 --batch 96 --ep 96", "--ep 96 does not divide the 128 experts"),
         (f"{SMALL} --ep 2", "has no experts"),
         (
             "train llama-3.1-8b hgx-h100 --chips 64 --batch 64 --pp 64",
             "64 chunks are more than the 32 layers of meta-llama/Llama-3.1-8B",
         ),
-        (f"{SMALL} --pp 8 --vpp 5", "at most vpp=4 with pp=8"),
+        (f"{SMALL} --pp 8 --vpp 5", "at most --vpp 4 with --pp 8"),
         (
             f"{SMALL} --pp 4 --vpp 2 --schedule 1f1b",
             "schedule 1f1b has no virtual stages; leave --vpp out, or take --schedule interleaved",
         ),
         (f"{SMALL} --pp 4 --vpp 2 --schedule zb-h1", "schedule zb-h1 has no virtual stages"),
-        (f"{SMALL} --pp 1 --vpp 2", "pp=1 has none"),
+        (f"{SMALL} --pp 1 --vpp 2", "--pp 1 has none"),
         (f"{SMALL} --schedule 2f2b", "unknown schedule '2f2b'"),
         (
             f"{SMALL} --pp 4 --schedule zb-h1 --engine megatron-lm",
@@ -233,12 +236,12 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
         (f"{SMALL} --recompute most", "unknown recomputation 'most'"),
         (f"{SMALL} --optimizer adan", "unknown optimizer 'adan'; did you mean adamw"),
         (f"{SMALL} --task rlhf", "unknown task 'rlhf'"),
-        (f"{SMALL} --tp 3", "tp=3 does not divide 8 chips"),
-        (f"{SMALL} --tp 4 --pp 4", "tp=4 x pp=4 = 16 does not divide 8 chips"),
+        (f"{SMALL} --tp 3", "--tp 3 does not divide 8 chips"),
+        (f"{SMALL} --tp 4 --pp 4", "--tp 4 x --pp 4 = 16 does not divide 8 chips"),
         ("train llama-3.1-8b hgx-a100 --chips 8 --batch 64 --dtype fp8", "does not compute in fp8; try"),
         (f"{SMALL} --dtype nvfp4", "does not compute in nvfp4"),
         (f"{SMALL} --dtype fp7", "unknown number format of training 'fp7'"),
-        ("train llama-3.1-8b hgx-h100 --chips 7 --batch 64 --tp 1 --pp 1 --cp 1", "batch=64 does not divide over dp=7"),
+        ("train llama-3.1-8b hgx-h100 --chips 7 --batch 64 --tp 1 --pp 1 --cp 1", "--batch 64 does not divide over dp=7"),
         ("train llama-3.1-8b hgx-h100 --chips 37 --batch 64", "no layout of 37 chips divides 64 sequences"),
         (f"{SMALL} --tp 0", "tp must be at least 1, not 0"),
         (f"{SMALL} --pp 0", "pp must be at least 1, not 0"),
@@ -246,10 +249,10 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
         (f"{SMALL} --micro-batch 0", "--micro-batch must be at least 1, not 0"),
         (f"{SMALL} --dp -8", "dp must be at least 1, not -8"),
         (f"{SMALL} --sharding-group -1", "--sharding-group must be at least 1, not -1"),
-        (f"{SMALL} --spares -1", "--spares must be at least 0, not -1"),
-        (f"{SMALL} --layers 7,8,8", "layers=7,8,8 has 23 layers, and meta-llama/Llama-3.1-8B has 32; try layers=11x2,10"),
+        (f"{SMALL} --spare -1", "--spare must be at least 0, not -1"),
+        (f"{SMALL} --layers 7,8,8", "--layers 7,8,8 has 23 layers, and meta-llama/Llama-3.1-8B has 32; try --layers 11x2,10"),
         (f"{SMALL} --layers eight", "'eight' is not a number of layers; give them by chunk, such as 7,8x14,7"),
-        (f"{SMALL} --layers 7,9,9,7 --pp 8", "layers=7,9,9,7 has 4 chunks, and pp x vpp = 8"),
+        (f"{SMALL} --layers 7,9,9,7 --pp 8", "--layers 7,9,9,7 has 4 chunks, and pp x vpp = 8"),
         (f"{SMALL} --tokens 1T --stage 1B:0:8", "seq must be at least 1 token, not 0"),
         (f"{SMALL} --tokens lots", "--tokens: must be a number of tokens, such as 15T or 800B"),
         (f"{SMALL} --tokens -1T", "--tokens: must be above 0"),
@@ -365,7 +368,7 @@ def test_a_searched_layout_says_its_allowance_and_a_run_its_tokens():
 
 def test_a_trace_has_each_pass_of_each_stage(tmp_path):
     """Four stages, 16 micro-batches and four chunks: 4 x 16 x 4 forward passes and as many backward, in microseconds."""
-    shown = run(f"{PIPED} --trace-out step.json --json", folder=tmp_path)
+    shown = run(f"{PIPED} --chrome step.json --json", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     step = json.loads(shown.stdout)["step"]
     trace = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))

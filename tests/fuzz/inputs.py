@@ -356,7 +356,7 @@ ASKED: dict[str, tuple[int, tuple[dict[str, Any], ...]]] = {
     )),
     "train": (25, (
         TRAIN | {"chips": 8},
-        TRAIN | {"chips": 16, "tokens": "1T", "stage": ("50B:8192:128",), "failures": 1.0, "spares": 1},
+        TRAIN | {"chips": 16, "tokens": "1T", "stage": ("50B:8192:128",), "failures": 1.0, "spare": 1},
         TRAIN | {"tokens": "100B", "deadline": "30d"},
         TRAIN | {"tokens": "100B", "budget": "100k"},
         TRAIN | {"chips": 8, "tp": 2, "micro_batch": 1, "recompute": "full", "task": "lora"},

@@ -33,7 +33,7 @@ def simulated(asked, deployment, seed=3, requests=REQUESTS):
     return simulate(
         {name: asked[name] for name in names if name in asked}
         | {"rate": deployment.requests_per_second / int(pool.layout.replicas), "seed": seed, "requests": requests}
-        | {"max_sequences": pool.max_num_seqs, "token_budget": -(-pool.max_num_seqs // groups) + pool.chunk}
+        | {"max_num_seqs": pool.max_num_seqs, "max_num_batched_tokens": -(-pool.max_num_seqs // groups) + pool.chunk}
         | {name: int(getattr(pool.layout, name)) for name in ("tp", "pp", "dp", "ep", "cp")}
     )
 

@@ -65,7 +65,7 @@ def drawn_simulate(draw):
     spreads = (
         draw.choice(({}, {"spread": 0.5}, {"spread": 0.5, "output_spread": 0.0})) if values["lengths"] == "lognormal" else {}
     )
-    return values | spreads | draw.choice(({}, {"max_sequences": 0}))
+    return values | spreads | draw.choice(({}, {"max_num_seqs": 0}))
 
 
 def drawn_train(draw):

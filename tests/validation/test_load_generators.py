@@ -261,7 +261,7 @@ def test_files_are_known_by_what_they_hold(tmp_path):
 )
 def test_what_is_not_told_or_told_wrong_gets_one_line_and_exit_code_2(tmp_path, options, result, says):
     (tmp_path / "r.json").write_text(json.dumps(result))
-    for command in ("validate r.json ", "calibrate r.json --engine mine "):
+    for command in ("validate r.json ", "calibrate r.json --name mine "):
         shown = run(command + options, folder=tmp_path)
         assert shown.returncode == 2, shown.stdout
         assert says in shown.stderr
@@ -280,7 +280,7 @@ def test_a_run_of_ones_own_is_validated_and_calibrated_in_one_command(tmp_path):
     assert "time per output token" in shown.stdout
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("openai-infqps-concurrency16.json,")
-    fitted = run(f"calibrate runs --engine mine {OPTIONS} --kv bf16", folder=tmp_path)
+    fitted = run(f"calibrate runs --name mine {OPTIONS} --kv bf16", folder=tmp_path)
     assert fitted.returncode == 0, fitted.stderr
     assert "TPOT, vllm" in fitted.stdout  # the engine of the runs is the prior
     assert load_engine(str(tmp_path / "mine.toml")).source["note"] == "3 runs of runs"
@@ -304,7 +304,7 @@ def test_a_catalogue_of_ones_own_reaches_the_runs(tmp_path):
         (tmp_path / "cat" / kind / f"{own}{path.suffix}").write_text(text)
     assert PACKAGED in find("systems", "hgx-h100").parents
     written(tmp_path / "runs.csv", one(model="own-model", system="own-box"))
-    for command in ("validate runs.csv", "calibrate runs.csv --engine mine --prior vllm"):
+    for command in ("validate runs.csv", "calibrate runs.csv --name mine --prior vllm"):
         without = run(command, folder=tmp_path)
         assert without.returncode == 2
         assert "own-box" in without.stderr or "own-model" in without.stderr

@@ -68,7 +68,7 @@ def test_an_engine_without_losses_is_no_prior():
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
 @pytest.mark.parametrize(
-    "words", ["validate /dev/zero", "plan llama-3.3-70b hgx-h100 --trace /dev/zero", "calibrate /dev/zero --engine mine"]
+    "words", ["validate /dev/zero", "plan llama-3.3-70b hgx-h100 --trace /dev/zero", "calibrate /dev/zero --name mine"]
 )
 def test_a_device_is_refused_before_it_is_read(words):
     done = CliRunner().invoke(app_for(words.split()), words.split())

@@ -377,7 +377,10 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         if not text.strip():
             raise DataFileError(path, "is empty") from None
-        raise DataFileError(path, f"is not valid JSON: {error.msg}", error.lineno) from None
+        problem = f"{error.msg.removesuffix(' at')} (column {error.colno})"
+        # A file that was cut off ends in the middle of a value.
+        cut = "; the file may be cut off" if error.pos >= len(text.rstrip()) - 1 or "Unterminated" in error.msg else ""
+        raise DataFileError(path, f"is not valid JSON: {problem}{cut}", error.lineno) from None
     # The JSON and TOML parsers recurse once per level of nesting.
     except RecursionError:
         raise DataFileError(path, "is nested too deep") from None

@@ -47,9 +47,9 @@ def budget(
     """
     has_traffic = inputs.tokens_served != "0"
     needs = {
-        "--machine": (
-            inputs.machine is not None,
-            "input output cached speed ttft engine weights kv training_chips training_batch machine_rent",
+        "--serving-system": (
+            inputs.serving_system is not None,
+            "input output cached speed ttft engine weights kv training_chips training_batch serving_rent",
         ),
         "--plot": (plot is not None, "picture"),
         "--tokens-served": (has_traffic, "lifetime discard"),

@@ -77,9 +77,12 @@ class Rivals:
             if first <= system.chip.year <= last and (makers is None or system.chip.vendor.casefold() in makers)
         ]
         if not matches:
+            years = [system.chip.year for system in systems]
             raise RangeError(
-                f"no system is of {self.year or 'any year'} and {self.vendor or 'any maker'}; their years are "
-                f"{min(system.chip.year for system in systems)} to {max(system.chip.year for system in systems)}"
+                "no system matches"
+                + f" --year {self.year}" * bool(self.year)
+                + f" --vendor {self.vendor}" * bool(self.vendor)
+                + f"; the years of the chips are {min(years)} to {max(years)}"
             )
         return matches
 

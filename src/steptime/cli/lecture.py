@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steptime.cli.models import ModelFormats
 from steptime.cli.options import CATALOG, OUTPUT, SET, Output, count, grouped, option, read_system, typed_with_changes
-from steptime.cli.output import make_console, patience
+from steptime.cli.output import check_outputs, make_console, patience
 from steptime.errors import InputError, UnknownName
 from steptime.lecture.pair_roofline import ROOFLINE, RooflineInputs, solve
 from steptime.units import count as read_count
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # Panels of `--help`.
 ACTION, HOW = "What to do", "Server"
+# Endings of files that are no page.
+FILE_ENDINGS = (".txt", ".md", ".pdf", ".json", ".csv", ".svg", ".png", ".zip", ".htm")
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9a-fA-F:.]{2,45}\]")
 
 
@@ -153,11 +156,16 @@ def web(
     Args:
         host: address to listen on; help texts describe all options.
     """
-    from steptime.errors import InputError, RangeError, install_hint
+    from steptime.errors import RangeError, install_hint
 
     if not 1 <= port <= 65_535:
         raise RangeError(f"--port must be from 1 to 65,535, not {port}")
-    if export is not None and export.casefold().endswith(".html"):
+    is_file = export is not None and export.casefold().endswith(".html")
+    if is_file:
+        check_outputs({"--export": export}, ())
+    elif export is not None and Path(export).suffix.casefold() in FILE_ENDINGS and not Path(export).is_dir():
+        raise InputError(f"{export}: --export writes one .html file or a folder; name the file {Path(export).stem}.html")
+    if export is not None and is_file:
         from steptime.web.lecture_page import export_lecture
 
         size = export_lecture(export)

@@ -25,7 +25,7 @@ MODULES = {
 }  # fmt: skip
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
-NOT_A_NUMBER = re.compile(r"\AInvalid value for '(--?[\w-]+)'[^:]*: .* is not a valid (integer|float)")
+NOT_A_NUMBER = re.compile(r"\AInvalid value for '([\w-]+)'[^:]*: ('.*') is not a valid (int|float)\w*")
 UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -56,7 +56,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sensitivity": (
         "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --sobol --plot tornado.png",
         "sensitivity plan llama-3.3-70b hgx-h100 --speed 40 --vary input=1k:4k",
-        "sensitivity step llama-3.3-70b hgx-h100 --tp 8 --batch 256 --of time --vary memory_efficiency=0.7:0.9",
+        "sensitivity step llama-3.3-70b hgx-h100 --tp 8 --batch 256 --answer time --vary memory_efficiency=0.7:0.9",
         "sensitivity blackboard.cost_per_token --chips 72 --batch 2000 --vary seconds=10ms:30ms --vary rent=1.5USD/h:3USD/h",
     ),
     "reversible": (
@@ -87,7 +87,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "budget": (
         "budget --match-quality 100B@200T --tokens-served 50M/s --lifetime 60d",
-        "budget --match-quality llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --machine gb200-nvl72 --speed 50",
+        "budget --match-quality llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --serving-system gb200-nvl72 --speed 50",
         "budget --usd 100M --tokens-served 5M/s --lifetime 180d --law epoch,hoffmann --discard 0.3 --plot bill.png",
         "budget --compute 1e26 --experts 32 --rl-share 0.3",
     ),
@@ -149,8 +149,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "watch --dashboard board.json",
     ),
     "calibrate": (
-        "calibrate runs.csv --prior vllm --engine mine --out mine.toml",
-        "calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8",
+        "calibrate runs.csv --prior vllm --name mine --out mine.toml",
+        "calibrate results/ --prior vllm --name mine --system hgx-h200 --tp 4 --weights fp8",
     ),
 }
 # Words that are not commands, and the command line for each of them.
@@ -354,17 +354,29 @@ def _refused(problem: InputError) -> int:
 
 
 # An input with its option behind it in parentheses.
+# An input with its number, as the library writes it: tp=7.
+WITH_NUMBER = re.compile(r"\b([a-z]+)=(\d[\dx,]*)")
+# Options whose input or text has another name in messages of the library.
+RENAMED_OPTIONS = {"change": "--set", "axis": "--over", "vary": "--vary"}
 NAMED_TWICE = re.compile(r"\b([a-z][a-z_]*)((?: too)?) \((--[a-z-]+)\)")
 
 
 def _with_option(message: str) -> str:
     """Return a message with options in place of inputs: at its beginning, and where the option follows in parentheses."""
+    typed = {word.partition("=")[0] for word in sys.argv if word.startswith("--")}
+    message = WITH_NUMBER.sub(lambda size: f"--{size[1]} {size[2]}" if f"--{size[1]}" in typed else size[0], message)
     message = NAMED_TWICE.sub(_option_alone, message)
+    for option in typed:
+        # An input of several words.
+        words = option.strip("-").replace("-", " ")
+        if " " in words and message.startswith(f"{words} "):
+            return option + message.removeprefix(words)
+        # A refusal within another sentence: "every point is refused: within: must be ...".
+        message = message.replace(f": {words}: ", f": {option}: ")
     name, _, remainder = message.partition(" ")
     plain = name.rstrip(":")
-    typed = {word.partition("=")[0] for word in sys.argv if word.startswith("--")}
-    option = f"--{plain.replace('_', '-')}"
-    return f"{option}{name[len(plain) :]} {remainder}" if option in typed else message
+    option = RENAMED_OPTIONS.get(plain, f"--{plain.replace('_', '-')}")
+    return f"{option}{name[len(plain) :]} {remainder}" if option in typed or plain in RENAMED_OPTIONS else message
 
 
 def _option_alone(match: re.Match[str]) -> str:
@@ -433,29 +445,7 @@ UNKNOWN_COMMAND = re.compile(
 
 def _with_value(match: re.Match[str]) -> str:
     """Say which value is no number, as it was typed."""
-    option, kind = match[1], "a whole number" if match[2] == "integer" else "a number"
-    typed_texts = [after for before, after in pairwise([*sys.argv, ""]) if before == option]
-    typed_texts += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
-    if not typed_texts:
-        return f"{option} takes {kind} without a unit"
-    typed = typed_texts[0]
-    if DECIMAL_COMMA.fullmatch(typed):
-        return f"{option} takes {kind} with a decimal point: {typed.replace(',', '.')}, not {short_repr(typed)}"
-    return f"{option} takes {kind} without a unit, not {short_repr(typed)}{_in_seconds(typed)}"
-
-
-# A number such as 0,5; 1,024 has groups of three digits.
-DECIMAL_COMMA = re.compile(r"[-+]?\d+,(?:\d{1,2}|\d{4,})")
-
-
-def _in_seconds(text: str) -> str:
-    """Return a time with a unit as the number of seconds to type; "" for any other text."""
-    from steptime.units import parse
-
-    try:
-        return f"; in seconds: {parse(text, 's'):g}"
-    except InputError:
-        return ""
+    return f"{match[1]} takes a {'whole ' if match[3] == 'int' else ''}number without a unit, not {match[2]}"
 
 
 if __name__ == "__main__":

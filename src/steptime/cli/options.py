@@ -17,7 +17,7 @@ import typer
 
 from steptime.cli.output import check_outputs, check_picture, print_result
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
-from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXTS, Input
+from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXTS, Input, number_in_unit
 from steptime.units import MOST_COUNTED
 from steptime.units import count as read_count
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TYPES: dict[str, Any] = {COUNT: int | None, NUMBER: float | None, SWITCH: bool, TEXTS: list[str] | None}
 # Panels of `--help`.
 SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
+# Placeholders of numbers in the help, by unit.
+METAVARS = {"s": "SECONDS", "tok/s": "TOK/S", "requests/s": "RATE", "B/s": "BANDWIDTH", "days": "DAYS"}
 # Options whose text must not be empty, with what the error message asks for.
 NEEDED = {
     "weights": "a number format, such as fp8", "experts": "a number format, such as fp8", "kv": "a number format, such as fp8",
@@ -101,9 +103,10 @@ def _declared_option(name: str, declared: Input) -> Parameter:
     settings: dict[str, Any] = {}
     if declared.metavar:
         settings["metavar"] = declared.metavar
-    if declared.kind == NUMBER and declared.unit.endswith("B/s"):
-        # A bandwidth may have its unit; `questions.declaration.read_value` reads it.
-        kind, settings["metavar"] = str | None, "BANDWIDTH"
+    if declared.kind == NUMBER:
+        # A number may have its unit: 200ms.
+        parser = partial(_read_optional_number, name=words, unit=declared.unit)
+        settings |= {"parser": parser, "metavar": declared.metavar or METAVARS.get(declared.unit, "NUMBER")}
     if declared.kind == COUNT:
         parser = partial(_read_optional_count, name=words, maximum=declared.maximum or MOST_COUNTED)
         settings |= {"parser": parser, "metavar": declared.metavar or "N"}
@@ -114,6 +117,10 @@ def _declared_option(name: str, declared: Input) -> Parameter:
         settings["show_default"] = declared.default_words or default_text
     described = option(help_words, declared.group or None, words, **settings)
     return keyword_parameter(name, annotation=Annotated[kind, described], default=False if declared.kind == SWITCH else None)
+
+
+def _read_optional_number(text: Any, name: str, unit: str) -> Any:
+    return number_in_unit(name, text, unit) if isinstance(text, str) else text
 
 
 def _read_optional_count(text: Any, name: str, maximum: float = MOST_COUNTED) -> Any:

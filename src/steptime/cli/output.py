@@ -44,7 +44,8 @@ COMPILED_PARTS = (
 )
 # Replacements for characters that an encoding such as ASCII lacks.
 GLYPHS = {
-    "█": "#", "▓": "%", "▒": "+", "░": ".", "━": "=", "─": "-", "│": "|", "■": "#", "◆": "*", "●": "o", "…": "...", "µ": "u",
+    "█": "#", "▓": "%", "▒": "+", "▚": "=", "░": ".", "━": "=", "─": "-", "│": "|", "■": "#", "◆": "*", "●": "o", "…": "...",
+    "µ": "u",
     "×": "x", "→": "->", "≤": "<=", "≥": ">=", "∞": "inf", "–": "-", "—": "-", "’": "'", "±": "+-", "╌": "-", "┄": "-",
 }  # fmt: skip
 # Eighths of a cell of a bar: seven by width, then seven by height.
@@ -52,7 +53,7 @@ PARTS = "▏▎▍▌▋▊▉▁▂▃▄▅▆▇"
 # Header of a CSV file: plain names, after an optional byte order mark.
 TABLE = re.compile(rb"(\xef\xbb\xbf)?[\w.]+(,[\w.]+)*")
 # Endings of other kinds of tables, which --csv does not write.
-OTHER_TABLES = (".xlsx", ".xls", ".ods", ".parquet", ".json", ".html", ".zarr")
+OTHER_TABLES = (".xlsx", ".xls", ".ods", ".parquet", ".json", ".html", ".zarr", ".md")
 # First bytes of PNG, SVG and PDF files.
 PICTURE = (b"\x89PNG", b"<?xml", b"<svg", b"%PDF")
 # Names and checksums of the files of the last call, as `sha256sum --check` reads them.

@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, lengths_need, not_empty, option, read_systems
+from steptime.cli.options import (
+    CSV,
+    JSON,
+    OUTPUT,
+    Output,
+    SubjectChanges,
+    grouped,
+    lengths_need,
+    not_empty,
+    option,
+    read_systems,
+)
 from steptime.cli.output import (
     check_folder,
     check_outputs,
@@ -290,9 +301,11 @@ engine = "sglang"        # (optional)
 
 def fleet(
     file: Annotated[str, typer.Argument(metavar="file", help="Models, systems and budget: a TOML, JSON or YAML file.")],
-    budget: Annotated[float | None, option("Limit on the rent in USD per hour; by default that of the file.", OUTPUT)] = None,
-    csv: Annotated[str | None, option("Write the deployments to a CSV file.", OUTPUT, metavar="FILE")] = None,
-    json_: Annotated[bool, option("Print the answer as JSON.", OUTPUT, "--json")] = False,
+    budget: Annotated[
+        float | None, option("Limit on the rent in USD per hour.", OUTPUT, metavar="USD", show_default="that of the file")
+    ] = None,
+    csv: CSV = None,
+    json_: JSON = False,
 ) -> None:
     """Find the cheapest deployments of several models on one budget of chips.
 

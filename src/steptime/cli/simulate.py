@@ -70,7 +70,9 @@ class SimulateOutput(Output):
         bool, option("Repeat the run with step times at both ends of the engine's 90 % range.", OUTPUT, "--range")
     ] = False
     export: Annotated[str | None, option("Write every request to a .csv or .parquet file.", OUTPUT, metavar="FILE")] = None
-    chrome: Annotated[str | None, option("Write the timeline as a Chrome trace.", OUTPUT, metavar="FILE")] = None
+    chrome: Annotated[
+        str | None, option("Write the timeline as a Chrome trace, for Perfetto or chrome://tracing.", OUTPUT, metavar="FILE")
+    ] = None
     report: Annotated[
         str | None, option("Write an llm-d Benchmark Report v0.2 to a .json or .yaml file.", OUTPUT, metavar="FILE")
     ] = None
@@ -182,7 +184,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
             "scale_on scale_target scale_interval scale_down_wait cold_start image_pull load_bandwidth engine_start",
         ),
         "--cold-start left out, which has all of them": (inputs.cold_start is None, "image_pull load_bandwidth engine_start"),
-        "--fast-replicas": (inputs.fast_replicas > 0, "fast_sequences"),
+        "--fast-replicas": (inputs.fast_replicas > 0, "fast_max_num_seqs"),
         "--fast-share, their share of the requests": (inputs.fast_share > 0, "fast_replicas"),
     }
 

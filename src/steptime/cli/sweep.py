@@ -14,6 +14,7 @@ from steptime.cli.options import OUTPUT, Output, TextOutput, count, grouped, not
 from steptime.cli.output import check_outputs, progress_bar, reported, say, wrote
 from steptime.cli.simulate import compile_first
 from steptime.errors import InputError, RangeError, UnknownName, did_you_mean, short_repr
+from steptime.questions.registry import HOMES
 
 if TYPE_CHECKING:
     from steptime.questions.declaration import Question
@@ -135,8 +136,8 @@ def sweep(
         list[str] | None,
         typer.Argument(
             metavar="QUESTION [MODEL] [SYSTEM]",
-            help="QUESTION is step, plan, simulate, or blackboard.NAME (a formula of the lecture). MODEL and SYSTEM follow, "
-            "unless --over varies them.",
+            help=f"QUESTION is {', '.join(HOMES)}, or blackboard.NAME (a formula of the lecture). MODEL and SYSTEM "
+            "follow, unless --over varies them.",
             show_default=False,
         ),
     ] = None,
@@ -282,7 +283,7 @@ def sensitivity(
         option(
             "Name of the answer.",
             OUTPUT,
-            "--of",
+            "--answer",
             metavar="ANSWER",
             show_default="the cost per million tokens, or else the first answer",
         ),
@@ -387,9 +388,7 @@ def _read_words(command: str, words: list[str], several: str) -> tuple[str, dict
     """Return the question, model and system by name, and other options as NAME=VALUE."""
     plain = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
     if not plain:
-        raise InputError(
-            f"{command} needs a question: step, plan, simulate, or blackboard.NAME; `steptime {command} --help` has examples"
-        )
+        raise InputError(f"{command} needs a question, such as step, plan or simulate; `steptime {command} --help` lists them")
     if len(plain) > 3:
         raise InputError(f"{plain[3]} is one word too many: {command} takes QUESTION [MODEL] [SYSTEM]")
     remaining_words, settings = words[len(plain) :], []

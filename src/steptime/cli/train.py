@@ -41,9 +41,9 @@ class TrainOutput(Output):
         option("Print launch lines for megatron-lm, megatron-bridge, torchtitan or maxtext.", OUTPUT, metavar="STACK"),
     ] = None
     plot: Annotated[str | None, option("Draw the pipeline schedule: .svg, .png or .pdf.", OUTPUT)] = None
-    trace_out: Annotated[
+    chrome: Annotated[
         str | None,
-        option("Write the schedule as a trace for Perfetto or chrome://tracing.", OUTPUT, "--trace-out", metavar="FILE"),
+        option("Write the schedule as a Chrome trace, for Perfetto or chrome://tracing.", OUTPUT, "--chrome", metavar="FILE"),
     ] = None
 
 
@@ -61,7 +61,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     _check_limits(inputs)
     _check_launch(inputs, output)
     not_empty("--layers", inputs.layers, "layers by chunk, such as 7,8x14,7")
-    check_outputs({"--csv": output.csv, "--plot": output.plot, "--trace-out": output.trace_out}, [inputs.model, inputs.system])
+    check_outputs({"--csv": output.csv, "--plot": output.plot, "--chrome": output.chrome}, [inputs.model, inputs.system])
     check_picture(output.plot)
     if "," in inputs.system:
         _compare(ctx, inputs, output, set_)
@@ -85,8 +85,8 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
         write_csv(output.csv, training)
     if output.plot is not None:
         _write_plot(output.plot, timeline)
-    if output.trace_out is not None:
-        _write_trace(output.trace_out, step_trace(model, system, training, stack), training.step.total)
+    if output.chrome is not None:
+        _write_trace(output.chrome, step_trace(model, system, training, stack), training.step.total)
     launch = output.launch
     lines = [] if launch is None else training_lines(model, training.job, training.step.layout, system, launch)
     if output.json:
@@ -163,7 +163,7 @@ def _compare(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, chang
     from steptime.questions.train_comparison import compare_training
 
     single = {
-        "--set": changes, "--launch": output.launch, "--plot": output.plot, "--trace-out": output.trace_out,
+        "--set": changes, "--launch": output.launch, "--plot": output.plot, "--chrome": output.chrome,
         "--explain": output.explain, "--scaling": output.scaling,
     }  # fmt: skip
     for name, value in single.items():

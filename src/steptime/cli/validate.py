@@ -53,12 +53,12 @@ PANEL = "Settings of the runs or the server"
 ACTIONS = ("add", "remove")
 
 
-def _setting(words: str, name: str, metavar: str) -> Any:
-    return option(words, PANEL, name, metavar=metavar, show_default=False)
+def _setting(words: str, name: str, metavar: str, default: str | bool = False) -> Any:
+    return option(words, PANEL, name, metavar=metavar, show_default=default)
 
 
-def _count(words: str, name: str) -> Any:
-    return count(name, words, PANEL, show_default=False)
+def _count(words: str, name: str, default: str | bool = False) -> Any:
+    return count(name, words, PANEL, show_default=default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,15 @@ class RunSettings:
     ] = ""
     system: Annotated[str, _setting("Measured system.", "--system", "NAME")] = ""
     tp: Annotated[int | None, _count("Tensor-parallel size.", "--tp")] = None
-    pp: Annotated[int | None, _count("Pipeline stages. Default: 1.", "--pp")] = None
-    dp: Annotated[int | None, _count("Data-parallel ranks (DP attention); GPUs = tp x pp x dp. Default: 1.", "--dp")] = None
-    ep: Annotated[int | None, _count("Expert-parallel size. Default: 1.", "--ep")] = None
+    pp: Annotated[int | None, _count("Pipeline stages.", "--pp", "1")] = None
+    dp: Annotated[int | None, _count("Data-parallel ranks (DP attention); GPUs = tp x pp x dp.", "--dp", "1")] = None
+    ep: Annotated[int | None, _count("Expert-parallel size.", "--ep", "1")] = None
     weights: Annotated[
         str, _setting("Number format of all weights except routed experts: bf16, fp8, nvfp4, ...", "--weights", "FORMAT")
     ] = ""
-    experts: Annotated[str, _setting("Number format of the routed experts. Default: as --weights.", "--experts", "FORMAT")] = ""
+    experts: Annotated[str, _setting("Number format of the routed experts.", "--experts", "FORMAT", "as --weights")] = ""
     kv: Annotated[
-        str, _setting("Number format of the KV cache. Default: 8 bits if the weights have 8 or fewer.", "--kv", "FORMAT")
+        str, _setting("Number format of the KV cache.", "--kv", "FORMAT", "8 bits if the weights have 8 or fewer")
     ] = ""
 
     def arguments(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _is_training_file(files: Sequence[str]) -> bool:
 
     training_tables = [name for name in files if name.casefold().endswith(".csv") and is_training(read_header(name))]
     if training_tables and len(files) > 1:
-        raise RangeError(f"{training_tables[0]} holds training runs: give it alone")
+        raise RangeError(f"{training_tables[0]} has training runs; give no other file with it")
     return bool(training_tables)
 
 
@@ -199,10 +199,10 @@ def _validate_training(path: str, predictions: str | None, engine: str | None, c
 def calibrate(
     run_settings: RunSettings,
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help=FILES, show_default=False)],
-    engine: Annotated[str, typer.Option(help="Name of the engine to make.", show_default=False)],
+    name: Annotated[str, typer.Option(help="Name of the new engine.", show_default=False)],
     prior: Annotated[
         str | None,
-        typer.Option(help="Engine to start from, which few runs move little; by default that of the runs, or typical."),
+        typer.Option(help="Engine to start from; few runs change it little. By default that of the runs, or typical."),
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Engine file to write; by default NAME.toml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an engine file that is there already.")] = False,
@@ -220,22 +220,22 @@ def calibrate(
     from steptime.validation.training_validation import calibrate_training
     from steptime.validation.validate_api import calibrate as fit
 
-    path = _place(engine, out, force)
+    path = _place(name, out, force)
     not_empty("--prior", prior, "the name of an engine")
     check_outputs({"--out": path}, [*files, prior or "", run_settings.model, run_settings.system])
     if _is_training_file(files):
-        with patience(f"reading the runs and fitting {engine}"):
-            stack, text, runs = calibrate_training(files[0], name=engine, prior=prior, catalog=catalog)
+        with patience(f"reading the runs and fitting {name}"):
+            stack, text, runs = calibrate_training(files[0], name=name, prior=prior, catalog=catalog)
         with writing(path):
             write_text_atomically(path, text)
         speed = f"{float(stack.speed):.3g}"
-        typer.echo(f"{engine}: fitted to {runs:,} training runs; speed {speed} of the prior's constants")
+        typer.echo(f"{name}: fitted to {runs:,} training runs; speed {speed} of the prior's constants")
         typer.echo(f"Written to {path}: use it with `steptime train --engine {path}`")
         return
     if prior is not None:
         _check_prior(prior, catalog)
-    with patience(f"reading the runs and fitting {engine}; many runs take minutes"):
-        calibration = fit(files, name=engine, prior=prior, skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
+    with patience(f"reading the runs and fitting {name}; many runs take minutes"):
+        calibration = fit(files, name=name, prior=prior, skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
         rows, engines = list(calibration.rows), (calibration.prior, calibration.engine)
         tables = {candidate.name: report(rows, predict(rows, engine=candidate, catalog=catalog)) for candidate in engines}
     with writing(path):
@@ -248,11 +248,11 @@ def _place(engine: str, out: str | None, force: bool) -> str:
     from steptime.catalog.data_files import files
 
     if not engine.strip() or engine in (".", "..") or engine != os.path.basename(engine) or not engine.isprintable():
-        raise InputError(f"--engine takes a plain name, not {engine!r}; name another folder with --out FILE")
+        raise InputError(f"--name takes a plain name, not {engine!r}; name another folder with --out FILE")
     if any(mark in engine for mark in '\\"'):
-        raise InputError(f"--engine takes a plain name without quotes and backslashes, not {engine!r}")
+        raise InputError(f"--name takes a plain name without quotes and backslashes, not {engine!r}")
     if engine.casefold() in ("ideal", *files("engines")):
-        raise InputError(f"--engine {engine} is an engine of the catalogue; give yours another name, such as {engine}-mine")
+        raise InputError(f"--name {engine} is an engine of the catalogue; give yours another name, such as {engine}-mine")
     path = f"{engine}.toml" if out is None else out
     if os.path.isfile(path) and not force:
         raise DataFileError(path, "is there already; give --force to write over it, or another name with --out")
@@ -284,7 +284,9 @@ def anchors(
             show_default=False,
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Keep them under this name.", show_default="that of the file")] = None,
+    name: Annotated[
+        str | None, option("Keep the runs under this name.", None, "--name", show_default="that of the file")
+    ] = None,
     skip_bad: SKIP = False,
     catalog: CATALOG = None,
 ) -> None:
@@ -343,7 +345,13 @@ def watch(
     ] = None,
     served: Annotated[
         str,
-        option("Name of the model, where the server has several.", WATCHING, "--served", metavar="NAME", show_default=False),
+        option(
+            "Name of the model, where the server has several.",
+            WATCHING,
+            "--served-model-name",
+            metavar="NAME",
+            show_default=False,
+        ),
     ] = "",
     replicas: Annotated[int, option("Equal servers behind the address.", WATCHING, "--replicas", metavar="N")] = 1,
     rent: RENT = None,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime.catalog.data_files import (
     check_entry_name,
@@ -28,6 +28,7 @@ from steptime.errors import (
     InputError,
     RangeError,
     UnknownName,
+    did_you_mean,
     install_hint,
     os_problem,
     short_repr,
@@ -206,10 +207,15 @@ def model_kind(c: Config) -> str:
     # An encoder gets a better message than an unknown architecture.
     refuse(c)
     hint = (
-        f"Known: {len(families)} architectures. Put 'transformers:' before the path or id to read others from code, "
-        "or use `steptime models --new` for a guess."
+        f"The config of {c.name or 'the model'} names it; {len(families)} architectures are known. `steptime models --new "
+        "CONFIG` guesses the nearest from the config's fields; transformers: before the path or id reads the model's code."
     )
-    raise UnknownName("architecture", kinds[0][:60], families, hint)
+    near = did_you_mean(kinds[0], families, cutoff=NEAR_ARCHITECTURE)
+    raise UnknownName("architecture", kinds[0][:60], near, hint)
+
+
+# Minimum similarity of an unknown architecture with one that a message names.
+NEAR_ARCHITECTURE: Final = 0.7
 
 
 def load_model(

@@ -27,7 +27,7 @@ sequence pack the query heads of a KV head into a tile. In other calls each quer
 $T$ rows, of which one is in use. The call starts as many blocks for each sequence as for the longest prompt of $n$ tokens. A
 block takes as long as $T$ rows that meet $b$ entries. A head of a sequence then has these pairs, at the rate of prefill:
 
-$$ q = T (l + \tau) + b \max(n, T) $$
+$$ q = T (l + \tau) + b \max(n, T). $$
 
 References:
     Dao, "FlashAttention-2", arXiv 2307.08691: tiles and their order. Shah et al., "FlashAttention-3", arXiv 2407.08608:

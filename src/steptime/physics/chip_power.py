@@ -3,7 +3,7 @@ r"""Chip power: watts of a chip from what a step computes, reads and sends, and 
 A step takes $t$ seconds on one chip. It moves $B$ bytes of memory and $L$ bytes on links, and computes $F_a$ FLOP in format
 $a$:
 
-$$ E = \min(P_0 t + e_B B + \sum_a e_a F_a + e_L L,\ P_{TDP}\, t), \quad e_a = e_{bf16} R_{bf16} / R_a $$
+$$ E = \min(P_0 t + e_B B + \sum_a e_a F_a + e_L L,\ P_{TDP}\, t), \quad e_a = e_{bf16} R_{bf16} / R_a. $$
 
 $P_0$ is the power of a chip that serves but waits: its clocks, leakage and control. It is a share of the thermal design power.
 A FLOP of narrower arithmetic takes less energy, in proportion to its peak rate $R_a$. The power around the chip (host,

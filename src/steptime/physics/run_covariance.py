@@ -3,19 +3,19 @@ r"""Covariance of prediction errors by what two runs share: the curve, the group
 The error of a run is $r = \log(\text{measured} / \text{predicted})$. Two runs of one engine share a part of it:
 
 $$ C_{ij} = \sigma^2_{engine} + \sigma^2_{model} [m] + \sigma^2_{group} [g] N + \sigma^2_{release} [g, v] +
-\sigma^2_{layout} [l] N + \sigma^2_{layout, release} [l, v] N $$
+\sigma^2_{layout} [l] N + \sigma^2_{layout, release} [l, v] N. $$
 
 A bracket is 1 where both runs share the item in it, else 0. The items are the model $m$, the group $g$ (model and system), the
 release $v$ of the engine, and the group's formats and layout $l$. Nearness $N$ falls with the distance in load (running
 sequences per replica) and in context. Both distances are in doublings, with the length scales $\ell$:
 
 $$ N = \exp\left(-\frac{(\Delta \log_2 load)^2}{2 \ell_{load}^2} -
-\frac{(\Delta \log_2 context)^2}{2 \ell_{context}^2}\right) $$
+\frac{(\Delta \log_2 context)^2}{2 \ell_{context}^2}\right). $$
 
 A repeated run has a further error with the variance $\sigma^2_{noise}$. Errors are distributed as Student's with $\nu$
 degrees of freedom. With the errors $r$ of $n$ runs, $K = C + \sigma^2_{noise} I$ and the covariance $k$ with a further run:
 
-$$ \hat r = k^T K^{-1} r, \qquad s^2 = \frac{\nu + r^T K^{-1} r}{\nu + n} (C_{**} + \sigma^2_{noise} - k^T K^{-1} k) $$
+$$ \hat r = k^T K^{-1} r, \qquad s^2 = \frac{\nu + r^T K^{-1} r}{\nu + n} (C_{**} + \sigma^2_{noise} - k^T K^{-1} k). $$
 
 The 90 % range is $\hat r \pm q s$. A run that is far from its prediction therefore widens the range. $n$ counts points: the
 repeats of one point are one error, their mean (`bias_correction`).

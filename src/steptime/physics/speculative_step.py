@@ -4,7 +4,7 @@ The multi-token-prediction layers of a model draft one token at a time. A step w
 per sequence in one pass of the model: the last accepted token and its drafts. Then it runs $N$ passes of the draft
 layers one after another, each with one token per sequence, behind embedding and head:
 
-$$ t = t_{model}(N + 1) + N\, t_{draft}(1) $$
+$$ t = t_{model}(N + 1) + N\, t_{draft}(1). $$
 
 Prompts pass the draft layers once, because these have a separate KV cache. If a model has several modules, memory contains
 all of them, and each pass runs one module. With pipeline stages the draft layers are in the last stage, which drafts for

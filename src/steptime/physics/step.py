@@ -21,7 +21,7 @@ layers, on the stem (embedding and head) and on collectives. Let $h$ be its seco
 the share of the layers in the stage with the most layers. A stage must process all $m$ micro-batches, on its arithmetic and
 on its links. A micro-batch must pass all stages before its next token:
 
-$$ t = \max(m (\varphi c + s),\; m \varphi n,\; c + s + n + h) $$
+$$ t = \max(m (\varphi c + s),\; m \varphi n,\; c + s + n + h). $$
 
 One micro-batch on one stage takes $c + s + n$. With two, the collectives of one overlap with the operators of the other
 (two-batch overlap), at the cost of reading the weights twice. With $P$ micro-batches on $P$ stages it is the looped

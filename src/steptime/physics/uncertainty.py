@@ -13,7 +13,7 @@ covariance of the logarithms of the fitted constants $\theta$. Then $\log f$ has
 left-out runs contain its mean $\bar v$ over the fitted runs already, so that only the excess widens the range. A constant that
 no run determines has a prior deviation instead (`[fit.prior]`), such as the skew of experts or the time of a state-space layer:
 
-$$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-} \le t \le f e^{w_+} $$
+$$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-} \le t \le f e^{w_+}. $$
 
 A step like the measured steps gets the interval of left-out runs. A step that depends on an uncertain constant gets a wider
 interval. On chips of a vendor without fitted runs, and for an engine without a fit, the range is at least `WIDE`. Your own

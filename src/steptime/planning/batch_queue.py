@@ -182,7 +182,7 @@ def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1)
     A pass of $\tau$ seconds is followed at once by the next one. If no request came (probability $p$), the
     server waits for $h$ seconds and starts with the first that comes:
 
-    $$ b = \frac{\tau}{\tau + p h}, \qquad k = \lambda (\tau + p h), \qquad \tau = t(k) $$
+    $$ b = \frac{\tau}{\tau + p h}, \qquad k = \lambda (\tau + p h), \qquad \tau = t(k). $$
 
     For $R = 1$: $p = e^{-\lambda \tau} (1 - \rho^{c+1})$ and $h = 1 / \lambda$. The second factor of $p$
     covers requests that did not fit in the last pass. A request that arrives during a pass waits for the rest

@@ -107,7 +107,7 @@ def mixed_step_stats(
     / (n T)$ and $w = 1 / (c^2 n)$:
 
     $$ \frac{\pi}{1 - \pi} = B \left(\frac{1 - e^{-\lambda t_0}}{1 - e^{-\lambda \tau}}\right)^{1-w}
-       \left(\frac{t_0}{\tau}\right)^w $$
+       \left(\frac{t_0}{\tau}\right)^w. $$
 
     The queue for slots grows without limit if $\lambda$ reaches the rate of full steps. Its load is $\lambda
     n t(c) / c$. This is above the share of time in which a slot is taken, because steps with few chunks are

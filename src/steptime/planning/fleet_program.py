@@ -5,13 +5,13 @@ system that serves $r_o$ requests per second. $n_{oh}$ whole deployments run in 
 chips $u_s$ cost $p_s$ USD per hour all day; chips on demand $d_{sh}$ cost $q_s$ in the hours that they run:
 
 $$ \min \sum_s p_s u_s + \frac{1}{H} \sum_{s,h} q_s d_{sh}, \qquad \sum_{o \in m} \min(1, r_o / R_{mh}) n_{oh} \ge 1, \qquad
-   \sum_{o \in s} k_o n_{oh} \le u_s + d_{sh} \le K_s $$
+   \sum_{o \in s} k_o n_{oh} \le u_s + d_{sh} \le K_s. $$
 
 The cost is at most the budget $B$. All models share the chips of an hour, so that models whose peaks differ need fewer chips
 than the sum of their peaks. Without a day profile there is one hour, and each deployment in use is rented:
 
 $$ \min \sum_o c_o n_o, \qquad \sum_{o \in m} \min(1, r_o / R_m) n_o \ge 1, \qquad \sum_{o \in s} k_o n_o \le K_s, \qquad
-   \sum_o c_o n_o \le B $$
+   \sum_o c_o n_o \le B. $$
 
 A deployment that serves more than the rate counts as the rate. This keeps the whole-number solutions and a coefficient of 1:
 the solver's tolerance cannot serve a small rate with no deployment. Where nothing fits, further programs find the largest

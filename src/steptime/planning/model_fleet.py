@@ -9,7 +9,7 @@ requests per second of a row need $n(f) = \lceil L / (r f) \rceil$ deployments i
 sides $\delta_i$ of the rows add with the correlation $\rho_{ij}$ of their errors:
 
 $$ \delta = \sqrt{\sum_{i,j} \rho_{ij} \delta_i \delta_j}, \qquad \rho_{ij} = \frac{\sigma^2_{engine} + \sigma^2_{model} [m]
-   + (\sigma^2_{group} + \sigma^2_{release}) [g]}{\sigma^2 - \sigma^2_{noise}} $$
+   + (\sigma^2_{group} + \sigma^2_{release}) [g]}{\sigma^2 - \sigma^2_{noise}}. $$
 
 A bracket is 1 where both rows share the model $m$, or model and system $g$; rows of different engines have no common error. The
 variances are those of measured runs (`physics/run_covariance.py`). Almost all of a measured error is that of its group, so that
@@ -202,7 +202,7 @@ class ModelFleet(Tabular):
         chips = sum(self.chips_in_use)
         used = zip(self.systems, self.chips_in_use, strict=True)
         low, high = self.usd_range or (math.nan, math.nan)
-        spread = f" (90 % ${low:,.2f} to ${high:,.2f})" if self.usd_range else ""
+        spread = f" (90 %: ${low:,.2f} to ${high:,.2f})" if self.usd_range else ""
         mean = ", mean of a day" if self.on_demand_chip_hours else ""
         title = (
             f"{counted(len(self.models), 'model')} on {counted(chips, 'chip')} for ${self.usd_per_hour:,.2f} per hour{spread}"

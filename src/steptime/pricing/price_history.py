@@ -58,7 +58,8 @@ class PriceHistory(Tabular):
         dated, changes = counted(len(self.rows), "dated price"), counted(len(changed), "change")
         sentence = f"{self.name} has {dated} from {first.day} to {last.day}, {changes}"
         if changed:
-            sentence += f" (x{min(changed):.2g} to x{max(changed):.2g})"
+            ends = sorted({f"x{min(changed):.2g}", f"x{max(changed):.2g}"}, reverse=min(changed) > max(changed))
+            sentence += f" ({' to '.join(ends)})"
         if math.isfinite(first.rent) and math.isfinite(last.rent):
             sentence += f"; an H100 rented for {show(first.rent, 'USD/s')} then and {show(last.rent, 'USD/s')} at the end"
         return sentence + "."

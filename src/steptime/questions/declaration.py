@@ -12,6 +12,7 @@ All front ends read these declarations: command-line options, axes of a sweep, b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import date
@@ -31,6 +32,10 @@ from steptime.units import parse
 COUNT, NUMBER, TEXT, RENT, SWITCH, TEXTS = "count", "number", "text", "rent", "switch", "texts"
 # Inputs of a machine without a dot in their name: its power, and the budget that a design keeps.
 POWER, WITHIN = "power", "within"
+# A number with commas between groups of three digits.
+GROUPED: Final = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+# A number such as 0,5; 1,024 has groups of three digits.
+DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,(?:\d{1,2}|\d{4,})")
 # Largest count that an input accepts if its declaration has no maximum.
 LARGEST_COUNT: Final = 10**18
 Form = TypeVar("Form")
@@ -428,19 +433,48 @@ def _is_text(value: Any, *, numbers: bool) -> bool:
     return value is None or is_object or isinstance(value, str | PathLike | date)
 
 
+def number_in_unit(name: str, text: str, unit: str) -> float:
+    """Return the number of a text; without a unit it is in the unit of the input.
+
+    Args:
+        name: Name of the input, for messages.
+        text: A number such as "0.2", "200ms", "1,000", "20/s", or "50%" of an input without a unit.
+        unit: Unit of the input, in base units.
+
+    Returns:
+        The number in base units.
+
+    Raises:
+        UnitError: If the text is no number, or its unit is another one.
+
+    >>> number_in_unit("ttft", "200ms", "s"), number_in_unit("speed", "1,000", "tok/s"), number_in_unit("cached", "50%", "")
+    (0.2, 1000.0, 0.5)
+    >>> number_in_unit("rate", "20/s", "requests/s")
+    20.0
+    """
+    # A unit that `parse` does not know, such as requests/s, may be written as it is, or from its slash on.
+    plain = text.strip().removesuffix(unit) if unit else text.strip()
+    plain = plain.removesuffix(unit[unit.index("/") :]) if "/" in unit else plain
+    divisor = 100.0 if not unit and plain.endswith("%") else 1.0
+    plain = plain.removesuffix("%") if divisor > 1 else plain
+    try:
+        return float(plain) / divisor
+    except ValueError:
+        pass
+    if GROUPED.fullmatch(plain.strip()):
+        return float(plain.replace(",", "")) / divisor
+    try:
+        return parse(text, unit)
+    except (UnitError, KeyError) as problem:
+        words = f" in {unit}" if unit else ""
+        reason = f", which is {str(problem).partition(' is ')[2].partition(',')[0]}" if "quantity in" in str(problem) else ""
+        point = f"; write {text.replace(',', '.')}" if DECIMAL_COMMA.fullmatch(text) else ""
+        raise UnitError(f"{name}: must be a number{words}, got {short_repr(text)}{reason}{point}") from None
+
+
 def _read_number(name: str, value: Any, declared: Input) -> Any:
-    # A number may be written with a unit; without one it is in the unit of the input.
     if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            try:
-                value = parse(value, declared.unit)
-            except KeyError:
-                unit = f" in {declared.unit}" if declared.unit else ""
-                raise UnitError(f"{name}: must be a number{unit}, got {short_repr(value)}") from None
-            except UnitError as problem:
-                raise UnitError(f"{name}: {problem}") from None
+        value = number_in_unit(name, value, declared.unit)
     if value == np.inf and declared.maximum is not None:
         raise RangeError(f"{name} is too large; at most {declared.maximum:g} {declared.unit}".rstrip())
     low = -np.inf if declared.minimum is None else declared.minimum

@@ -107,7 +107,7 @@ class BudgetInputs:
     mfu: Any = number(0.43, "MFU of training: the share of the chips' bf16 rate (0 to 1)", group=PRICE_GROUP)
     rent: Any = rent(group=PRICE_GROUP)
     training_days: Any = number(60.0, "duration of training in days, from which the number of chips follows", group=PRICE_GROUP)
-    machine: Any = text(
+    serving_system: Any = text(
         None,
         "serving system: the costs of serving and training also come from plans, not only from FLOP",
         group=MACHINE_GROUP,
@@ -123,10 +123,10 @@ class BudgetInputs:
         None, "number of training chips", group=MACHINE_GROUP, default_words="as many as finish in --training-days"
     )
     training_batch: Any = count(2048, "training batch: sequences of 8,192 tokens per step", group=MACHINE_GROUP)
-    machine_rent: str | None = text(
+    serving_rent: str | None = text(
         None, "rent of the serving system: owned, contract, ondemand, or USD per chip-hour such as 2.10", group=MACHINE_GROUP,
         metavar="KIND",
-        default_words="the catalogue's; --rent if --machine and --system are the same",
+        default_words="the catalogue's; --rent if --serving-system and --system are the same",
     )  # fmt: skip
     weights: str | None = text(None, "number format of the served weights", group=MACHINE_GROUP, metavar="FORMAT")
     kv: str | None = text(None, "number format of the KV cache", group=MACHINE_GROUP, metavar="FORMAT")
@@ -169,13 +169,13 @@ class BudgetInputs:
         Returns:
             System, workload, limits and formats; None if no serving system is given.
         """
-        if self.machine is None:
+        if self.serving_system is None:
             return None
 
         # One rent serves both systems only if they are the same: a rent in USD belongs to one chip.
-        same = self.machine == self.system
+        same = self.serving_system == self.system
         return Serving(
-            system=_rented(self.machine, self.machine_rent or (self.rent if same else None)),
+            system=_rented(self.serving_system, self.serving_rent or (self.rent if same else None)),
             workload=Workload(input_tokens=self.input, output_tokens=self.output, cached_share=self.cached),
             slo=limits(speed=self.speed, ttft=self.ttft),
             weights=self.weights or "",
@@ -451,10 +451,12 @@ PRICES = question_of_result(
     inputs=inputs_from(PricesInputs),
     solve=solve_prices,
     answers={
+        "lowest_usd_per_request": Answer(meaning="lowest price of a request", unit="USD", source=_lowest_price),
+        "highest_usd_per_request": Answer(meaning="highest price of a request", unit="USD", source=_highest_price),
+        "cost_usd_per_request": Answer(
+            meaning="lowest cost of a request on a plausible system", unit="USD", source=_lowest_cost
+        ),
         "sellers": Answer(meaning="number of offers", source=_sellers),
-        "lowest_price": Answer(meaning="lowest price of the request", unit="USD", source=_lowest_price),
-        "highest_price": Answer(meaning="highest price of the request", unit="USD", source=_highest_price),
-        "lowest_cost": Answer(meaning="lowest cost of the request on a plausible system", unit="USD", source=_lowest_cost),
     },
     seconds=3.0,
 )

@@ -252,7 +252,7 @@ def find_input(question: Question, name: str, values: Mapping[str, Any]) -> Inpu
 def plain_name(question: Question, name: str) -> str:
     """Return the name of an input as the question declares it.
 
-    The command line writes --max-sequences, Python writes input_tokens; the inputs are max_sequences and input.
+    The command line writes --max-num-seqs, Python writes input_tokens; the inputs are max_num_seqs and input.
 
     Args:
         question: The question.

@@ -180,10 +180,8 @@ class SchedulerInputs:
         None, "scheduling policy: continuous, prefill-first, static or train (a batch starts at fixed intervals)",
         choices=("continuous", "prefill-first", "static", "train"), group=POLICY, default_words="the engine's",
     )  # fmt: skip
-    max_sequences: Any = count(256, "maximum number of sequences in one replica at a time (max_num_seqs)", group=POLICY)
-    token_budget: Any = count(
-        None, "maximum tokens per step (max_num_batched_tokens)", group=POLICY, default_words="the engine's"
-    )
+    max_num_seqs: Any = count(256, "maximum number of sequences in one replica at a time", group=POLICY)
+    max_num_batched_tokens: Any = count(None, "maximum tokens per step", group=POLICY, default_words="the engine's")
     kv_tokens: Any = count(
         None, "capacity of the KV cache of one replica in tokens", group=POLICY, default_words="the free memory of the chips"
     )
@@ -240,8 +238,8 @@ class SchedulerInputs:
                 f"{self.drafts + 1}"
             )
         return policy_for(
-            engine, system, prompt=prompt, kind=self.policy, max_num_seqs=self.max_sequences,
-            max_num_batched_tokens=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full,
+            engine, system, prompt=prompt, kind=self.policy, max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens, kv_tokens=self.kv_tokens, when_full=self.when_full,
             interval=self.interval, patience=self.patience, speculative_tokens=self.drafts,
             acceptance_length=1.0 if self.acceptance is None else self.acceptance, route=self.route,
         )  # fmt: skip
@@ -281,11 +279,11 @@ class PoolInputs(ParallelSizes):
         minimum=0,
         group=LAYOUT_GROUP,
     )
-    fast_sequences: Any = count(
+    fast_max_num_seqs: Any = count(
         None,
-        "maximum number of sequences in a replica for requests with priority (max_num_seqs)",
+        "maximum number of sequences in a replica for requests with priority",
         group=LAYOUT_GROUP,
-        default_words="as max-sequences",
+        default_words="as max-num-seqs",
     )
     prefill_replicas: Any = count(
         0, "replicas for prefill only; 0: one pool for prefill and decode", minimum=0, group=LAYOUT_GROUP
@@ -311,7 +309,7 @@ class AutoscalerInputs:
     )  # fmt: skip
     scale_target: Any = number(
         None, "requests per replica, of the metric, that the autoscaler keeps", unit="requests", group=SCALING,
-        default_words="70 % of max-sequences, or 5 in the queue",
+        default_words="70 % of max-num-seqs, or 5 in the queue",
     )  # fmt: skip
     scale_interval: Any = number(
         15.0, "time between two readings of the metric in seconds", unit="s", minimum=0.1, group=SCALING
@@ -496,7 +494,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
         arguments |= {"autoscaler": autoscaler}
     # Replicas of the fast tier run the same policy with their own number of slots.
     if inputs.fast_replicas:
-        slots = policy.max_num_seqs if inputs.fast_sequences is None else inputs.fast_sequences
+        slots = policy.max_num_seqs if inputs.fast_max_num_seqs is None else inputs.fast_max_num_seqs
         arguments |= {"fast": replace(policy, max_num_seqs=slots), "fast_replicas": inputs.fast_replicas}
     return Setup(
         inputs=inputs, model=model, system=system, traffic=traffic, gained_tokens=gained, arguments=arguments,

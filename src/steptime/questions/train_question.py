@@ -72,7 +72,7 @@ class TrainInputs(ModelOnSystem):
         "automodel, llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
         default_words="typical; those of AMD and Google on their chips",
     )  # fmt: skip
-    expert_imbalance: Any = number(
+    imbalance: Any = number(
         1.0, "token rows of the busiest expert-parallel rank over the mean; 1 if routing is balanced", minimum=1.0,
         maximum=64.0, group=JOB_GROUP,
     )  # fmt: skip
@@ -146,7 +146,7 @@ class TrainInputs(ModelOnSystem):
         minimum=1.0, maximum=10.0, group=RUN_GROUP,
         default_words=f"{TYPICAL_RUN_OVERHEAD}, the median of five published runs; 1 with --engine ideal",
     )  # fmt: skip
-    spares: Any = count(0, "number of spare chips, rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
+    spare: Any = count(0, "number of spare chips, rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
     rent: Any = rent(group=SUBJECT_GROUP)
     catalog: str | None = catalog_folder()
 
@@ -225,7 +225,7 @@ class TrainInputs(ModelOnSystem):
         """
         rate = FAILURES_PER_CHIP_SECOND if self.failures is None else self.failures / YEAR
         return Reliability(
-            rate=rate, checkpoint=self.checkpoint, restart=self.restart, spares=self.spares, overhead=self.overhead
+            rate=rate, checkpoint=self.checkpoint, restart=self.restart, spares=self.spare, overhead=self.overhead
         )
 
 
@@ -314,7 +314,7 @@ def _train(inputs: TrainInputs, model: Model, system: System, stack: TrainingEng
     return train(
         model, system, chips=chips, engine=stack, layout=inputs.axes(), changes=changes, phases=inputs.phases(),
         reliability=inputs.reliability(), seq=inputs.seq, batch=inputs.batch, dtype=inputs.dtype, task=inputs.task,
-        optimizer=inputs.optimizer, mtp=inputs.mtp, expert_imbalance=inputs.expert_imbalance, offload=inputs.offload,
+        optimizer=inputs.optimizer, mtp=inputs.mtp, expert_imbalance=inputs.imbalance, offload=inputs.offload,
         evidence=inputs.evidence,
     )  # fmt: skip
 

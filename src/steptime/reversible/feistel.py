@@ -10,7 +10,7 @@ is exact with XOR and with addition of whole numbers. For floats it is rounded, 
 Each round adds once forward and subtracts once backward, so a half gains two rounding errors. An error in the half
 that $f$ reads is multiplied by the Lipschitz constant $L$ of $f$. An error in the other half is carried over:
 
-$$ d_{k+1} = d_{k-1} + L d_k + r, \qquad r = u \, (2 + \ell) \, m $$
+$$ d_{k+1} = d_{k-1} + L d_k + r, \qquad r = u \, (2 + \ell) \, m. $$
 
 Here $u$ is the unit roundoff, $m$ the largest absolute value, and $\ell$ the error of computing $f$ in roundoffs of
 $m$. For $L = 0$ the error grows with half the rounds, else by a factor $(L + \sqrt{L^2 + 4}) / 2$ per round.

@@ -6,7 +6,7 @@ come before the tanh. $W$ is Gaussian of variance $g^2 / n$.
 The correlation $c$ of two inputs changes from layer to layer by the correlation map of mean-field theory (Poole et
 al., arXiv 1606.05340). The map is exact for wide networks:
 
-$$ q' = [q +] g^2 E[\tanh^2], \qquad q' c' = [q c +] g^2 E[\tanh(u) \tanh(v)] $$
+$$ q' = [q +] g^2 E[\tanh^2], \qquad q' c' = [q c +] g^2 E[\tanh(u) \tanh(v)]. $$
 
 The expectations are over Gaussians $u, v$ of variance $q$ (1 after a norm) and correlation $c$. Without residual
 paths and with $g$ above 1, two inputs separate as in a cipher. A residual path adds the old correlation at each

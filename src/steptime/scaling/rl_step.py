@@ -265,7 +265,9 @@ def _check(rollouts: int, output: float, longest: float, prompt: float, updates:
     positive("prompt", prompt, maximum=MOST_TOKENS)
     positive("longest", longest, maximum=MOST_TOKENS)
     if not 0 < output < longest:
-        raise RangeError(f"output: the mean answer must be between 0 and the longest of {longest:g} tokens, got {output:g}")
+        raise RangeError(
+            f"longest: must be greater than the mean output of {output:,g} tokens, got {longest:,g}; raise it, or lower output"
+        )
 
 
 def _training(

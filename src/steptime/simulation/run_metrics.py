@@ -462,7 +462,7 @@ def queue_growth(came: Any, seated: Any, seats: int) -> str:
     least = _waiting(came, seated, np.linspace(first, last, 3 * INSTANTS)).reshape(3, INSTANTS).min(axis=1)
     min_queue = max(MIN_QUEUE, 0.01 * len(came), 0.05 * seats)
     if least[2] > max(GROWTH * least[1], min_queue):
-        grown = f"from {least[1]:,} or more " * bool(least[1]) + f"to {least[2]:,} or more requests"
+        grown = f"from at least {least[1]:,} " * bool(least[1]) + f"to at least {least[2]:,} requests"
         return f"the queue grows {grown} in the last third of the run"
     waiting_at_end, drain = int(_waiting(came, seated, last)), float(seated[-1]) - last
     if waiting_at_end > min_queue and drain > DRAIN * (last - first):

@@ -45,7 +45,7 @@ from steptime.questions.declaration import Answer, bind, count, inputs_from, num
 from steptime.questions.subject import PricedSubject, read_subject
 from steptime.result_base import Tabular, columns_by_key, range_columns, unit
 from steptime.sweeps.plots import draw_contexts
-from steptime.units import MILLION, counted, percent, show
+from steptime.units import MILLION, counted, in_digits, percent, show
 
 # Longest context of the search [tokens].
 LONGEST: Final = 2**29
@@ -128,7 +128,7 @@ class ContextWalls(Tabular):
     def text(self) -> str:
         """The answer in a sentence or two."""
         base, longer = self.base, max(self.walls, key=lambda wall: (wall.longest_priced, wall.longest))
-        speed = f"{1 / self.tpot:,.3g} tok/s"
+        speed = f"{in_digits(1 / self.tpot)} tok/s"
         first = f"At {speed} {self.model} on {self.system} reaches {tokens(base.longest)} of context"
         first += (
             f" (90 % range {tokens(base.longest_range[0])} to {tokens(base.longest_range[1])})" if base.longest_range else ""

@@ -6,7 +6,7 @@ the user's traffic. Any other input becomes uncertain if the user gives a range 
 **Log-normal.** For most inputs the base is the median, and low and high are the 5 % and 95 % points. Each side of the range is
 half of a log-normal distribution, as everywhere in steptime. With the standard normal $z$ and $Z = 1.645$
 
-$$ x = b \, e^{w z / Z}, \qquad w = \log(b / l) \text{ below}, \quad \log(h / b) \text{ above} $$
+$$ x = b \, e^{w z / Z}, \qquad w = \log(b / l) \text{ below}, \quad \log(h / b) \text{ above}. $$
 
 **Uniform.** If only the ends are known, every value between them is equally likely (JCGM 100:2008, 4.3.7). This holds for rents
 between dated quotes, and for ranges that the user gives.
@@ -21,7 +21,7 @@ deviation (`[fit.prior]`) have this deviation. Other constants that were fixed d
 **Scatter** is the error that remains in runs left out of the fit, in addition to the constants. It is a factor $x$ on the time
 of every step, whose 90 % range is $e^{-s_-}$ to $e^{s_+}$ with
 
-$$ s_\pm^2 = q_\pm^2 - Z^2 \bar v + d_\pm^2 $$
+$$ s_\pm^2 = q_\pm^2 - Z^2 \bar v + d_\pm^2. $$
 
 Here $q$ is the interval of the left-out runs. The mean variance $\bar v$ that the constants made in these runs reduces it. The
 distance $d$ of a layout from the measured ones widens it (`physics/uncertainty`). Scatter and constants together give the range
@@ -431,8 +431,8 @@ def _budget_inputs(input_values: InputValues) -> Iterator[Unsure]:
         eta = float(input_values.get("eta", 3.0))
         yield Unsure(
             name="eta", description="the cost of a serving FLOP over that of a training FLOP", low=min(ETA_RANGE[0], eta),
-            base=eta, high=max(ETA_RANGE[1], eta), basis="plans on machines and small batches", learn="budget --machine SYSTEM",
-            broadcasts=False,
+            base=eta, high=max(ETA_RANGE[1], eta), basis="plans on machines and small batches",
+            learn="budget --serving-system SYSTEM", broadcasts=False,
         )  # fmt: skip
     if not input_values.get("rl_tokens"):
         share = float(input_values.get("rl_share", 0.0))

@@ -240,7 +240,7 @@ class Ranking(Tabular):
         ties, other_pairs = sum(standing.tied for standing in priced[1:]), counted(len(priced) - 1, "other pair")
         tie_note = f"; {ties} of {other_pairs} may cost the same, since the ranges overlap" if ties else ""
         ends = first.range_of_cost
-        span = "" if ends is None else f" (90 % range {usd(ends[0])} to {usd(ends[1])})"
+        span = "" if ends is None else f" (90 %: {usd(ends[0])} to {usd(ends[1])})"
         cost = f"{usd(first.cost)} per million output tokens, prefill included{span}"
         if self.is_fleet:
             fleet = f"{counted(first.hosts, 'host')} with {counted(first.fleet_chips, 'chip')}"

@@ -275,7 +275,7 @@ class _Asking:
         if name not in answers:
             raise UnknownName(f"answer of {self.question.name}", name, answers, f"It has {', '.join(answers)}.")
         if not np.all(np.isfinite(np.asarray(answers[name], dtype=np.float64))):
-            rent_hint = "; no rent is known: give one (--rent 2.10), or another answer (--of time)" if "usd" in name else ""
+            rent_hint = "; no rent is known: give one (--rent 2.10), or another answer (--answer time)" if "usd" in name else ""
             raise InputError(f"{name}: is unknown with these inputs{rent_hint}")
         return name
 

@@ -6,7 +6,7 @@ Inputs vary one at a time (tornado), or all together (Sobol).
 number of standard deviations in half of its range (1.645, or $\sqrt 3$ for a uniform range). The variance of the answer is
 approximately the sum over single inputs,
 
-$$ \sigma_i = \frac{|\Delta_i|}{2 k_i}, \qquad \text{share}_i = \frac{\sigma_i^2}{\sum_j \sigma_j^2} $$
+$$ \sigma_i = \frac{|\Delta_i|}{2 k_i}, \qquad \text{share}_i = \frac{\sigma_i^2}{\sum_j \sigma_j^2}. $$
 
 If all answers are above 0, as for costs, times and rates, $y$ is the logarithm of the answer: products of inputs become sums.
 The result is exact if $y$ is linear in independent inputs. A swing ends at a missed limit: values beyond it are another
@@ -14,7 +14,7 @@ question, and no variance.
 
 **All together.** For independent inputs $X_i$ and an answer $Y$, Sobol's first and total indices are
 
-$$ S_i = \frac{V[E(Y | X_i)]}{V(Y)}, \qquad T_i = 1 - \frac{V[E(Y | X_{\sim i})]}{V(Y)} $$
+$$ S_i = \frac{V[E(Y | X_i)]}{V(Y)}, \qquad T_i = 1 - \frac{V[E(Y | X_{\sim i})]}{V(Y)}. $$
 
 $S_i$ is the share of the variance that disappears on average if $X_i$ is known: the value of measuring it. $T_i$ is the share
 that remains if all other inputs are known. $\sum S_i \le 1$, and $S_i \le T_i$; the difference comes from interactions.
@@ -25,7 +25,7 @@ Sobol sequence in $2d$ dimensions. $A_B^{(i)}$ is $A$ with the column $i$ of $B$
 **Estimators**: first, Saltelli 2010, table 2 (b); total, Jansen 1999 (doi:10.1016/S0010-4655(98)00154-4), there (f):
 
 $$ S_i = \frac{1}{N V} \sum_j f(B)_j \left( f(A_B^{(i)})_j - f(A)_j \right), \qquad
-   T_i = \frac{1}{2 N V} \sum_j \left( f(A)_j - f(A_B^{(i)})_j \right)^2 $$
+   T_i = \frac{1}{2 N V} \sum_j \left( f(A)_j - f(A_B^{(i)})_j \right)^2. $$
 
 Their confidence intervals come from a bootstrap over rows (Archer, Saltelli and Sobol 1997).
 """

@@ -7,7 +7,7 @@ chunks add to the decode step. Plans and the simulator use the same rule.
 A step with $k$ speculative tokens yields $a$ tokens per sequence on average. $O$ output tokens have $O - 1$ intervals. This
 gives the time per token.
 
-$$ t = t_{step} / a + \frac{C - 1}{O - 1} P $$
+$$ t = t_{step} / a + \frac{C - 1}{O - 1} P. $$
 
 An engine that runs prefill first starts the requests of a burst together: they share passes up to its token budget, so that
 $P$ is smaller for them. They end together unless their lengths differ.
@@ -15,7 +15,7 @@ In the $r$-th round of all clients the share $1 / (1 + r x)$ is still together. 
 spread $s$ of lengths is a share of the mean, at least `DRIFT`. The average share $\omega$ over $R$ rounds waits for half of the
 prefill burst before the first token.
 
-$$ \omega = \frac{1}{x (R - 1)} \ln \frac{1 + R x}{1 + x} $$
+$$ \omega = \frac{1}{x (R - 1)} \ln \frac{1 + R x}{1 + x}. $$
 
 Of the $C$ requests, those run whose KV caches fit in memory. The others wait for a slot, and this wait is part of TTFT.
 
@@ -314,7 +314,7 @@ def round_time(wait: Number, decoding: Number, *, spread: Number, clients: Numbe
     loop ends with the last of $C$ clients, $b_C$ deviations later (`expected_maximum`). The delay is at most half a request,
     because a free client takes the next request:
 
-    $$ t = W + \min(b_C\, s\, D \sqrt{R / 3},\ W / 2) / R $$
+    $$ t = W + \min(b_C\, s\, D \sqrt{R / 3},\ W / 2) / R. $$
 
     The error is below 1 % for simulated loops of ten rounds with 4 to 1,024 clients. Public runs that report the mean of all
     times deliver 97.5 % of $C / W$ at the median (176 closed loops). Runs on separate pools deliver 96.0 % (127).

@@ -6,7 +6,7 @@ r"""Data quality: measured runs that contradict physics, or other rows.
   the ideal engine). A round of a closed loop of $C$ requests takes at least the time of its decode steps and prefills. These
   bounds are:
 
-$$ t \ge t_{lower}(N), \qquad T_{first} + (O - 1)\, t \ge (O - 1)\, t_{lower}(N) + N P_{lower} $$
+$$ t \ge t_{lower}(N), \qquad T_{first} + (O - 1)\, t \ge (O - 1)\, t_{lower}(N) + N P_{lower}. $$
 
   Here $N$ of the $C$ sequences fit in memory, with an 8-bit KV cache unless the run has a format. A faster run
   had fewer requests in flight than recorded, or found its prompts in a prefix cache.

@@ -285,9 +285,11 @@ def read_scrape(text: str, seconds: float, served: str = "") -> Scrape:
     samples = parse_samples(text, names)
     models = sorted({labels["model_name"] for group in samples.values() for labels, _ in group if labels.get("model_name")})
     if served and served not in models:
-        raise RangeError(f"--served: the server has no model {short_repr(served)}; it has {', '.join(models) or 'none'}")
+        raise RangeError(
+            f"--served-model-name: the server has no model {short_repr(served)}; it has {', '.join(models) or 'none'}"
+        )
     if len(models) > 1 and not served:
-        raise InputError(f"serves several models: {', '.join(models[:5])}; give --served NAME")
+        raise InputError(f"serves several models: {', '.join(models[:5])}; give --served-model-name NAME")
 
     def total(name: str, is_share: bool = False) -> float:
         values = [value for labels, value in samples[name] if not served or labels.get("model_name") == served]

@@ -7,7 +7,7 @@ $x$ tokens left is $S_e(x) = \int_x^\infty S(u)\,du / m$ (renewal theory, residu
 A log-normal length $X = e^{\mu + \sigma Z}$ cut off at $L$ has the moments
 
 $$ E[\min(X, L)^k] = e^{k \mu + k^2 \sigma^2 / 2}\,\Phi\!\left(\frac{\ln L - \mu - k \sigma^2}{\sigma}\right)
-   + L^k\,\Phi\!\left(\frac{\mu - \ln L}{\sigma}\right) $$
+   + L^k\,\Phi\!\left(\frac{\mu - \ln L}{\sigma}\right). $$
 
 Source: https://en.wikipedia.org/wiki/Log-normal_distribution (partial expectations).
 """

@@ -17,7 +17,7 @@ In its first round a benchmark is slower, and software improves the most to the 
 expected log ratio is `FIRST_ROUND` in the first round. In later rounds it is the mean of the benchmark's later rounds, shrunken
 towards zero:
 
-$$ \hat\beta = \frac{n \tau^2}{n \tau^2 + \sigma^2}\,\bar\beta $$
+$$ \hat\beta = \frac{n \tau^2}{n \tau^2 + \sigma^2}\,\bar\beta. $$
 
 Here $n$ is the number of later rounds. $\tau$ is the deviation between benchmarks (`BENCHMARK_DEVIATION`), and $\sigma$ that
 between rounds of one benchmark (`ROUND_DEVIATION`).

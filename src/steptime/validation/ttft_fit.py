@@ -9,7 +9,7 @@ The simulation gives the time in the prefill queue and the prefill itself, $Q$. 
 - $w$ more decode steps if data-parallel ranks wait until each has a prompt;
 - $i - 1$ more decode steps if the deployment checks for new output every $i$ steps.
 
-$$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1] + i - 1)\, t $$
+$$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1] + i - 1)\, t. $$
 
 The first requests of a run wait $s$ seconds more, for kernels that are compiled and tuned at first use. Some public runs on
 SGLang report means and medians. Their means are later by 2 to 8 s for each of the first requests than a queue explains, for any

@@ -309,7 +309,7 @@ def explain_outside(row: dict[str, str], engine: Engine, catalog: str | None = N
         return f"Run {run} took {' And '.join(in_milliseconds)} Times are in seconds."
     causes = [words for words, change in changes.items() if _fits(row | change, engine, catalog)] if sides["tpot"] else []
     causes += [words for words, is_possible in _causes(row, sides).items() if is_possible]
-    return f"Run {run} took {' and '.join(took) or 'as long as predicted'}. Check whether it ran with {'; '.join(causes)}."
+    return f"Run {run} took {' and '.join(took) or 'as long as predicted'}. Possible causes: {'; '.join(causes)}."
 
 
 def _causes(row: Row, sides: Mapping[str, int]) -> dict[str, bool]:

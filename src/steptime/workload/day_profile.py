@@ -4,7 +4,7 @@ A profile is 24 numbers $w_h$ with mean 1: the rate of an hour is $w_h$ times th
 a named profile of measured traffic (`data/day_profiles.toml`), or from the ratio $r$ of the peak to the mean. The last one has
 the shape of a von Mises distribution, which is smooth, positive, and has any ratio from 1 to 24:
 
-$$ w_h = \frac{e^{\kappa \cos(2 \pi (h - p) / 24)}}{\frac{1}{24} \sum_i e^{\kappa \cos(2 \pi (i - p) / 24)}}, \qquad w_p = r $$
+$$ w_h = \frac{e^{\kappa \cos(2 \pi (h - p) / 24)}}{\frac{1}{24} \sum_i e^{\kappa \cos(2 \pi (i - p) / 24)}}, \qquad w_p = r. $$
 
 $p$ is the hour of the peak. Arrivals drawn at the mean rate follow a profile after a change of time: with $\Lambda(t) =
 \int_0^t w$, a request of time $t$ arrives at $\Lambda^{-1}(t)$. Poisson arrivals stay Poisson, at the rate of each hour.

@@ -283,8 +283,8 @@ def check_arrivals(name: str) -> None:
         trace = PUBLIC_TRACES[near[0]]
         raise InputError(
             f"trace: no file {short_repr(name)}, and of the public trace {near[0]} only lengths are known; give the path of a "
-            f"file, or in place of a trace a rate, with input {trace.input_tokens}, output {trace.output_tokens}, spread "
-            f"{trace.input_spread:.3g}, output-spread {trace.output_spread:.3g}"
+            f"file, or a rate with these lengths: --rate R --input {trace.input_tokens} --output {trace.output_tokens} "
+            f"--spread {trace.input_spread:.3g} --output-spread {trace.output_spread:.3g}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -198,6 +198,10 @@ def _random(seed: int, n: int) -> np.random.Generator:
     return np.random.default_rng(whole_number("a seed", seed, minimum=0, maximum=1 << 64))
 
 
+# Arrival processes in words.
+ARRIVALS_IN_WORDS: Final = {"poisson": "Poisson arrivals", "gamma": "gamma arrivals", "constant": "constant arrivals"}
+
+
 def open_loop(
     rate: float,
     n: int,
@@ -229,7 +233,7 @@ def open_loop(
         arrival=arrivals(rate, n, random, kind=kind, burst=burst),
         inputs=_draw_lengths(inputs, random, n),
         outputs=_draw_lengths(outputs, random, n),
-        name=f"{kind} at {rate:g}/s",
+        name=f"{ARRIVALS_IN_WORDS.get(kind, kind)} at {request_rate(rate)}",
     )
 
 

@@ -33,7 +33,7 @@ from steptime.models.config_coverage import EXACT, GUESS, LIKELY
 from steptime.number_checks import Number
 from steptime.physics.engine_parameters import DESCRIPTIONS
 from steptime.questions.image_cost import ImageCost
-from steptime.units import HOUR, counted, percent, percent_change, show
+from steptime.units import HOUR, counted, in_digits, percent, percent_change, show
 
 # Differences between the files of a checkpoint and the model that are shown.
 MAX_DIFFERENCES = 8
@@ -141,7 +141,7 @@ def comparison_view(comparison: Comparison, *, width: int, full: bool) -> Answer
     sentence += f"{show(low.cache_bytes_at_context, 'B')}."
     if high.cache_bytes_at_context > low.cache_bytes_at_context > 0:
         ratio = high.cache_bytes_at_context / low.cache_bytes_at_context
-        sentence += f" It is {ratio:.3g}x as large for {high.name.rpartition('/')[2]}."
+        sentence += f" It is {in_digits(ratio)}x as large for {high.name.rpartition('/')[2]}."
     meaning = f"KV per token: while no window is full. FLOP: of one decode token at {context:,} tokens (--context)."
     return Answer(
         sentence=sentence, body=[grid, footnote(meaning)],
@@ -452,7 +452,7 @@ def system_view(card: SystemCard) -> Answer:
         (f"All {counted(card.chips, 'chip')}", f"{show(card.scale_up_hbm, 'B')} of {hbm.name.upper()}{total_rent}"),
         (
             "Scale-up/scale-out bandwidth",
-            f"{card.up_over_out:.3g}" if math.isfinite(card.up_over_out) else "no network outside the box",
+            f"{card.up_over_out:.3g}x" if math.isfinite(card.up_over_out) else "no network outside the box",
         ),
         ("Rent", _rent(rent)),
         *((f"  --rent {other_rent.kind}", _rent(other_rent)) for other_rent in other_rents),
@@ -613,8 +613,8 @@ def engine_view(card: EngineCard, *, full: bool) -> Answer:
             cells = [f"{interval[r][0]:.2f} to {interval[r][1]:.2f}" if r in interval else "-" for r in ("decode", "mixed")]
             if cells != ["-", "-"]:
                 ranges.append((title, *cells))
-    ranges_grid = table("90 % range over the estimate", "Decode", "With prefill", rows=ranges, numbers=(1, 2))
-    body = [ranges_grid, footnote("Each run was left out of the fit in its turn.")] if ranges else []
+    ranges_grid = table("90 % range of measured / predicted", "Decode", "With prefill", rows=ranges, numbers=(1, 2))
+    body = [ranges_grid, footnote("Each run was left out of the fit that predicts it.")] if ranges else []
     return Answer(
         sentence=f"{card.name}: {card.title}{fitted_to}.",
         body=[*body, grid, footnote(meaning)], full_adds="all constants and their meaning", files="",

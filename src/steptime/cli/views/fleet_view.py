@@ -34,7 +34,7 @@ def fleet_view(fleet: ModelFleet) -> Any:
         table.add_row(
             name,
             choice.system,
-            f"{choice.deployments:,} x {layout}",
+            _deployments(choice),
             f"{choice.chips:,}",
             in_digits(choice.rate),
             f"{choice.usd_per_hour:,.2f}",
@@ -48,7 +48,7 @@ def fleet_view(fleet: ModelFleet) -> Any:
     planned, solved = in_digits(fleet.plan_seconds), in_digits(fleet.solve_seconds)
     times = f"{counted(fleet.options, 'option')} from plans in {planned} s, solved in {solved} s."
     note = (
-        "Tokens/s: output of each user. Meets limits: probability of meeting the limit that is the hardest to meet, at this "
+        "Requests/s: capacity. Tokens/s: output of each user. Meets limits: probability of meeting the hardest limit, at this "
         "percentile of requests."
     )
     used = f"Chips in use{' in the busiest hour' if fleet.on_demand_chip_hours else ''}: {chips}."
@@ -69,6 +69,14 @@ def _layout(choice: FleetChoice) -> str:
     """Return the layout in words: x2 is 2 replicas of one chip."""
     text = choice.layout
     return f"{text[1:]} replicas" if text.startswith("x") and text[1:].isdigit() else text
+
+
+def _deployments(choice: FleetChoice) -> str:
+    """Return the number of deployments and their layout; replicas of one chip count one by one."""
+    replicas = choice.layout[1:] if choice.layout.startswith("x") else ""
+    if replicas.isdigit():
+        return f"{choice.deployments * int(replicas):,} x one chip"
+    return f"{choice.deployments:,} x {choice.layout}"
 
 
 def _short(model: str) -> str:

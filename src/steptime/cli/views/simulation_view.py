@@ -109,7 +109,7 @@ def _notes(simulation: Simulation) -> list[str]:
     is_full = a.verdict in (SATURATED, OVERLOADED) and a.batch >= FULL * slots and a.kv <= HALF
     if is_full and not simulation.fast_replicas:
         words.append(
-            f"the {slots:,} sequence slots are full while {percent(a.kv)} of the KV cache is taken: raise --max-sequences"
+            f"the {slots:,} sequence slots are full while {percent(a.kv)} of the KV cache is taken: raise --max-num-seqs"
         )
     if math.isnan(a.steady_from) and a.arriving:
         words.append("the run is too short for a steady state (--requests): throughput and cost include its start and its end")
@@ -436,7 +436,10 @@ def rate_view(search: HighestRate, width: int) -> RenderableType:
     across = Axis("requests/s", x.min() - 0.05, x.max() + 0.05)
     up = Axis(f"TTFT {search.percentile}", y.min() - 0.1, max(y.max(), y.min() + 0.2) + 0.1, seconds)
     curve = Curve(x, y, "a rate that was tried", "green", "o")
-    return Group(draw([curve], across, up, width, title=f"Rate against {search.percentile} of TTFT"), _points_table(search))
+    chart = draw([curve], across, up, width, title=f"Rate against {search.percentile} of TTFT")
+    # Latencies of one rate differ between runs of different lengths.
+    longer = footnote("Runs near the answer have more requests: where the queue grows, they wait longer.")
+    return Group(chart, _points_table(search), longer or "")
 
 
 def _points_table(search: HighestRate) -> Grid:

@@ -31,6 +31,10 @@ MAX_TABLE_POINTS, MAX_DESIGN_ROWS = 24, 16
 ROWS = 12
 COUNTED = ("tokens", "sequences", "prompts", "requests")
 SHADES = " ░▒▓█"
+# Units that the head of a column has, because its numbers have no prefix.
+RATES = ("tok/s", "requests/s")
+# Parts of the names of answers, as people write them.
+ABBREVIATIONS = {"usd": "USD", "mfu": "MFU", "ttft": "TTFT", "tpot": "TPOT", "kv": "KV", "flop": "FLOP", "flops": "FLOP/s"}
 PREFIXED_UNITS = ("s", "tok/s", "B", "B/s", "USD/s", "FLOP/s", "W")
 # Inputs of a tornado, and columns of its bars.
 MAX_SWINGS = 12
@@ -101,12 +105,13 @@ def _sweep_sentence(sweep: Sweep) -> str:
 
 def _words(name: str) -> str:
     """Write the name of an answer: usd_per_million_tokens is USD per million tokens."""
-    return name.replace("_", " ").replace("usd", "USD")
+    return " ".join(ABBREVIATIONS.get(word, word) for word in name.split("_"))
 
 
 def _head(name: str) -> str:
     """Return the head of the column of an answer, with the unit of rates."""
-    return name.replace("tokens_per_second", "tok/s").replace("usd_per_million", "USD/M").replace("_", " ")
+    words = name.replace("tokens_per_second", "tok/s").replace("usd_per_million", "USD/M").split("_")
+    return " ".join(ABBREVIATIONS.get(word, word) for word in words)
 
 
 def _range(sweep: Sweep, name: str, point: int) -> tuple[float, float] | None:
@@ -150,7 +155,7 @@ def _points_table(sweep: Sweep, names: list[str]) -> Grid:
     main = first_number(sweep) if numbers(sweep) else ""
     num_axes = len(sweep.axes)
     columns: list[Axis | Column] = [*sweep.axes, *(sweep.answers[name] for name in names)]
-    heads = [*(f"{axis.name} [tok/s]" if axis.unit == "tok/s" else axis.name for axis in sweep.axes), *map(_head, names)]
+    heads = [*(f"{axis.name}, {axis.unit}" if axis.unit in RATES else axis.name for axis in sweep.axes), *map(_head, names)]
     going = [num_axes + place for place in reversed(range(len(names))) if names[place] != main]
     right = [place for place, column in enumerate(columns) if column.numeric]
     grid = table(*heads, numbers=right, first_to_go=going)
@@ -542,8 +547,7 @@ def _meaning(sensitivity: Sensitivity, rows: list[Swing]) -> str:
     evens = [swing.name for swing in rows if swing.even]
     words = "".join(f" {name}: {ratio}." for name, ratio in FACTORS.items() if name in row_names)
     if evens and len(evens) < len(sensitivity.swings):
-        verb = "spans" if len(evens) == 1 else "span"
-        words += f" {', '.join(evens)}: the range {verb} all known values, and is no 90 % range."
+        words += f" {', '.join(evens)}: all values from the low to the high end, not a 90 % range."
     if sensitivity.samples:
         first = "First: % of the variance that knowing the input removes. Total: % that stays if all others are known."
         return f"{first} ±: 90 % range by a bootstrap of {sensitivity.samples:,} samples.{words}"

@@ -104,10 +104,11 @@ def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
         Something that a console prints.
     """
     grid = listing(
-        "Training stack: {name} | What: {title} | Runs: {runs:,} | Speed: {speed:.2f}",
+        "Training stack: {name} | Title: {title} | Runs: {runs:,} | Speed: {speed:.2f}",
         [load_stack(name, catalog) for name in names], runs=_measured_runs,
     )  # fmt: skip
-    return Group(heading("Training stacks (steptime train --engine NAME)"), grid)
+    note = footnote("Runs: measured runs of the fit. Speed: of the stack, relative to the constants that all stacks share.")
+    return Group(heading("Training stacks (steptime train --engine NAME)"), grid, note or "")
 
 
 def _measured_runs(stack: TrainingEngine) -> int:

@@ -102,8 +102,8 @@ MEANINGS = {
 
 
 FACTORS = (
-    "Time per token, first token: median of measured / predicted, and the correction at the load of the runs. Other loads, "
-    "layouts and models are corrected less, the less they share with the runs."
+    "Time per token, first token: median of measured / predicted, and in parentheses the correction at the load of the runs. "
+    "Other loads, layouts and models are corrected less, the less they share with the runs."
 )
 
 
@@ -339,7 +339,7 @@ def anchors_view(anchors: Anchors) -> Answer:
         return Answer(sentence="No runs are kept: `steptime anchors add FILE` keeps those of a load generator or a CSV.")
 
     def factor(correction: Factor | None) -> str:
-        return "-" if correction is None else f"{correction.ratio:.3f}, x {correction.factor:.3f}"
+        return "-" if correction is None else f"{correction.ratio:.2f} (x {correction.factor:.2f})"
 
     grid = listing(
         "Name: {source} | Model: {model} | System: {system} | Engine: {version} | Runs: {count:,} | Time per token: {tpot} | "

@@ -25,7 +25,7 @@ from steptime.units import counted, in_digits, percent, show
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 # Glyphs of a stacked bar, which differ without colour too.
-FILLS = "█▓▒="
+FILLS = "█▓▒▚"
 # Characters between two columns of a table, and at its two edges.
 BETWEEN, EDGES = 3, 2
 # Maximum width of an unbroken word, in characters.

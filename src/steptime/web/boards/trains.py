@@ -28,7 +28,7 @@ class Inputs(Shared):
 
     step: float = slider(20, 8, 60, "a batch departs every", "ms", "Time between two departures, full or not.", log=True)
     rate: float = question_input("simulate.rate", 600, 50, 2000, label="requests arrive", unit="per second", log=True)
-    seats: int = question_input("simulate.max_sequences", 64, 1, 256, label="slots of a batch", unit="requests", log=True)
+    seats: int = question_input("simulate.max_num_seqs", 64, 1, 256, label="slots of a batch", unit="requests", log=True)
     seed: int = question_input("simulate.seed", 0, high=99, is_advanced=True, step=1)
 
 
@@ -94,7 +94,7 @@ def answer(inputs: Inputs) -> Answer:
             f"slot utilization = rate x step / slots = {inputs.rate:g} x {show(step, 's')} / {inputs.seats} = {full:.3g}",
         ),
         command=f"steptime simulate {' '.join(CARRIER)} --engine ideal --policy train --interval {step:g} "
-        f"--rate {inputs.rate:g} --requests {count} --input 1 --output 1 --max-sequences {inputs.seats} --seed {inputs.seed}",
+        f"--rate {inputs.rate:g} --requests {count} --input 1 --output 1 --max-num-seqs {inputs.seats} --seed {inputs.seed}",
         python="from steptime.simulation.scheduling_policy import Policy\n\n"
         f"traffic = st.open_loop({inputs.rate:g}, {count}, st.Lengths(mean=1), st.Lengths(mean=1), seed={inputs.seed})\n"
         f'policy = Policy(kind="train", interval={step:g}, max_num_seqs={inputs.seats})\n'
