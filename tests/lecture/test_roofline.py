@@ -18,13 +18,18 @@ from steptime.lecture.pair_roofline import price_of_speed, roofline
 
 
 def test_closed_forms_of_deepseek_by_hand():
+    """vLLM stores the cache of a model in FP8 in 8 bits: half of 70,272 bytes of a token."""
     found = roofline("deepseek-v3", "gb200-nvl72", context=8192)
+    assert (found.kv_format, found.kv_bytes) == ("fp8", 35_136)
+    wide = roofline(st.load_model("deepseek-v3", kv="bf16"), "gb200-nvl72")
+    assert (wide.kv_format, wide.kv_bytes) == ("bf16", 70_272)
+    assert wide["L*, the knee"].closed == pytest.approx(found["L*, the knee"].closed / 2)
     assert found["R in fp8"].closed == pytest.approx(2.5e15 / 8e12)
     assert found["R in fp4"].closed == pytest.approx(5e15 * 0.5 / 8e12)
     assert found["sparsity"].closed == pytest.approx(671.03 / 37.55, rel=1e-3)
     assert found["floor of a step"].closed == pytest.approx(671.03e9 / 576e12, rel=5e-3)
     assert found["drain of the memory"].closed == pytest.approx(186e9 / 8e12)
-    assert found["L*, the knee"].closed == pytest.approx(37.55e9 * 576e12 / (1.7506e17 * 70_272), rel=1e-3)
+    assert found["L*, the knee"].closed == pytest.approx(37.55e9 * 576e12 / (1.7506e17 * 35_136), rel=1e-3)
     assert found["B* at this context"].closed == math.inf
     assert found["links inside over outside"].closed == 18
     assert found["pipeline hidden from 1"].closed == pytest.approx(2 * 8 / 18)
@@ -43,7 +48,7 @@ def test_batches_of_closed_form_and_full_model_count_sequences_of_all_chips():
 
 
 def test_with_a_short_context_the_best_batch_is_finite():
-    short = roofline("deepseek-v3", "gb200-nvl72", context=879)  # half of the knee
+    short = roofline("deepseek-v3", "gb200-nvl72", context=1758)  # half of the knee
     assert short["B* at this context"].closed == pytest.approx(2 * short["B*, cache left out"].closed, rel=2e-3)
 
 

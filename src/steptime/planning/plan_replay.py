@@ -245,11 +245,11 @@ def _serve_sessions(
     """Serve turns of sessions at a rate, for several durations of a session; at high rates for fewer, if no limit is near."""
     longest = float(model.max_context)
     seconds = REPLAY_DURATIONS * mean_turns(sessions, longest) * sessions.think_time
-    wanted = max(requests, rate * seconds)
-    for most in (FIRST_TURNS, MOST_TURNS):
-        traffic = draw_sessions(sessions, rate=rate, requests=int(min(wanted, most)), longest=longest, seed=seed)
+    turns = max(requests, rate * seconds)
+    for max_turns in (FIRST_TURNS, MOST_TURNS):
+        traffic = draw_sessions(sessions, rate=rate, requests=int(min(turns, max_turns)), longest=longest, seed=seed)
         run = simulate(model, system, traffic, **settings)
-        if wanted <= most or not is_near_limit(judge(run.answers, settings["slo"], settings["percentile"])):
+        if turns <= max_turns or not is_near_limit(judge(run.answers, settings["slo"], settings["percentile"])):
             break
     return run
 
