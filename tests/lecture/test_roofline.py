@@ -18,7 +18,12 @@ from steptime.lecture.pair_roofline import price_of_speed, roofline
 
 
 def test_closed_forms_of_deepseek_by_hand():
+    """vLLM stores the cache of a model in FP8 in 8 bits: half of 70,272 bytes of a token."""
     found = roofline("deepseek-v3", "gb200-nvl72", context=8192)
+    assert (found.kv_format, found.kv_bytes) == ("fp8", 35_136)
+    wide = roofline(st.load_model("deepseek-v3", kv="bf16"), "gb200-nvl72")
+    assert (wide.kv_format, wide.kv_bytes) == ("bf16", 70_272)
+    assert wide["L*, the knee"].closed == pytest.approx(found["L*, the knee"].closed / 2)
     assert found["R in fp8"].closed == pytest.approx(2.5e15 / 8e12)
     assert found["R in fp4"].closed == pytest.approx(5e15 * 0.5 / 8e12)
     assert found["sparsity"].closed == pytest.approx(671.03 / 37.55, rel=1e-3)

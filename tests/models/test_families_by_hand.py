@@ -14,6 +14,7 @@ from steptime.models.model import (
     matmul_flops_per_token,
     state_bytes,
     total_parameters,
+    weight_bytes,
 )
 
 D, VOCABULARY, ATTENTION, CONVOLUTIONS = 2048, 65_536, 6, 10
@@ -88,3 +89,12 @@ def test_a_window_stops_the_cache():
     state = 18 * 2560 * (4 + 3 * 2)
     assert growing_kv_bytes_per_token(model) == 0
     assert cache_bytes(model, 100_000) == 8 * 2 * 256 * 2 * 2048 + state
+
+
+def test_kimi_k2_thinking_stores_routed_experts_in_four_bits():
+    """60 layers of 384 experts of 3 x 7168 x 2048: weights of 4 bits, a scale of 16 bits per 32, and two integers a matrix."""
+    model = st.load_model("kimi-k2-thinking")
+    experts = 60 * 384 * 3 * 7168 * 2048
+    others = total_parameters(model) - experts
+    assert weight_bytes(model) == experts * (4 + 16 / 32) / 8 + 60 * 384 * 3 * 16 + 2 * others
+    assert weight_bytes(model) == pytest.approx(594e9, rel=2e-3)

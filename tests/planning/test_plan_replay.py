@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -60,13 +61,23 @@ def test_sessions_of_a_plan_have_the_tiers_that_it_uses():
     assert (found.sessions, dict(found.capacities), found.load) == ("them", {"hbm": 8e9, "host": 2e9}, 0.0)
 
 
-@pytest.mark.parametrize(("rate", "requests", "count"), [(1.0, 4000, 4000), (30.0, 4000, 12_000), (1000.0, 4000, 60_000)])
-def test_a_replay_of_sessions_lasts_for_twenty_of_them(monkeypatch, rate, requests, count):
-    """Two turns of 10 s each: 400 s."""
-    asked = {}
-    monkeypatch.setattr(plan_replay, "draw_sessions", lambda sessions, **given: asked.update(given))
-    monkeypatch.setattr(plan_replay, "simulate", lambda *given, **settings: settings)
+@pytest.mark.parametrize(
+    ("rate", "tpot", "counts"),
+    [
+        (1.0, 0.02, [4000]), (30.0, 0.0199, [12_000]), (1000.0, 0.01, [60_000]), (1000.0, 0.019, [60_000, 240_000]),
+        (1000.0, 0.021, [60_000, 240_000]), (200.0, 0.02, [60_000, 80_000]), (1000.0, math.nan, [60_000]),
+    ],
+)  # fmt: skip
+def test_a_replay_of_sessions_lasts_for_twenty_of_them_or_for_fewer_if_no_limit_is_near(monkeypatch, rate, tpot, counts):
+    """Two turns of 10 s each: 400 s; the limit is 20 ms per token."""
+    asked = []
+    monkeypatch.setattr(plan_replay, "draw_sessions", lambda sessions, **given: asked.append(given))
+    monkeypatch.setattr(plan_replay, "simulate", lambda *given, **settings: SimpleNamespace(answers=tpot, settings=settings))
+    judged = SimpleNamespace(ttft=1.0, ttft_limit=math.inf, tpot=tpot, tpot_limit=0.02)
+    monkeypatch.setattr(plan_replay, "judge", lambda answers, slo, percentile: judged)
     sessions = Sessions(turns=2, input_tokens=600, output_tokens=400, think_time=10, input_spread=0, output_spread=0)
-    model = replace(MODEL, max_context=10**9)
-    assert plan_replay._serve_sessions(sessions, model, NODES, requests, 7, {"x": 1}, rate=rate) == {"x": 1}
-    assert (asked["rate"], asked["requests"], asked["seed"]) == (rate, pytest.approx(count, abs=1), 7)
+    model, settings = replace(MODEL, max_context=10**9), {"slo": st.Slo(tpot=0.02), "percentile": "p90"}
+    run = plan_replay._serve_sessions(sessions, model, NODES, 4000, 7, settings, rate=rate)
+    assert run.settings == settings
+    assert [one["requests"] for one in asked] == pytest.approx(counts, abs=1)
+    assert {(one["rate"], one["seed"]) for one in asked} == {(rate, 7)}

@@ -19,11 +19,11 @@ from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
 from steptime.lecture.current_figures import CONTEXT, Pair, build_pair
 from steptime.models.model import Model, with_formats
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike
 from steptime.number_checks import Array, whole_number
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.compute_dtype import as_served
-from steptime.physics.engine import Engine, engine_for
+from steptime.physics.engine import Engine, engine_for, model_for
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
 from steptime.questions.declaration import Answer as QuestionAnswer
@@ -71,6 +71,7 @@ class Roofline(Tabular):
     active: float = field(metadata=unit("", "active parameters", key="active_parameters"))
     total: float = field(metadata=unit("", "total parameters", key="total_parameters"))
     kv_bytes: float = field(metadata=unit("B", "KV cache read per token of context", key="kv_bytes_per_token"))
+    kv_format: str = field(metadata=unit("", "number format of the KV cache"))
     answers: tuple[Answer, ...] = field(metadata=unit("", "questions of the blackboard with their answers"))
     notes: tuple[str, ...] = field(metadata=unit("", "differences between closed forms and full model"))
 
@@ -149,15 +150,15 @@ def roofline(
     Raises:
         RangeError: The weights and one sequence do not fit the domain, or the context is too long for the model.
     """
-    machine, described = resolve_system(system), resolve_model(model)
+    machine = resolve_system(system)
+    used, described = engine_for(machine, engine), model_for(model, engine)
     if weights is not None:
         form = number_format(weights)
         described = with_formats(described, weights=form, experts=form)
     context = whole_number("the context", context, unit="token")
     if context > described.max_context:
         raise RangeError(f"{described.name} has a context of at most {described.max_context:,.0f} tokens, not {context:,}")
-    used = engine_for(machine, engine)
-    # The engine may store the cache in another format than the checkpoint.
+    # The engine stores the cache as in a step or a plan.
     described = as_served(described, machine, used)
     pair = build_pair(described, machine, context=context)
     if pair.room < 1:
@@ -171,7 +172,8 @@ def roofline(
     answers = (*_balance(machine, pair), *_times(machine, pair, front), *_money(pair, rent, front), *_racks(machine, pair))
     return Roofline(
         model=described.name, system=machine.name, engine=used.name, chips=pair.chips, context=context, active=pair.active,
-        total=pair.total, kv_bytes=pair.kv_bytes, answers=answers, notes=tuple(_notes(pair, front, rent)),
+        total=pair.total, kv_bytes=pair.kv_bytes, kv_format=described.kv_format, answers=answers,
+        notes=tuple(_notes(pair, front, rent)),
     )  # fmt: skip
 
 

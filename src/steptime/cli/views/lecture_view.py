@@ -268,7 +268,8 @@ def roofline_view(roofline: Roofline, *, width: int, full: bool) -> Answer:
         )
         sentence += f"{usd(best.closed)}."
     active = "" if roofline.active > 0.995 * roofline.total else f", {show(roofline.active)} active"
-    conditions = f"Context {roofline.context:,} tokens, no prefill; {show(roofline.total)} parameters{active}; engine "
+    conditions = f"Context {roofline.context:,} tokens, no prefill; {show(roofline.total)} parameters{active}; cache in "
+    conditions += f"{roofline.kv_format}; engine "
     legend = "Section: of the lecture. Price and speed: relative to the cheapest batch. The full model "
     legend += "doubles batches, so two speeds can have one price. The lecture infers L* from a price. "
     legend += f"Batches: sequences on all {counted(roofline.chips, 'chip')}."
