@@ -96,8 +96,10 @@ PRIORS: dict[str, Prior] = {
 FITTED = tuple(PRIORS)
 # Factor on the kernels of experts with block scales where ranks exchange tokens. The rows of each expert arrive in a padded
 # array, which is copied and quantised besides. Separate pools, which are in no other fit, say 1.4 (TensorRT-LLM on GB200,
-# 15 runs), 1.5 (on B200, 13) and 1.75 (SGLang on GB200, 43).
-EXCHANGED_FACTORS = (ExpertFactor(chips="blackwell", stored=EXCHANGED, factor=1.5, runs=71),)
+# 15 runs), 1.5 (on B200, 13) and 1.75 (SGLang on GB200, 43). Two published deployments of SGLang on 48 GB200 say 1.5 (7,583
+# tok/s a chip, lmsys.org/blog/2025-06-16-gb200-part-1) and 1.1 (9,087 tok/s, 2025-09-25-gb200-part-2), with 768 to 1,024
+# sequences a chip. This is their geometric mean.
+EXCHANGED_FACTORS = (ExpertFactor(chips="blackwell", stored=EXCHANGED, factor=1.4, runs=71),)
 # Deviation of the logarithm of a factor around the timed kernels, and where no kernel of the chips was timed.
 FACTOR_DEVIATION, UNTIMED_DEVIATION = 0.15, 0.4
 # Not fitted: isolated kernel measurements determine these better than whole runs.

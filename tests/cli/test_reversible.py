@@ -35,7 +35,7 @@ def test_a_table_is_written(tmp_path):
     assert run(f"reversible cache deepseek-v3 gb200-nvl72 --context 8192,64k --csv {path}").returncode == 0
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     assert [row["tier"] for row in rows] == ["hbm", "host", "ssd", "hdd"] * 2
-    assert float(rows[0]["held_bytes"]) == 8192 * 70_272
+    assert float(rows[0]["held_bytes"]) == 8192 * 35_136
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_closed_forms_of_deepseek_by_hand():
     assert found["sparsity"].closed == pytest.approx(671.03 / 37.55, rel=1e-3)
     assert found["floor of a step"].closed == pytest.approx(671.03e9 / 576e12, rel=5e-3)
     assert found["drain of the memory"].closed == pytest.approx(186e9 / 8e12)
-    assert found["L*, the knee"].closed == pytest.approx(37.55e9 * 576e12 / (1.7506e17 * 70_272), rel=1e-3)
+    assert found["L*, the knee"].closed == pytest.approx(37.55e9 * 576e12 / (1.7506e17 * 35_136), rel=1e-3)
     assert found["B* at this context"].closed == math.inf
     assert found["links inside over outside"].closed == 18
     assert found["pipeline hidden from 1"].closed == pytest.approx(2 * 8 / 18)
@@ -43,7 +43,7 @@ def test_batches_of_closed_form_and_full_model_count_sequences_of_all_chips():
 
 
 def test_with_a_short_context_the_best_batch_is_finite():
-    short = roofline("deepseek-v3", "gb200-nvl72", context=879)  # half of the knee
+    short = roofline("deepseek-v3", "gb200-nvl72", context=1758)  # half of the knee
     assert short["B* at this context"].closed == pytest.approx(2 * short["B*, cache left out"].closed, rel=2e-3)
 
 

@@ -25,6 +25,7 @@ from steptime.physics.uncertainty import (
     widest,
     with_variances,
 )
+from steptime.questions.step_question import step_summary
 from tests.conftest import engine, machine, one_matrix
 
 STREAM = machine(flops=1e30)
@@ -225,3 +226,18 @@ def test_shares_of_a_range_add_up_and_small_ones_are_together():
     own, group = 1.6448536**2 * 0.1, math.log(1.25) ** 2
     assert wide["memory_efficiency"] == pytest.approx(own / (own + group), rel=1e-4)
     assert next(iter(wide)) == "memory_efficiency"
+
+
+@pytest.mark.parametrize(
+    ("system", "engine", "is_warned", "names_another"),
+    [
+        ("m4-max", None, True, True), ("m4-max", "llama.cpp", False, False), ("m4-max", "ideal", False, False),
+        ("tpu7x", None, True, False), ("hgx-h100", None, False, False),
+    ],
+)  # fmt: skip
+def test_a_step_of_an_engine_without_runs_says_which_engine_has_some(system, engine, is_warned, names_another):
+    """Servers' kernels pad each expert to a tile, so that `typical` takes five times as long on an M4 Max as llama.cpp."""
+    step = step_summary("gpt-oss-20b", system, batch=1, context=4000, engine=engine)
+    notes = [note for note in step.notes if "no measured run" in note]
+    assert len(notes) == is_warned
+    assert any("--engine llama.cpp" in note for note in notes) == names_another

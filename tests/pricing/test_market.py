@@ -20,12 +20,22 @@ from steptime.planning.planner import MODES as EITHER
 from steptime.pricing import genai_prices_package
 from steptime.pricing.bundled_prices import Row, open_rows
 from steptime.pricing.kv_storage_cost import holds, tiers
-from steptime.pricing.market import Market, Mix, family_named, market_caveats, rent_on, system_margins, uncounted
+from steptime.pricing.market import (
+    Market,
+    Mix,
+    family_named,
+    market_caveats,
+    product_caveats,
+    read_mix,
+    rent_on,
+    system_margins,
+    uncounted,
+)
 from steptime.pricing.price_history import price_history
 from steptime.pricing.price_list import list_from
 from steptime.pricing.price_lookup import Offer
 from steptime.pricing.price_proposal import Point, _loaded, hold_cost_by_life, propose_prices, steps
-from steptime.pricing.serving_costs import HOPPER, MAX_SYSTEMS, cost_on, plausible
+from steptime.pricing.serving_costs import HOPPER, MAX_SYSTEMS, TokenCost, cost_on, plausible
 from steptime.workload.workload import Workload, limits
 from tests.conftest import each
 
@@ -178,6 +188,31 @@ def market(*offers, **more):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("served", "words"), [(("hgx-h100", "hgx-h200"), "H100 and H200"), (("hgx-h200",), "hgx-h200"), ((), "")]
+)
+def test_a_mean_on_hopper_names_the_systems_that_serve_the_model(served, words):
+    costs = [TokenCost(system=name, feasible=name in served, usd_per_request=0.5) for name in ("tpu7x", *HOPPER)]
+    sold = replace(market(("a", "host", "", 1.0, "2026-11", 1)), costs=tuple(costs))
+    assert sold.hopper_words == words
+    assert {margin.system for margin in system_margins(sold)} == {*served, *(["hopper"] if served else [])}
+
+
+@pytest.mark.parametrize(
+    ("name", "mix", "words"),
+    [
+        ("kimi-k2-thinking", "4096:1024", ["moonshotai/Kimi-K2.5"]),
+        ("gpt-oss-120b", "1M:1k:0.9", ["requests of 1,001,000 tokens exceed the model's context of 131,072"]),
+        ("gpt-oss-120b", "4096:1024", []),
+    ],
+)
+def test_costs_of_another_model_and_requests_beyond_the_context_have_notes(name, mix, words):
+    product = family_named(name)
+    notes = product_caveats(product, product.load(None), read_mix(mix))
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
 SOLD = (
     ("a", "host", "", 1.0, "2026-11", 1),
     ("b", "host", "", 3.0, "2026-11", 2),
@@ -246,6 +281,9 @@ def test_a_proposal_is_proportional_to_its_margin():
     assert paid["cached input"] < paid["input"] < paid["cache write, 5 minutes"]
     assert paid["hold in HBM, Mtok-hour"] > paid["hold in DRAM, Mtok-hour"] > paid["hold in disk, Mtok-hour"]
     assert paid["output, batch"] < paid["output"]
+    # A hit moves 131,072 bytes at 55 GB/s into a chip of 2 USD/h that is busy 42 % of the day, and stays 5 minutes in DRAM.
+    moved = 131_072 / 55e9 * float(load_system("hgx-h100").rent.typical) / one.utilisation * 1e6
+    assert paid["cached input"] == pytest.approx(moved + paid["hold in DRAM, Mtok-hour"] / 12)
     assert st.read_prices(one.list).list.base.input == pytest.approx(paid["input"])
 
 

@@ -104,7 +104,7 @@ def test_the_volume_that_is_asked_does_not_move_the_break_even(monkeypatch, clos
     assert one.break_even_tokens_per_day == pytest.approx(two.break_even_tokens_per_day)
     own = two.provisions[-1].usd_per_month
     assert (own < two.provisions[-2].usd_per_month) == (two.break_even_tokens_per_day < 5e10)
-    assert one.weights in {"bf16", "fp8"}
+    assert one.weights == "fp8"
 
 
 def test_sizes_of_plans_are_multiples_of_the_usual_one():
@@ -134,6 +134,17 @@ def test_the_command(compared, closed_forms):
     assert data["provisions"][-1]["usd_per_month"] == pytest.approx(compared.provisions[-1].usd_per_month)
     assert run("prices llama-3.1-8b --self-host hgx-h100").returncode == 2
     assert run("prices llama-3.1-8b --self-host hgx-h100 --tokens-per-day 100M --date 2026-03-01").returncode == 2
+
+
+@pytest.mark.parametrize(("name", "weights"), [("gpt-oss-20b", "native"), ("llama-3.1-8b", "fp8")])
+def test_the_note_names_a_weight_format_only_where_hosts_change_it(name, weights, closed_forms):
+    """16-bit weights would be twice the model whose experts are stored in MXFP4."""
+    found = st.compare_self_hosting(name, "hgx-h100", tokens_per_day=1e8, mix="1000:250", chips=1)
+    (command,) = (note.partition("steptime compare ")[2] for note in found.notes if "steptime compare" in note)
+    assert found.weights == weights
+    assert ("--weights" in command) == (weights != "native")
+    first = json.loads(run(f"compare {command} --json").stdout)["standings"][0]
+    assert first["usd_per_month"] == pytest.approx(found.fleet.usd_per_month)
 
 
 def test_the_compare_command_of_the_note_has_the_same_fleet(compared, closed_forms):

@@ -24,6 +24,7 @@ from steptime.training.layer_time import (
 )
 from steptime.training.training_job import TrainingLayout
 from steptime.training.training_stack import IDEAL, load_stack
+from steptime.training.training_step import step_seconds
 from tests.conftest import experts, machine, matrix, model_of
 from tests.training.cases import ALONE, CHIP, LINKED, ROWS, SMALL, SPARSE, job, lossy, model, system, toy
 
@@ -419,6 +420,22 @@ def test_rates_of_products_by_format(dtype, peak, constant):
     assert float(wide) == pytest.approx(989e12, rel=2e-3)
     slower, _ = product_rates(job(dtype=dtype), h100, lossy(**{constant: 0.5}))
     assert float(slower) == pytest.approx(float(fast) / 2)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "int8", "nvfp4"])
+def test_arrays_of_peak_rates_give_the_steps_of_each_rate(dtype):
+    """An 8-bit rate at or below that of 16 bits is no unit of its own, whatever the other elements are."""
+    on, kind = system("hgx-b200"), {"nvfp4": "fp4"}.get(dtype, dtype)
+    asked, layout, stack = job(seq=SEQ, batch=8, dtype=dtype), TrainingLayout(tp=2, dp=4), load_stack("megatron")
+
+    def seconds(rate):
+        chip = replace(on.chip, peak={**on.chip.peak, kind: rate})
+        return step_seconds(model(SMALL), asked, replace(on, chip=chip), stack, layout).total
+
+    rates = np.array([1e15, 2e15, 5e15, 9e15])
+    together = seconds(rates)
+    assert together == pytest.approx([float(seconds(rate)) for rate in rates], rel=1e-12)
+    assert together[0] > together[-1]
 
 
 def test_four_bits_have_a_share_of_their_own():

@@ -17,14 +17,19 @@ pytest.importorskip("fastapi")
 from steptime.web.board import load_boards
 
 pytestmark = pytest.mark.slow
-BOARDS = list(load_boards())
+# Boards with their first inputs, and boards of one pass for an 8-bit model, whose engine keeps the KV cache in 8 bits.
+EIGHT_BITS = {"model": "deepseek-ai/DeepSeek-V3", "system": "hgx-b200", "context": 4096}
+CASES = {name: (name, {}) for name in load_boards()}
+CASES |= {f"{name}, 8 bits": (name, EIGHT_BITS) for name in ("step", "operators", "context", "cost", "speed")}
+CASES |= {"tiers, 8 bits": ("tiers", {**EIGHT_BITS, "price": "chip", "waits": "chip"})}
 # Boards whose command searches plans on a busy machine.
 SECONDS = 300
 
 
-def answered(name: str) -> dict[str, Any]:
+def answered(case: str) -> dict[str, Any]:
+    name, inputs = CASES[case]
     board = load_boards()[name]
-    data: dict[str, Any] = board.answer(board.inputs()).to_dict()
+    data: dict[str, Any] = board.answer(board.inputs(**inputs)).to_dict()
     return data
 
 
@@ -57,9 +62,10 @@ def matching(values: Any, figures: list[float]) -> list[float]:
     return [one for one in figures if any(math.isclose(one, value, rel_tol=1e-3) for value in every)]
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_copied_command_gives_the_first_number_of_the_board(name, tmp_path):
     data = answered(name)
+    assert "--kv" not in data["command"]
     is_program = data["command"].startswith("python ")
     head = f'steptime() {{ "{sys.executable}" -m steptime "$@"; }}; python() {{ "{sys.executable}" "$@"; }}; '
     output = run(["bash", "-c", head + data["command"] + ("" if is_program else " --json")], tmp_path)
@@ -67,7 +73,7 @@ def test_the_copied_command_gives_the_first_number_of_the_board(name, tmp_path):
     assert matching(values, shown(data)[:1]), (data["command"], shown(data)[0])
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_copied_program_prints_a_number_of_the_board(name, tmp_path):
     data = answered(name)
     output = run([sys.executable, "-c", data["python"]], tmp_path)

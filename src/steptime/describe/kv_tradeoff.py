@@ -14,6 +14,8 @@ from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cache_bytes, decode_flops_per_token, pairs, prefill_flops
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import whole_number
+from steptime.physics.compute_dtype import as_served
+from steptime.physics.engine import engine_for
 from steptime.questions.declaration import Answer, bind, count, inputs_from, question_of_result, text
 from steptime.questions.subject import read_machine
 from steptime.result_base import Tabular, columns_by_key, unit
@@ -102,7 +104,8 @@ class CacheTrade(Tabular):
 def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Sequence[int] = (8192, 131_072)) -> CacheTrade:
     """Return the size and the saved FLOP of KV caches, by context and memory tier.
 
-    The chip runs at its peak rates without losses, so both sides of the trade are bounds.
+    The chip runs at its peak rates without losses, so both sides of the trade are bounds. The cache has the format of the
+    system's usual engine.
 
     Args:
         models: Models, or names of the catalogue.
@@ -116,8 +119,9 @@ def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Seque
         RangeError: A model has no such context, or no model or context is given.
     """
     machine = resolve_system(system)
+    served = [as_served(resolve_model(model), machine, engine_for(machine)) for model in models]
     # One entry per pair, so that the table compares models at the same context.
-    caches = tuple(_held_context(resolve_model(model), machine, context) for model in models for context in contexts)
+    caches = tuple(_held_context(model, machine, context) for model in served for context in contexts)
     if not caches:
         raise RangeError("a cache trade needs at least one model and one context")
     return CacheTrade(system=machine.name, caches=caches)

@@ -43,6 +43,8 @@ from steptime.models.model import (
 )
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array, Number
+from steptime.physics.compute_dtype import as_served
+from steptime.physics.engine import engine_for
 from steptime.pricing.bundled_prices import closed_rows
 from steptime.reversible.avalanche import CIPHERS, cipher_curve, feistel_expected, known_times, network_curve
 from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes
@@ -264,7 +266,7 @@ def best_batch(model: str, system: str) -> float:
 
 
 def knee(model: str, system: str, context: int) -> float:
-    """Return L* of a model on a system.
+    """Return L* of a model on a system, with the KV cache format of the system's usual engine.
 
     Args:
         model: Name of a model.
@@ -274,7 +276,8 @@ def knee(model: str, system: str, context: int) -> float:
     Returns:
         Tokens.
     """
-    return build_pair(load_model(model), load_system(system), context=context).knee
+    machine = load_system(system)
+    return build_pair(as_served(load_model(model), machine, engine_for(machine)), machine, context=context).knee
 
 
 def floor(model: str, system: str) -> float:

@@ -22,6 +22,7 @@ from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import Array, whole_number
 from steptime.physics.chip_memory import memory_per_chip
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
@@ -156,6 +157,8 @@ def roofline(
     if context > described.max_context:
         raise RangeError(f"{described.name} has a context of at most {described.max_context:,.0f} tokens, not {context:,}")
     used = engine_for(machine, engine)
+    # The engine may store the cache in another format than the checkpoint.
+    described = as_served(described, machine, used)
     pair = build_pair(described, machine, context=context)
     if pair.room < 1:
         raise RangeError(

@@ -26,6 +26,7 @@ from steptime.lecture.lecture_content import FOLDER
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Number
+from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import engine_for
 from steptime.physics.layout_space import legal, most_spread
 from steptime.physics.step import decode_step
@@ -185,8 +186,9 @@ def engine_rows(model: Model, system: System) -> dict[str, list[list[float | Non
     ]
     if not layouts:
         return {}
-    batch, context = ENGINE_BATCHES[None, :], np.array(ENGINE_CONTEXTS)[:, None]
-    step = decode_step(model, system, batch=batch, context=context, layout=most_spread(layouts), engine=engine_for(system))
+    batch, context, engine = ENGINE_BATCHES[None, :], np.array(ENGINE_CONTEXTS)[:, None], engine_for(system)
+    served = as_served(model, system, engine)
+    step = decode_step(served, system, batch=batch, context=context, layout=most_spread(layouts), engine=engine)
     resources = in_colours(step.resources)
     parts = {"seconds": np.asarray(step.total)} | {part: np.asarray(resources.get(part, 0.0)) for part in LEFT_OUT}
     is_known = np.array(ENGINE_CONTEXTS) <= model.max_context
@@ -203,25 +205,27 @@ def engine_rows(model: Model, system: System) -> dict[str, list[list[float | Non
 
 
 def pair_tables(model: Model, system: System) -> Mapping[str, Any]:
-    """Return the variables that a model and a system set, and their decode steps.
+    """Return the variables that a model and a system set.
 
     Args:
         model: The model.
         system: The system.
 
     Returns:
-        Variables of the model, of the system and of the pair, and seconds by context and batch.
+        Variables of the model, of the system and of the pair.
     """
-    pair, rent = build_pair(model, system, context=CONTEXT), float(system.rent.typical * 3600)
-    of_model = {"active": pair.active, "total": pair.total, "weight_bytes": pair.bytes_of_weight, "kv_bytes": pair.kv_bytes}
+    pair = build_pair(as_served(model, system, engine_for(system)), system, context=CONTEXT)
+    rent = float(system.rent.typical * 3600)
+    of_model = {"active": pair.active, "total": pair.total, "weight_bytes": pair.bytes_of_weight}
     # A dense model leaves the experts of the page as they are.
     if pair.experts > 1:
         of_model |= {"experts": float(pair.experts), "active_experts": float(pair.active_experts)}
     of_system = {
         "chips": float(pair.chips), "bandwidth": pair.bandwidth / pair.chips, "capacity": pair.capacity / pair.chips,
     } | ({"rent": rent} if np.isfinite(rent) else {})  # fmt: skip
-    # The FLOP/s depend on the formats of the model's products.
-    return {"model": of_model, "system": of_system, "pair": {"flops": 2 * pair.mac_rate / pair.chips}}
+    # The FLOP/s depend on the formats of the model's products, the KV cache on the format that the engine chooses.
+    of_pair = {"flops": 2 * pair.mac_rate / pair.chips, "kv_bytes": pair.kv_bytes}
+    return {"model": of_model, "system": of_system, "pair": of_pair}
 
 
 def alone_over_cheapest(model: str, system: str) -> float:

@@ -60,6 +60,7 @@ from steptime.physics.engine import (
     anchored,
     constant,
     engine_for,
+    load_engine,
     model_for,
     with_constants,
 )
@@ -107,6 +108,8 @@ LARGE_BATCH: Final = Distance(words="batches larger than those of the runs", low
 # Largest batch of the fitted runs of an engine, in sequences, where it is far below what the engine serves.
 # llama.cpp: batched-bench tables of https://github.com/ggml-org/llama.cpp/tree/master/benches.
 LARGEST_BATCH: Final = {"llama.cpp": 32}
+# Engine with runs on machines on a desk.
+DESK_ENGINE: Final = "llama.cpp"
 
 
 def distances(
@@ -378,6 +381,26 @@ def measured_on(engine: Engine, system: System) -> bool:
     """
     vendors = engine.fit.get("vendors")
     return vendors is None or system.chip.vendor in vendors
+
+
+def unmeasured_engine_warning(engine: Engine, system: System) -> str:
+    """Say that an engine has no run on the chips of a system, and name the engine for machines on a desk where that has.
+
+    Args:
+        engine: The engine.
+        system: The system.
+
+    Returns:
+        A sentence without a period; empty for an engine with runs, and for one without a range.
+    """
+    if not has_range(engine) or measured_on(engine, system):
+        return ""
+    words = (
+        f"engine {engine.name} has no measured run on chips of {system.chip.vendor or 'this vendor'}: times are a guess from "
+        "others, and ranges reach from half to twice the time or further"
+    )
+    has_runs = measured_on(load_engine(DESK_ENGINE), system)
+    return f"{words}. --engine {DESK_ENGINE} has measured runs there" if has_runs else words
 
 
 def factors(

@@ -18,11 +18,11 @@ from steptime.models.model import Model, stored_formats, weight_bytes, with_form
 from steptime.number_checks import Number
 from steptime.physics.chip_memory import reserved_per_chip, weights_per_chip
 from steptime.physics.compute_dtype import has_rule
-from steptime.physics.engine import IDEAL, Engine, load_engine
+from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.layout import Layout, collect_facts, select_layouts, show_layout, stacked, unstacked
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal_table
-from steptime.physics.uncertainty import has_range, measured_on
+from steptime.physics.uncertainty import has_range, unmeasured_engine_warning
 from steptime.planning.elasticity import IN_WORDS, NUDGE
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned, PlanProblem
 from steptime.planning.plan_result import Plan, best_change, mean_resources
@@ -31,8 +31,6 @@ from steptime.planning.steady_state import MOST_UTILISED
 from steptime.units import counted, percent, show
 from steptime.workload.workload import Slo
 
-# Engine with runs on machines on a desk.
-DESK_ENGINE = "llama.cpp"
 # Formats of published checkpoints that may fit where wider weights do not; the one with the most bits first.
 SMALL_WEIGHTS = ("fp8", "int8", "int4")
 # What a plan without the simulator says of figures at a percentile; the text of the plan labels its columns by it.
@@ -216,18 +214,9 @@ def list_warnings(case: PlanProblem) -> tuple[str, ...]:
             f"times on {chip} rest only on runs of DeepSeek-R1, with software of {_days(case.system)}: on other models, and "
             "with newer software, they may be shorter"
         )
-    if has_range(case.engine) and not measured_on(case.engine, case.system):
-        warnings.append(
-            f"engine {case.engine.name} has no measured run on chips of {case.system.chip.vendor or 'this vendor'}: times are "
-            f"a guess from others, and ranges reach from half to twice the time or further{_measured_engine(case.system)}"
-        )
+    if unmeasured := unmeasured_engine_warning(case.engine, case.system):
+        warnings.append(unmeasured)
     return (*warnings, *case.model.notes)
-
-
-def _measured_engine(system: System) -> str:
-    """Name the engine for machines on a desk where it has runs on the chips of a system."""
-    has_runs = measured_on(load_engine(DESK_ENGINE), system)
-    return f". --engine {DESK_ENGINE} has measured runs there" if has_runs else ""
 
 
 def _days(system: System) -> str:

@@ -17,6 +17,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters, cache_bytes_read, total_parameters
 from steptime.models.model_loading import load_model
 from steptime.number_checks import positive
+from steptime.planning.plan_messages import trained_context_warning
 from steptime.planning.planner import MODES
 from steptime.pricing.bundled_prices import (
     FIRST_PARTY,
@@ -33,6 +34,7 @@ from steptime.pricing.price_estimate import assumed, prior_coverage
 from steptime.pricing.price_list import have_same_prices
 from steptime.pricing.price_lookup import NEWEST, Offer, find_offers, read_time
 from steptime.pricing.serving_costs import (
+    HOPPER,
     SOLD_EVIDENCE,
     USUAL,
     TokenCost,
@@ -53,6 +55,8 @@ CURRENT = "2026-06"
 LEAST_SELLERS = 3
 # Maximum number of sellers that a note names.
 MAX_NAMED_SELLERS = 3
+# Weight format of hosts that serve a checkpoint as it is.
+NATIVE = "native"
 
 
 def market_caveats(market: Market) -> list[str]:
@@ -104,7 +108,7 @@ def _load_note(market: Market) -> str:
         return (
             f"costs assume chips that are always busy; real chips are busy {span} (reported), so multiply price / cost by that"
         )
-    places = {best.system: best.system} | ({"hopper": "H100 and H200"} if "hopper" in ratios else {})
+    places = {best.system: best.system} | ({"hopper": market.hopper_words} if "hopper" in ratios else {})
     lines = " and ".join(f"{low * ratios[key]:.1f} to {high * ratios[key]:.1f} on {name}" for key, name in places.items())
     return f"full load is chips that are always busy; at the reported {span}, price / cost is {lines}"
 
@@ -205,7 +209,7 @@ def read_mix(text: str | Mix | None) -> Mix:
 class Margins:
     """Margins of sellers on one system: price of a request over its cost on a busy chip."""
 
-    system: str = field(metadata=unit("", "name of the system, or hopper: the geometric mean of H100 and H200"))
+    system: str = field(metadata=unit("", "name of the system, or hopper: the geometric mean of H100 and H200, or one of them"))
     median: float = field(metadata=unit("", "margin of the median seller"))
     aggregated: float = field(
         default=math.nan, metadata=unit("", "margin of the median seller over the cost in aggregated mode, as in calibrations")
@@ -294,6 +298,13 @@ class Market(Tabular):
             else f"No seller of {self.product} has a price since June 2026"
         )
         return f"{why} ({', '.join(sorted(providers)[:3])})"
+
+    @property
+    def hopper_words(self) -> str:
+        """Systems of the margin on Hopper, as text: one of the two may not serve the model."""
+        served = {cost.system for cost in self.costs if cost.feasible}
+        names = [name for name in HOPPER if name in served]
+        return "H100 and H200" if len(names) > 1 else ", ".join(names)
 
     @property
     def best(self) -> TokenCost | None:
@@ -417,7 +428,6 @@ def survey_prices(
         chips = read_chips(chips)
     options: dict[str, Any] = {"modes": mode, "front": False, "aggregated": True, "chips": chips, "evidence": evidence}
     costs = list(token_costs(loaded, machines, request.workload(), slo, **options))
-    notes: list[str] = []
     costs, rent_notes = _at_rents(costs, machines, read_time(price_time), catalog)
     prices = tuple(request.price(offer) for offer in offers)
     bytes_ = float(cache_bytes_read(loaded, float(FAR))) / FAR
@@ -438,8 +448,26 @@ def survey_prices(
         market,
         margins=tuple(system_margins(market)),
         holds=cache_holds,
-        notes=(*notes, *dated, *rent_notes, *market_caveats(market)),
+        notes=(*product_caveats(product, loaded, request), *dated, *rent_notes, *market_caveats(market)),
     )
+
+
+def product_caveats(product: SoldModel, model: Model, request: Mix) -> list[str]:
+    """Return the limitations of a product's costs: another model's, and requests beyond its context.
+
+    Args:
+        product: Model as sellers offer it.
+        model: Model whose costs are computed.
+        request: Request.
+
+    Returns:
+        Notes.
+    """
+    notes = []
+    if match_family(product.catalogue)[0] != product.family:
+        notes.append(f"costs are those of {model.name}, the closest model in the catalogue to {product.family}")
+    too_long = trained_context_warning(request.input_tokens + request.output_tokens, model.max_context)
+    return [*notes, too_long] if too_long else notes
 
 
 def _date_caveats(offers: Iterable[Offer], now: Iterable[Offer], price_time: datetime | None) -> list[str]:

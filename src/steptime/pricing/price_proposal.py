@@ -255,10 +255,10 @@ class _Maker:
 
         # Storage is busy all day, so its price does not include idle time.
         hold_prices = [self.margin * bytes_ * usd_per_byte * MILLION for usd_per_byte, _ in stays]
-        back = self.margin * load + hold_prices[0]
+        back = self.times * load + hold_prices[0]
         hit = min(back, input_price)
         reason = (
-            f"transfer of {show(bytes_, 'B')} per token to the chip at {show(width, 'B/s')}, charged as chip time, "
+            f"transfer of {show(bytes_, 'B')} per token to the chip at {show(width, 'B/s')}, as chip time {multiplier}, "
             f"plus storage for {stays[0][1]}"
         )
         lines.append(Line("cached input", hit, reason if hit == back else f"same as input: {reason} cost {usd(back)}"))

@@ -23,7 +23,7 @@ from steptime.number_checks import positive
 from steptime.planning.fleet import MONTH, Fleet, replicas_per_host
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, plan
-from steptime.pricing.market import Market, Mix, family_named, offers_of_seller, read_mix
+from steptime.pricing.market import NATIVE, Market, Mix, family_named, offers_of_seller, product_caveats, read_mix
 from steptime.pricing.price_estimate import assumed
 from steptime.pricing.price_lookup import find_offers
 from steptime.pricing.serving_costs import SOLD_EVIDENCE, USUAL, plan_chips
@@ -62,7 +62,7 @@ class SelfHosting(Tabular):
     mix: Mix = field(metadata=unit("", "request"))
     speed: float = field(metadata=unit("tok/s", "speed of each user"))
     ttft_limit: float = field(default=math.inf, metadata=unit("s", "limit on the time to first token; null: none"))
-    weights: str = field(default="", metadata=unit("", "weight format, as most hosts serve the model"))
+    weights: str = field(default="", metadata=unit("", "weight format of hosts; native: as in the config"))
     ttft: float = field(default=math.nan, metadata=unit("s", "time to first token of the plan, at the 90th percentile"))
     feasible: bool = field(metadata=unit("", "whether the system serves the model at that speed"))
     reason: str = field(default="", metadata=unit("", "why it does not"))
@@ -190,8 +190,9 @@ def compare_self_hosting(
     deployment = plans[0]
     common = SelfHosting(
         model=loaded.name, system=machine.name, tokens_per_day=volume, rate=rate, mix=request, speed=speed,
-        ttft_limit=math.inf if ttft is None else ttft, weights=deployment.served.weights,
+        ttft_limit=math.inf if ttft is None else ttft, weights=product.weights,
         feasible=deployment.feasible, reason=deployment.reason, sellers=sellers, provisions=tuple(provisions),
+        notes=tuple(product_caveats(product, loaded, request)),
     )  # fmt: skip
     return common if deployment.fleet is None else _with_fleet(
         common, plans, deployment.fleet, machine, market.median_price, _same_fleet(common, deployment, evidence, mode)
@@ -237,7 +238,8 @@ def _same_fleet(common: SelfHosting, deployment: Plan, evidence: str, modes: tup
     """Say how `compare` differs by default, and which of its commands has the same fleet."""
     mix, fleet = common.mix, deployment.fleet
     options = [
-        f"--weights {common.weights} --tokens-per-day {common.tokens_per_day:.12g} --input {mix.input_tokens:g}",
+        "" if common.weights == NATIVE else f"--weights {common.weights}",
+        f"--tokens-per-day {common.tokens_per_day:.12g} --input {mix.input_tokens:g}",
         f"--output {mix.output_tokens:g}",
         f"--cached {mix.cached_share:g}" if mix.cached_share else "",
         f"--speed {common.speed:g}",
@@ -280,6 +282,7 @@ def _with_fleet(
             "the volume arrives evenly over the day; hosts report that their chips are busy "
             f"{100 * low:.0f} to {100 * high:.0f} % of it, because users sleep: plan for the busiest hour (plan --rate)",
             same_fleet,
+            *common.notes,
         ),
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.speculative_step import drafted_memory, drafted_step
 from steptime.physics.step import Step, mixed_step
-from steptime.physics.uncertainty import distances, explained_step_range, has_range, step_range
+from steptime.physics.uncertainty import distances, explained_step_range, has_range, step_range, unmeasured_engine_warning
 from steptime.questions.declaration import WITHIN, Answer, Question, bind, count, inputs_from, number, read_value, text
 from steptime.questions.subject import (
     DESIGN,
@@ -352,6 +352,8 @@ def step_summary(
     flags = () if limits is None else distances(
         engine, system, layout, drafts=bool(drafts), adapters=has_adapters, context=reach, batch=work["batch"]
     )  # fmt: skip
+    if unmeasured := unmeasured_engine_warning(engine, system):
+        notes.append(unmeasured)
     if differences := [flag.words for flag, applies in flags if np.any(applies)]:
         notes.append(f"wider range, because the measured runs differ from this step: {', '.join(differences)}")
     images = None

@@ -38,14 +38,14 @@ from steptime.physics.engine import Engine, engine_for, model_for
 from steptime.physics.layout import Layout, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
-from steptime.physics.uncertainty import step_range
+from steptime.physics.uncertainty import step_range, unmeasured_engine_warning
 from steptime.picture_files import save_picture
 from steptime.processes import map_in_processes
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, texts
 from steptime.questions.subject import PricedSubject, read_subject
 from steptime.result_base import Tabular, columns_by_key, range_columns, unit
 from steptime.sweeps.plots import draw_contexts
-from steptime.units import MILLION, counted, in_digits, show
+from steptime.units import MILLION, counted, in_digits, percent, show
 
 # Longest context of the search [tokens].
 LONGEST: Final = 2**29
@@ -82,6 +82,10 @@ class ContextWall:
         metadata=unit("tokens", "longest context within time and price; null: any length, or no known rent")
     )
     binds: str = field(default="", metadata=unit("", "limit of the longest context: time or memory"))
+    read_share: float = field(
+        default=math.nan,
+        metadata=unit("", "share of the memory bandwidth at which attention reads the cache, at the longest context"),
+    )
     caveats: tuple[str, ...] = field(default=(), metadata=unit("", "drawbacks of the technique, with their sources"))
 
 
@@ -108,6 +112,9 @@ class ContextWalls(Tabular):
     reason: str = field(default="", metadata=unit("", "why the unchanged model reaches no length; empty: it reaches one"))
     walls: tuple[ContextWall, ...] = field(metadata=unit("", "one entry per technique, the unchanged model first"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "usual techniques that the model cannot have, and why"))
+    notes: tuple[str, ...] = field(
+        default=(), metadata=unit("", "an engine without measured runs; why a technique that reads less reaches fewer tokens")
+    )
     curves: tuple[tuple[Array, Array], ...] = field(
         default=(), metadata=unit("", "lengths [tokens] and costs [USD per million tokens] of each technique", left_out=True)
     )
@@ -215,6 +222,10 @@ GRID, LOOKS = 12, 4
 MOST_BATCH: Final = 1 << 20
 # Largest replica in a scale-up domain unless the user gives a number of chips.
 CHIPS: Final = 128
+# Longest context of the timed attention kernels [tokens] (data/kernels/attention.toml).
+LONGEST_TIMED: Final = 131_072
+# Arithmetic of attention, over that of the unchanged model, from which on it is the cause of slow reads.
+MORE_ARITHMETIC: Final = 1.5
 # Number of roomiest and of fastest layouts that the search keeps near the longest contexts.
 ENDS: Final = 4
 # Name of the unchanged model among the techniques.
@@ -288,12 +299,14 @@ def context_walls(
     if price_limit is None:
         price_limit = math.inf if math.isnan(base.usd_per_million) else base.usd_per_million
     searches = [(name, replace(search, model=variant, usd=price_limit)) for name, variant in variants]
+    unmeasured = unmeasured_engine_warning(runs_on, resolved_system)
     walls, curves = zip((base, curve), *map_in_processes(_wall, searches), strict=True)
     return ContextWalls(
         model=resolved_model.name, system=resolved_system.name, engine=runs_on.name, kv_format=served.kv_format,
         chips=chips, context=context, tpot=tpot, usd_per_million=price_limit, priced=usd_per_million is not None,
         max_context=resolved_model.max_context, reason="" if base.longest else search.reason(),
         walls=walls, left_out=left_out, curves=curves,
+        notes=(*([unmeasured] if unmeasured else []), *_shorter_notes(walls, served, dict(variants))),
     )  # fmt: skip
 
 
@@ -323,6 +336,32 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
         else:
             variants.append((name, variant))
     return variants, tuple(left_out)
+
+
+def _shorter_notes(walls: Sequence[ContextWall], model: Model, variants: Mapping[str, Model]) -> tuple[str, ...]:
+    """Say why techniques that read fewer bytes reach fewer tokens than the unchanged model."""
+    base, notes = walls[0], []
+    for wall in walls[1:]:
+        if not (wall.longest < 0.99 * base.longest and wall.read_bytes < base.read_bytes and wall.read_share < base.read_share):
+            continue
+        variant = variants[wall.technique]
+        times = _attention_flop(variant) / _attention_flop(model)
+        cause = ""
+        if times > MORE_ARITHMETIC:
+            cause = f": it takes {times:.2g} times the arithmetic"
+        elif variant.kv_format != model.kv_format:
+            cause = f": with few sequences, the engine's kernels for {variant.kv_format} fill less of a chip"
+            cause += f" (timed up to {LONGEST_TIMED:,} tokens)"
+        notes.append(
+            f"{wall.technique} reaches fewer tokens than the unchanged model, because attention reads the cache at "
+            f"{percent(wall.read_share)} of the memory bandwidth ({percent(base.read_share)} unchanged){cause}"
+        )
+    return tuple(notes)
+
+
+def _attention_flop(model: Model) -> float:
+    """Return the FLOP of all layers for a query and an entry of the cache."""
+    return sum(times * a.flops_per_pair_decode for layer, times in model.layers for a in layer.attention)
 
 
 # --- one technique ------------------------------------------------------------------------------------------------------
@@ -409,8 +448,10 @@ class _Search:
         price_limit = self.usd if self.usd is not None else float(best.cost[index]) if rented else math.inf
         figures: dict[str, Any] = {}
         if 0 < longest < LONGEST:
+            at_end = cheapest(np.array([longest]))
+            figures["read_share"] = self.read_share(layouts, longest, at_end)
             # A step that is slower or faster by the ends of its range moves the wall.
-            factors = self.range_factors(layouts, longest, cheapest(np.array([longest])), 0)
+            factors = self.range_factors(layouts, longest, at_end, 0)
             if factors is not None:
                 fast, slow = (end(partial(cheapest, slower=x), cheapest(lengths, x), math.inf) for x in factors)
                 figures["longest_range"] = (min(slow, longest), max(fast, longest))
@@ -442,6 +483,14 @@ class _Search:
             return None
         low, high = (float(np.asarray(value)) / float(best.seconds[index]) for value in limits)
         return low, high
+
+    def read_share(self, layouts: Layout, context: float, best: _Best) -> float:
+        """Return the share of the replica's memory bandwidth at which attention reads the cache."""
+        layout, batch = _layout_at_row(layouts, int(best.row[0])), float(best.batch[0])
+        step = decode_step(self.model, self.system, batch=batch, context=context, layout=layout, engine=self.engine)
+        seconds = float(np.asarray(step.terms.get("attention", 0.0)))
+        bandwidth = float(layout.chips) * float(np.asarray(self.system.chip.hbm.bandwidth))
+        return batch * float(cache_bytes_read(self.model, context)) / (seconds * bandwidth) if seconds else math.nan
 
     def promising_rows(self, lengths: Array) -> Array:
         """Return the rows of layouts worth a fine search.

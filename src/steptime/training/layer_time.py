@@ -247,13 +247,13 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
     lanes["nvfp4"] = c.four_bit_efficiency
     if job.dtype not in lanes:
         return (peak_rate(peak, ("fp32", "tf32")) * share if job.dtype == "fp32" else wide), wide
-    # Chips without units for 8-bit floats convert them: the products are those of 16 bits.
-    if job.dtype != "int8" and peak_rate(peak, job.format.arithmetic) <= peak_rate(peak, ("bf16", "fp16", "fp32")):
-        return wide, wide
     narrow_share = share * lanes[job.dtype]
     if engine.fill_outputs:
         narrow_share = np.minimum(narrow_share, largest_narrow_share(system.chip, job.dtype) / engine.speed)
-    return peak_rate(peak, job.format.arithmetic) * narrow_share, wide
+    narrow_peak = peak_rate(peak, job.format.arithmetic)
+    # Chips without units for 8-bit floats convert them: the products are those of 16 bits.
+    has_units = (job.dtype == "int8") | (narrow_peak > peak_rate(peak, ("bf16", "fp16", "fp32")))
+    return np.where(has_units, narrow_peak * narrow_share, wide), wide
 
 
 def power_limit_factor(system: System, engine: TrainingEngine) -> Number:

@@ -26,11 +26,11 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName, 
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
 from steptime.lecture.current_figures import domain_chips
-from steptime.models.model import Model, with_formats
+from steptime.models.model import Model, stored_formats, with_formats
 from steptime.models.model_loading import KV_FORMATS, load_model, read_model
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.compute_dtype import as_served
-from steptime.physics.engine import IDEAL, Engine, engine_for, load_engine
+from steptime.physics.engine import IDEAL, Engine, default_formats, engine_for, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal, most_spread
 from steptime.physics.step import Step, decode_step
@@ -161,7 +161,7 @@ def catalog_model(name: str, kv: str = "") -> Model:
 
 
 def load_subject(inputs: Shared) -> Subject:
-    """Return the model, system and engine of the bar.
+    """Return the model, system and engine of the bar, with the KV cache format of the engine as in commands.
 
     Args:
         inputs: Inputs of the bar.
@@ -172,11 +172,10 @@ def load_subject(inputs: Shared) -> Subject:
     Raises:
         WrongField: An input is invalid.
     """
-    return Subject(
-        at_field("model", _model, inputs.model, inputs.weights, inputs.kv),
-        system := at_field("system", _system, inputs.system),
-        at_field("engine", _engine, system, inputs.engine),
-    )
+    model = at_field("model", _model, inputs.model, inputs.weights, inputs.kv)
+    system = at_field("system", _system, inputs.system)
+    engine = at_field("engine", _engine, system, inputs.engine)
+    return Subject(as_served(model if inputs.weights else default_formats(model, engine), system, engine), system, engine)
 
 
 def refuse_long_context(model: Model, context: int) -> None:
@@ -397,18 +396,31 @@ def python_command(program: str) -> str:
     return shlex.join(["python", "-c", f"import steptime as st\n{printed(program)}"])
 
 
-def loaded(inputs: Shared) -> tuple[str, str]:
+def loaded(inputs: Shared, *, is_served: bool = False) -> tuple[str, str]:
     """Return the model and the system as Python expressions.
 
     Args:
         inputs: Inputs of the bar.
+        is_served: Whether to name the formats that the engine chooses, for functions that do not choose them.
 
     Returns:
         Names, or a call of `st.load_model` for other number formats.
     """
     model, system = subject_names(inputs)
-    formats = [f"{field}={getattr(inputs, field)!r}" for field in ("weights", "kv") if getattr(inputs, field)]
-    return (f"st.load_model({', '.join([repr(model), *formats])})" if formats else repr(model)), repr(system)
+    chosen = _engine_formats(bar_inputs(inputs)) if is_served else {}
+    formats = {name: value for name in ("weights", "kv") if (value := getattr(inputs, name))} | chosen
+    texts = [repr(model), *(f"{name}={value!r}" for name, value in formats.items())]
+    return (f"st.load_model({', '.join(texts)})" if formats else repr(model)), repr(system)
+
+
+@lru_cache(maxsize=LOADED)
+def _engine_formats(bar: Shared) -> dict[str, str]:
+    """Return the number formats that differ from those of the config because the engine chooses them."""
+    plain, served = _model(bar.model, bar.weights, bar.kv), load_subject(bar).model
+    before, after = ((*stored_formats(model), "", "")[:2] for model in (plain, served))
+    formats = dict(zip(("weights", "experts"), after, strict=True)) if before != after else {}
+    formats["kv"] = "" if plain.kv_format == served.kv_format else served.kv_format
+    return {name: value for name, value in formats.items() if value}
 
 
 def with_engine(inputs: Shared) -> str:
@@ -435,19 +447,6 @@ def layout_options(layout: Layout) -> dict[str, int]:
     return {f"--{name}": int(getattr(layout, name)) for name in PARALLEL_AXES if int(getattr(layout, name)) > 1}
 
 
-def replica_options(replica: Replica) -> dict[str, Any]:
-    """Return the command-line options of a replica: its layout, and the cache of the config where engines have another.
-
-    Args:
-        replica: Subject and layout of one replica.
-
-    Returns:
-        Values by option.
-    """
-    is_changed = as_served(replica.model, replica.system, replica.engine) is not replica.model
-    return {**layout_options(replica.layout), **({"--kv": replica.model.kv_format} if is_changed else {})}
-
-
 def step_command(inputs: Any, replica: Replica) -> str:
     """Return the command that computes a decode step; a program where the layout has copies of experts.
 
@@ -462,7 +461,7 @@ def step_command(inputs: Any, replica: Replica) -> str:
     """
     if replica.layout.redundant_experts:
         return python_command(decode_call(inputs, replica))
-    return command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **replica_options(replica)})
+    return command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **layout_options(replica.layout)})
 
 
 def decode_call(inputs: Any, replica: Replica) -> str:
@@ -478,7 +477,7 @@ def decode_call(inputs: Any, replica: Replica) -> str:
     sizes = ", ".join(f"{option[2:]}={size}" for option, size in layout_options(replica.layout).items())
     copies = int(replica.layout.redundant_experts)
     sizes += f", redundant_experts={copies}" if copies else ""
-    subject = f"{', '.join(loaded(inputs))}, batch={inputs.batch}, context={inputs.context}"
+    subject = f"{', '.join(loaded(inputs, is_served=True))}, batch={inputs.batch}, context={inputs.context}"
     return f"st.decode_step({subject}, layout=st.Layout({sizes}){with_engine(inputs)}).total"
 
 

@@ -389,9 +389,10 @@ def _context_warnings(limits: ContextWalls) -> list[str]:
     rent_notes = [f"no rent of {limits.system} is known; --rent 2.50 sets one"] if no_rent else []
     trained = f"{limits.model} is trained for at most {limits.max_context:,.0f} tokens"
     if limits.context > limits.max_context:
-        return [f"{trained}, fewer than --context {limits.context:,}", *rent_notes]
+        return [f"{trained}, fewer than --context {limits.context:,}", *limits.notes, *rent_notes]
     beyond = limits.base.longest > limits.max_context
-    return [f"{trained}; longer contexts show only what memory and time allow", *rent_notes] if beyond else rent_notes
+    trained_notes = [f"{trained}; longer contexts show only what memory and time allow"] if beyond else []
+    return [*trained_notes, *limits.notes, *rent_notes]
 
 
 def _context_table(limits: ContextWalls) -> Grid:

@@ -17,7 +17,7 @@ from steptime.cli.views.widgets import Answer, Grid, facts, footnote, listing, s
 from steptime.hardware.rental_prices import kind_and_date, usd
 from steptime.planning.evidence import ANY, MEASURED, PUBLISHED
 from steptime.pricing.kv_storage_cost import paid_per_hour
-from steptime.pricing.market import Market
+from steptime.pricing.market import NATIVE, Market
 from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading
 from steptime.pricing.price_list import PriceList
@@ -85,14 +85,17 @@ def _limit_words(ttft: float) -> str:
     return f"first token within {show(ttft, 's')}" if math.isfinite(ttft) else "no limit on the first token (--ttft)"
 
 
+def _weights_words(weights: str) -> str:
+    return "weights as in the config" if weights == NATIVE else f"weights in {weights}, as most hosts serve it"
+
+
 def _assumed(market: Market) -> str:
     """Say which chips, formats and modes the costs assume, and how to change them."""
     chips = {
         "": "64 chips, or one scale-up domain if larger (--chips usual: as in plan and compare)",
         USUAL: "the usual number of chips of each system, as in plan and compare",
     }.get(market.chips, f"{market.chips} chips")
-    is_native = market.weights == "native"
-    weights = "weights as in the config" if is_native else f"weights in {market.weights}, as most hosts serve it"
+    weights = _weights_words(market.weights)
     layouts = {MEASURED: "measured layouts", PUBLISHED: "measured or published layouts", ANY: "all layouts"}[market.evidence]
     return f"Each cost: a plan on {chips}; {weights}; the cheaper mode (--mode) of {layouts} (--evidence)."
 
@@ -113,12 +116,11 @@ def _market_sentence(market: Market) -> str:
         return text
     hopper = margins["hopper"]
     cost = usd(THOUSAND * market.median_price / hopper.median)
-    served = {row.system: row for row in market.costs if row.feasible}
-    parts = [f"{usd(THOUSAND * served[name].usd_per_request)} on {name}" for name in HOPPER if name in served]
+    served = {row.system: row.usd_per_request for row in market.costs if row.feasible and row.system in HOPPER}
+    parts = [f"{usd(THOUSAND * served[name])} on {name}" for name in HOPPER if name in served]
     mean = f" (geometric mean of {' and '.join(parts)})" if len(parts) > 1 else ""
-    text += (
-        f" On H100 and H200 it costs {cost}{mean}: {hopper.median:.1f}x (90 %: {hopper.range[0]:.1f} to {hopper.range[1]:.1f})"
-    )
+    text += f" On {market.hopper_words} it costs {cost}{mean}: {hopper.median:.1f}x"
+    text += f" (90 %: {hopper.range[0]:.1f} to {hopper.range[1]:.1f})"
     differs = math.isfinite(hopper.aggregated) and not math.isclose(hopper.aggregated, hopper.median, rel_tol=0.05)
     return text + (f", or {hopper.aggregated:.1f}x in aggregated mode." if differs else ".")
 
@@ -175,7 +177,7 @@ def _costs(market: Market) -> Grid:
         return f"{margin.median:.2g}x", f"{low:.2g} to {high:.2g}", f"{margin.lowest:.2g}x"
 
     # Hopper is what most hosts own, so its mean stands first.
-    if "hopper" in margins:
+    if "hopper" in margins and market.hopper_words not in margins:
         median, span, lowest = ratios("hopper")
         hopper_cost = usd(THOUSAND * market.median_price / margins["hopper"].median)
         grid.add_row("H100/H200 mean", hopper_cost, median, "", "", span, "", "", "", lowest)
@@ -227,7 +229,7 @@ def _price_chart(market: Market, width: int) -> Group | None:
         lines.append(scale.line(name, [*strokes, (price, price, glyph)], colour))
     legend = ["● price", "◆ the maker's"] if any(o.role == "first-party" for _, o in rows) else ["● price"]
     legend += [f"c cost on {best.system}"] if best is not None else []
-    legend += ["h cost on H100 and H200"] if "h" in marks else []
+    legend += [f"h cost on {market.hopper_words}"] if "h" in marks else []
     return section("USD per 1,000 requests by seller", [*lines, scale.labels(), Text("  ".join(legend))])
 
 
@@ -299,8 +301,8 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     volume = f"{show(comparison.tokens_per_day)} tokens a day"
     conditions = (
         f"A request: {mix.input_tokens:,.0f} tokens in{cached}, {mix.output_tokens:,.0f} out at {comparison.speed:g} tok/s per "
-        f"user, {_limit_words(comparison.ttft_limit)}; {request_rate(comparison.rate, 3)}. Own chips: weights in "
-        f"{comparison.weights}, as most hosts serve it."
+        f"user, {_limit_words(comparison.ttft_limit)}; {request_rate(comparison.rate, 3)}. Own chips: "
+        f"{_weights_words(comparison.weights)}."
     )
     grid = table("From", "1k requests", "1M tokens (in + out)", "A month", numbers=(1, 2, 3))
     for provision in comparison.provisions:

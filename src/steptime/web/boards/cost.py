@@ -14,7 +14,7 @@ from steptime.number_checks import Array, Number
 from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION, in_digits, percent, show
 from steptime.web.board import Answer, Board, Figure, Shared, question_input, slider
-from steptime.web.page_subject import WrongField, command, decode_call, load_replica, python_command, replica_options
+from steptime.web.page_subject import WrongField, command, decode_call, layout_options, load_replica, python_command
 
 MAX_BATCH, POINTS = 65_536, 65
 # Parts of a step that a larger batch shares.
@@ -69,7 +69,7 @@ def answer(inputs: Inputs) -> Answer:
     # The floor is the part that no batch shares: arithmetic or KV cache of a sequence.
     floor = float(_million(max(arithmetic, reading), 1, pair.chips, typical))
     hourly = usd(typical * HOUR)
-    options = {"--context": inputs.context, **replica_options(replica), "--over": f"batch={inputs.batch}"}
+    options = {"--context": inputs.context, **layout_options(replica.layout), "--over": f"batch={inputs.batch}"}
     options |= {"--answer": "usd_per_million_tokens", "--set": f"rent={inputs.rent:g} USD/h" if inputs.rent else ""}
     program = (
         f"step = {decode_call(inputs, replica)}\nst.blackboard.cost_per_token(step, {inputs.batch}, {chips}, {typical!r}) * 1e6"

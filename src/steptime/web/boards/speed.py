@@ -87,7 +87,7 @@ def answer(inputs: Inputs) -> Answer:
 
 def _program(inputs: Inputs, curves: Curves) -> str:
     """Return the program that prints the cost at the speed, and the greatest speed."""
-    model, system = loaded(inputs)
+    model, system = loaded(inputs, is_served=True)
     return (
         "from steptime.lecture.current_figures import build_pair\n"
         "from steptime.lecture.pair_roofline import full_model_front\n"

@@ -67,7 +67,7 @@ def answer(inputs: Inputs) -> Answer:
     lives = {words: str(best[np.searchsorted(times, seconds)]) for words, seconds in LIVES.items()}
     tier = str(best[index])
     cheapest = float(costs[tier][index])
-    as_chip = inputs.price == inputs.waits == "chip"
+    as_chip = inputs.price == inputs.waits == "chip" and not inputs.engine
     program = _program(inputs, trade, rent, tier)
     return Answer(
         tables={"costs": {"seconds": times, **costs, "best": np.min(every, axis=0)}, "spans": _spans(times, best)},
@@ -88,7 +88,7 @@ def answer(inputs: Inputs) -> Answer:
               for name, (once, second) in holding.items()),
         ),
         notes=tuple(_notes(inputs, rent)),
-        # The command prices tiers at the chip's rent.
+        # The command prices tiers at the chip's rent, and has no option for the engine.
         command=command("reversible cache", inputs, {"--context": inputs.context}) if as_chip else python_command(program),
         python=program,
     )  # fmt: skip
