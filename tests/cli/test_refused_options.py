@@ -26,7 +26,16 @@ PLAN = "plan llama-3.1-8b hgx-h100 "
             "--prefix-cache: host: '1Gb' is in bits, but a capacity is in bytes; did you mean 1GB?",
         ),
         (PLAN + "--set chip.hbm.capacity=80Gb", "did you mean 80GB?"),
-        (PLAN + "--ttft 0,5", "--ttft takes a number with a decimal point: 0.5, not '0,5'"),
+        (PLAN + "--ttft 0,5", "--ttft: must be a number in s, got '0,5'; write 0.5"),
+        (PLAN + "--cached 50", "--cached must be a share of at least 0 and below 1, not 50; give 0.5 for 50 %"),
+        (PLAN + "--set chip", "--set: must be KEY=VALUE, got 'chip'"),
+        (PLAN + "--csv table.md", "--csv writes CSV, not .md; name the file table.csv"),
+        ("sweep step llama-3.1-8b hgx-h100 --over batch", "--over: must be NAME=VALUES"),
+        ("sweep step llama-3.1-8b hgx-h100 --over batch=1,2 --answer tokns", "did you mean tokens_per_second_per_user"),
+        ("rl llama-3.1-8b hgx-h100 --rollout-share 1.5", "--rollout-share must be a share"),
+        ("lecture three", "section takes a whole number without a unit, not 'three'"),
+        ("web --export page.txt", "--export writes one .html file or a folder; name the file page.html"),
+        ("web --export /nonexistent/page.html", "its folder does not exist"),
         (PLAN + "--ttft 2 s", "--ttft takes one word, so that 's' is left over"),
         (PLAN + "hgx-h200", "'hgx-h200' is left over; where a question takes several values"),
         (PLAN + "hgx-h200 mi300x-8", "joined by commas: hgx-h100,hgx-h200,mi300x-8"),
@@ -47,3 +56,17 @@ def test_a_power_below_one_replica_is_an_answer_with_a_reason(closed_forms):
     data = json.loads(shown.stdout)
     assert (data["feasible"], data["fleet"], data["launch"]) == (False, None, {})
     assert "the hosts of one replica take" in data["reason"]
+
+
+def test_a_config_that_is_cut_off_says_so(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 4096, "num_hid')
+    shown = run("models config.json", folder=tmp_path)
+    assert shown.returncode == 2
+    assert "(column 46); the file may be cut off" in shown.stderr
+
+
+def test_an_unknown_architecture_names_its_config(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "foo", "hidden_size": 4096}')
+    shown = run("models config.json", folder=tmp_path)
+    assert shown.returncode == 2
+    assert "unknown architecture 'foo'. The config of " in shown.stderr

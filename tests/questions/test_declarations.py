@@ -13,13 +13,14 @@ import typer
 
 import steptime as st
 from steptime.cli.options import grouped
-from steptime.errors import InputError, RangeError, UnknownName
+from steptime.errors import InputError, RangeError, UnitError, UnknownName
 from steptime.questions.declaration import (
     Answer,
     Input,
     bind,
     count,
     inputs_from,
+    number_in_unit,
     question_of_result,
     read_answers,
     read_value,
@@ -206,3 +207,27 @@ def test_rates_end_at_a_million_requests_per_second(rate, tokens_per_day):
         read_rate(rate, tokens_per_day, work)
     below = tokens_per_day and tokens_per_day / 1.002
     assert read_rate(rate and rate / 1.002, below, work) == pytest.approx(0.999e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "value"),
+    [
+        ("200ms", "s", 0.2),
+        ("2 min", "s", 120.0),
+        ("40tok/s", "tok/s", 40.0),
+        ("1,000", "tok/s", 1000.0),
+        ("20/s", "requests/s", 20.0),
+        ("20 requests/s", "requests/s", 20.0),
+        ("50%", "", 0.5),
+        ("2GB/s", "B/s", 2e9),
+        ("1e3", "", 1000.0),
+    ],
+)
+def test_number_with_its_unit_is_in_base_units(text, unit, value):
+    assert number_in_unit("limit", text, unit) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("text", "unit"), [("2kg", "s"), ("50%", "s"), ("0,5", "tok/s"), ("fast", "tok/s"), ("", "s")])
+def test_text_that_is_no_number_of_the_unit_is_refused(text, unit):
+    with pytest.raises(UnitError, match="limit: must be a number"):
+        number_in_unit("limit", text, unit)

@@ -78,7 +78,7 @@ def test_a_longer_tail_takes_longer_for_the_same_tokens():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(RangeError, match="output: "):
+    with pytest.raises(RangeError, match="longest: "):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"output": 5000}))
     with pytest.raises(RangeError, match="a replica takes 2 chips, and the rollout has 1 of 1"):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 1}))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from steptime.lecture.lecture_content import Card
 
 # Panels of `--help`.
-ACTION, HOW = "What to do", "Server"
+ACTION, HOW = "Actions", "Server"
 # Endings of files that are no page.
 FILE_ENDINGS = (".txt", ".md", ".pdf", ".json", ".csv", ".svg", ".png", ".zip", ".htm")
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9a-fA-F:.]{2,45}\]")
@@ -135,11 +135,13 @@ def roofline(ctx: typer.Context, inputs: RooflineInputs, output: Output, set_: S
 
 
 def web(
-    host: Annotated[str, option("Address to listen on; others than loopback open the page to the network.", HOW)] = "127.0.0.1",
+    host: Annotated[
+        str, option("Address to listen on; any address but loopback opens the page to the network.", HOW)
+    ] = "127.0.0.1",
     port: Annotated[int, count("--port", "Port; the next free one where it is taken.", HOW)] = 8421,
     allow_host: Annotated[
         list[str] | None,
-        option("Name or address that visitors type, where it is another than --host; repeatable.", HOW, metavar="NAME"),
+        option("Name or address that visitors type, if it differs from --host; repeatable.", HOW, metavar="NAME"),
     ] = None,
     no_browser: Annotated[bool, option("Do not open a browser.", HOW, "--no-browser")] = False,
     export: Annotated[

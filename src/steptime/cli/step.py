@@ -82,14 +82,31 @@ TABLE = "The table"
 def predictor(
     model: Annotated[str, typer.Argument(metavar="model", help="Model: catalogue name, Hugging Face id, or path.")],
     system: Annotated[str, typer.Argument(metavar="system", help="System: catalogue name, or path to a TOML file.")],
-    tp: Annotated[int | None, option("Tensor-parallel size; by default the smallest that holds the model.", TABLE)] = None,
-    ep: Annotated[int, option("Expert-parallel size.", TABLE)] = 1,
-    engine: Annotated[str | None, option("Serving engine: a name (`steptime engines`), a file, or ideal.", TABLE)] = None,
-    weights: Annotated[str, option("Number format of the weights, such as fp8 or q4_k_m.", TABLE)] = "",
-    experts: Annotated[str, option("Number format of the routed experts.", TABLE)] = "",
-    kv: Annotated[str, option("Number format of the KV cache (default: the engine's).", TABLE)] = "",
+    tp: Annotated[
+        int | None, option("Tensor-parallel size.", TABLE, metavar="N", show_default="the smallest that holds the model")
+    ] = None,
+    ep: Annotated[int, option("Expert-parallel size.", TABLE, metavar="N")] = 1,
+    engine: Annotated[
+        str | None,
+        option(
+            "Serving engine: a name (`steptime engines`), a file, or ideal.",
+            TABLE,
+            metavar="NAME",
+            show_default="vllm on NVIDIA chips, typical on others",
+        ),
+    ] = None,
+    weights: Annotated[
+        str,
+        option(
+            "Number format of the weights, such as fp8 or q4_k_m.", TABLE, metavar="FORMAT", show_default="as in the config"
+        ),
+    ] = "",
+    experts: Annotated[
+        str, option("Number format of the routed experts.", TABLE, metavar="FORMAT", show_default="as the weights")
+    ] = "",
+    kv: Annotated[str, option("Number format of the KV cache.", TABLE, metavar="FORMAT", show_default="the engine's")] = "",
     max_batch: Annotated[int, count("--max-batch", "Largest decode batch, in sequences.", TABLE)] = 256,
-    max_tokens: Annotated[int, count("--max-tokens", "Most prompt tokens of a pass.", TABLE)] = 8192,
+    max_tokens: Annotated[int, count("--max-tokens", "Largest number of prompt tokens in a pass.", TABLE)] = 8192,
     max_context: Annotated[int, count("--max-context", "Longest context, in tokens.", TABLE)] = 131_072,
     listen: Annotated[
         str | None,

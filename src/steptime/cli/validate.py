@@ -116,7 +116,10 @@ def validate(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Engine for every row (ideal: the bound); by default the engine of the row.")
+        str | None,
+        option(
+            "Engine for all rows (ideal: the bound).", None, "--engine", metavar="NAME", show_default="the engine of each row"
+        ),
     ] = None,
     anchor: Annotated[
         str | None,

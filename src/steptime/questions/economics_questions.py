@@ -361,7 +361,7 @@ RL = question_of_result(
     seconds=0.5,
 )
 
-READ_GROUP, REQUEST_GROUP = "What is read", "Requests"
+READ_GROUP, REQUEST_GROUP = "Sellers and dates", "Requests"
 
 
 @dataclass(frozen=True, kw_only=True)

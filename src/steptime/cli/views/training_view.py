@@ -316,8 +316,8 @@ def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     saving = percent(training.unmeasured_saving)
     unmeasured = f"{training.unmeasured}: {saving} less time, if its prediction holds (--evidence any)"
     allowance = (
-        f"all times are {percent(training.search_factor - 1)} longer than the layout's prediction, as layouts that a "
-        "search chose turned out; with --tp, --pp and so on nothing is added"
+        f"all times include {percent(training.search_factor - 1)}: a search prefers layouts whose prediction is too short; "
+        "a layout that you give (--tp, --pp and so on) has no allowance"
     )
     return [
         ("Evidence", kind + (close if training.close_layouts > 1 else "")),
