@@ -97,7 +97,9 @@ def test_what_a_board_shows_is_what_the_route_answers(chromium, address):
         )  # fmt: skip
         with urllib.request.urlopen(request) as answer:
             data = json.load(answer)
-        assert place.locator(".sentence").inner_text() == data["sentence"]
+        # A number and its unit stay on one line.
+        assert place.locator(".sentence").inner_text().replace("\xa0", " ") == data["sentence"]
+        assert "\xa0ms" in place.locator(".sentence").inner_text()
         texts = place.locator(".figures dd").all_inner_texts()
         assert texts == [one["text"] for one in data["figures"]]
 

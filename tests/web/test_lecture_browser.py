@@ -310,7 +310,7 @@ def test_sentences_without_their_number_are_left_out(chromium, address):
     with page_of(chromium, width=1440) as (page, said):
         opened(page, address)
         text = page.locator("#roofline-6")
-        assert "14.5 ms" in text.inner_text()
+        assert "14.4 ms" in text.inner_text()
         scrolled(page, "roofline", 5)
         page.locator("#roofline .spoken").click()
         page.wait_for_function("() => document.querySelector('#roofline-6 [data-if=engine]').hidden")
@@ -325,7 +325,7 @@ def test_sentences_without_their_number_are_left_out(chromium, address):
 def test_the_point_stays_in_the_picture_at_both_ends_of_its_slider(chromium, address):
     with page_of(chromium, width=390) as (page, _):
         page.emulate_media(reduced_motion="reduce")
-        for batch, words in ((65536, "$0.0172"), (100, "↑ $0.939")):
+        for batch, words in ((65536, "$0.0172"), (100, "↑ $0.937")):
             page.goto("about:blank")
             opened(page, address, f"#cost?batch={batch}")
             scrolled(page, "cost", 3)

@@ -40,7 +40,7 @@ export function picture(width, { x, y, marks, height, ...more }) {
   const ticks = (one, space) => ({ ticks: one.type === "log" && one.domain ? tens(one.domain, space / 70) : Math.max(2, Math.round(space / 110)) });
   const tall = height || Math.round(Math.min(Math.max(width * 0.56, 300), 460));
   return Plot.plot({
-    width, height: tall, marginLeft: narrow ? 52 : 62, marginRight: more.marginRight ?? (narrow ? 72 : 96), marginBottom: 42, marginTop: 22,
+    width, height: tall, marginLeft: narrow ? 52 : 62, marginRight: more.marginRight ?? (narrow ? 72 : 96), marginBottom: 42, marginTop: 28,
     style: { background: "transparent", fontSize: "12px", fontFamily: "inherit", overflow: "visible" },
     x: { grid: false, nice: false, ...ticks(x, width), ...axis(x), label: null },
     y: { grid: true, ...ticks(y, tall), ...axis(y), label: null },
@@ -48,7 +48,7 @@ export function picture(width, { x, y, marks, height, ...more }) {
     marks: [
       ...marks,
       Plot.text([x.label || ""], { frameAnchor: "bottom", dy: 36, fontSize: 12 }),
-      Plot.text([y.label || ""], { frameAnchor: "top-left", dx: -44, dy: -16, textAnchor: "start", fontSize: 12 }),
+      Plot.text([y.label || ""], { frameAnchor: "top-left", dx: -44, dy: -25, textAnchor: "start", fontSize: 12 }),
     ],
   });
 }
@@ -82,6 +82,13 @@ export function spread(svg, least = 14) {
   const texts = [...svg.querySelectorAll(".ends text")];
   const at = texts.map((text) => ({ text, y: +/translate\([^,]+,([^)]+)\)/.exec(text.getAttribute("transform"))[1] })).sort((a, b) => a.y - b.y);
   for (let n = 1; n < at.length; n++) at[n].to = Math.max(at[n].y, (at[n - 1].to ?? at[n - 1].y) + least);
+  // The lowest name stands at the axis, not below it, and pushes the others up.
+  const low = (svg.viewBox?.baseVal.height || Infinity) - 46;
+  for (let n = at.length - 1, most = low; n >= 0; n--) {
+    const now = at[n].to ?? at[n].y;
+    if (now > most) at[n].to = most;
+    most = Math.min(now, most) - least;
+  }
   for (const { text, to, y } of at) if (to !== undefined && to !== y) text.setAttribute("transform", text.getAttribute("transform").replace(/,([^)]+)\)/, `,${to})`));
   return svg;
 }
@@ -105,7 +112,7 @@ export const band = (table, x, low, high, name = "band") =>
 // The area between both bounds of a step, with a label.
 export const bounds = (steps, x) => [
   band(steps, x, "lower", "upper"),
-  Plot.text(["grey: from full overlap to no overlap"], { frameAnchor: "bottom-left", dx: 6, dy: -6, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
+  Plot.text(["grey: from full overlap to no overlap"], { frameAnchor: "top-left", lineAnchor: "top", dx: 6, dy: 4, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
 ];
 
 // A vertical mark with its name at the top, left or right of it; nothing if there is no value.

@@ -157,7 +157,8 @@ class Board {
     if (answer.kept) for (const [name, made] of this.controls) made.show(answer.kept[name]);  // inputs of the nearest answer of a static copy
     this.complain([]);
     this.redraw();
-    this.sentence.textContent = answer.sentence;
+    // A number and its unit stay on one line.
+    this.sentence.textContent = answer.sentence.replace(/(\d) (?=(%|[a-zA-Zµ]{1,2}|tok\/s)(\W|$))/g, "$1\u00a0");
     this.figures.replaceChildren(...answer.figures.map((one) => el("div", { title: one.words, "data-figure": one.name }, [el("dt", {}, [one.name]), el("dd", {}, [one.text])])));
     this.formula.textContent = answer.formula.join("\n");
     this.notes.replaceChildren(...answer.notes.map((words) => el("li", {}, [words])));

@@ -11,9 +11,9 @@ export function draw({ tables, marks }, { width }) {
     x: { domain: [0, most], ticks: narrow ? 3 : 5, tickFormat: (d) => (d === 0 ? "0" : brief(d, "USD", 2)), label: null },
     y: { domain: all.map((one) => one.key), tickFormat: (key) => cut(all.find((one) => one.key === key).words), label: null, tickSize: 0 },
     marks: [
-      Plot.barX(all, { x: "price", y: "key", fill: (one) => colour(one.role === "reseller" ? "ghost" : "money"), insetTop: 4, insetBottom: 4 }),
-      Plot.text(all, { x: "price", y: "key", text: (one) => brief(one.price, "USD"), textAnchor: "start", dx: 5 }),
       Plot.ruleX([marks.median], { stroke: colour("quiet"), strokeDasharray: "3 4" }),
+      Plot.barX(all, { x: "price", y: "key", fill: (one) => colour(one.role === "reseller" ? "ghost" : "money"), insetTop: 4, insetBottom: 4 }),
+      Plot.text(all, { x: "price", y: "key", text: (one) => brief(one.price, "USD"), textAnchor: "start", dx: 5, stroke: colour("paper"), strokeWidth: 4, fill: colour("ink") }),
       Plot.text(["median"], { x: marks.median, frameAnchor: "top", dy: -12, fill: colour("quiet") }),
       Plot.text(["price of the request (grey: resellers)"], { frameAnchor: "bottom", dy: 34 }),
       Plot.tip(all, Plot.pointerY({ x: "price", y: "key", fill: colour("card"), stroke: colour("line"), fontSize: 12,

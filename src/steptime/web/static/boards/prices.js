@@ -37,7 +37,7 @@ export function draw({ tables, marks }, { width }) {
 function bytes(table, marks, width) {
   const narrow = width < 520;
   const read = rows(table).filter((d) => d.bytes !== null);
-  const own = "90 % range of the prices";
+  const own = narrow ? "90 % range" : "90 % range of the prices";
   const names = [...read.filter((d) => !d.known).map((d) => d.name), own, ...read.filter((d) => d.known).map((d) => d.name)];
   const kB = (given) => brief(given, "B", 2);
   return picture(width, {

@@ -26,7 +26,7 @@ export function draw({ tables, marks }, { width, before }) {
       Plot.line(closed, { x: "speed", y: "cost", stroke: colour("quiet"), strokeWidth: 1.8, strokeDasharray: "6 4" }),
       Plot.line(full, { x: "speed", y: "cost", stroke: colour("money"), strokeWidth: 2.6, curve: "step-after" }),
       Plot.dot(full, { x: "speed", y: "cost", r: 2, fill: colour("money") }),
-      Plot.text(closed.slice(-1), { x: "speed", y: "cost", text: () => "bound of the blackboard", textAnchor: "start", dy: 15, fill: colour("quiet") }),
+      Plot.text(closed.slice(-1), { x: "speed", y: "cost", text: () => "bound of the blackboard", textAnchor: "start", dy: 15, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4 }),
       Plot.dot(points, { x: "speed", y: "cost", r: 4, fill: colour("paper"), stroke: colour("money"), strokeWidth: 2 }),
       Plot.text(shown, { x: "speed", y: "cost", text: "name", textAnchor: "end", dx: -5, dy: -10, fill: colour("money") }),
       Plot.dot(listed, { x: "x", y: "y", symbol: "diamond", r: 5, fill: colour("accent") }),

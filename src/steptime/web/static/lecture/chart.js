@@ -4,12 +4,41 @@ const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 const DARKER = "var(--paper)";
 const colour = (name) => `var(--${name})`;
 
+// A new element; in a group that `redraw` fills, the element that stood at this place before, with its new attributes.
 function svg(name, attributes = {}, parent = null, text = "") {
+  if (parent?.place !== undefined) return takeOver(name, attributes, parent, text);
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== null) made.setAttribute(key, value);
   if (text) made.textContent = text;
   parent?.append(made);
   return made;
+}
+// Fill a group again. Elements that stay keep their layout: a browser makes new ones far slower.
+function redraw(group, fill) {
+  group.place = 0;
+  fill();
+  while (group.childNodes.length > group.place) group.lastChild.remove();
+  group.place = undefined;
+}
+function takeOver(name, attributes, parent, text) {
+  const old = parent.childNodes[parent.place];
+  parent.place += 1;
+  if (old?.nodeName !== name) {
+    const made = svg(name, attributes, null, text);
+    made.given = attributes;
+    if (old) old.replaceWith(made); else parent.append(made);
+    return made;
+  }
+  for (const key in old.given) if (!(key in attributes)) old.removeAttribute(key);
+  for (const key in attributes) {
+    const value = attributes[key];
+    if (value === old.given[key]) continue;
+    if (value === undefined || value === null) old.removeAttribute(key); else old.setAttribute(key, value);
+  }
+  old.given = attributes;
+  if (old.style.fontSize) old.style.fontSize = "";
+  if (old.textContent !== text) old.textContent = text;
+  return old;
 }
 function label(parent, x, y, text, attributes = {}) {
   return svg("text", { x, y, class: "halo", ...attributes }, parent, text);
@@ -38,13 +67,14 @@ function ticks(at, count) {
   for (let value = Math.ceil(low / size - 1e-9) * size; value <= high + size * 1e-6; value += size) all.push(Math.abs(value) < size * 1e-6 ? 0 : value);
   return all;
 }
-// A tick without the unit's plural: 2 ms, 5 k, $0.40, 50 %.
-function tickText(value, unit) {
+// A tick without the unit's plural: 2 ms, 5 k, $0.40, 50 %. Thousands of an axis are all written alike: 1,000 and 10,000, or 1 k and 100 k.
+const isLarge = (values) => Math.max(...values.map(Math.abs)) >= 1e5;
+function tickText(value, unit, large = false) {
   if (value === 0) return "0";
   if (unit in DATA.scales || unit.startsWith("USD")) return written(value, unit);
   if (value >= 1e15) return `${inDigits(value / 1e12, 5)} T`;
   if (value >= 1e6) return written(value).replace(" million", " M").replace(" billion", " B").replace(" trillion", " T");
-  return value >= 1e5 ? `${inDigits(value / 1e3, 3)} k` : inDigits(value, 3);
+  return value >= 1e3 && large ? `${inDigits(value / 1e3, 3)} k` : inDigits(value, 3);
 }
 
 const WIDTHS = new Map();
@@ -54,8 +84,8 @@ class Plane {
     this.margin = { top: 30, right: 14, bottom: 40, left: 55, ...margin };
     Object.assign(this, { root, width, height });
     this.back = svg("g", { class: "axes" }, root);
-    // Paper behind texts: grid lines end there, so that none crosses a word.
-    this.masks = svg("g", {}, root);
+    // Paper behind texts, one path: grid lines end there, so that none crosses a word.
+    this.masks = svg("path", { class: "mask" }, root);
     const id = `clip-${Plane.count = (Plane.count || 0) + 1}`;
     const clip = svg("clipPath", { id }, root);
     this.clipBox = svg("rect", {}, clip);
@@ -70,23 +100,36 @@ class Plane {
     for (const [key, value] of Object.entries({ x: left, y: top - 6, width: this.width - left - right, height: this.height - top - bottom + 7 })) this.clipBox.setAttribute(key, value);
   }
 
-  mask([x1, y1, x2, y2]) { const low = Math.min(y2, this.height - this.margin.bottom - 1); svg("rect", { x: x1, y: y1, width: Math.max(x2 - x1, 0), height: Math.max(low - y1, 0), class: "mask" }, this.masks); }
+  mask([x1, y1, x2, y2]) {
+    const low = Math.min(y2, this.height - this.margin.bottom - 1), number = (value) => +value.toFixed(1);
+    if (x2 <= x1 || low <= y1) return;
+    this.masked += `M${number(x1)} ${number(y1)}H${number(x2)}V${number(low)}H${number(x1)}z`;
+    this.masks.setAttribute("d", this.masked);
+  }
 
   axes(xAxis, yAxis) {
-    const { top, right, bottom, left } = this.margin;
-    this.back.replaceChildren();
-    this.masks.replaceChildren();
+    this.masked = "";
+    this.masks.setAttribute("d", "");
+    // Axes that stay are not drawn again.
+    const key = JSON.stringify([this.x, this.y, xAxis, yAxis].map((one) => [one.low, one.high, one.log, one.label, one.unit, one.ticks]));
+    if (key !== this.drawn) redraw(this.back, () => this.drawAxes(xAxis, yAxis));
+    this.drawn = key;
+  }
+
+  drawAxes(xAxis, yAxis) {
+    const { right, bottom, left } = this.margin;
     const base = this.height - bottom, wide = this.width > 460;
-    for (const value of ticks(this.y, this.height > 300 ? 5 : 4)) {
+    const yValues = ticks(this.y, this.height > 300 ? 5 : 4), xValues = xAxis.ticks || ticks(this.x, wide ? 6 : 4);
+    for (const value of yValues) {
       const y = this.y(value);
       svg("line", { x1: left, x2: this.width - right, y1: y, y2: y, class: value === 0 ? "base" : "grid" }, this.back);
-      svg("text", { x: left - 7, y: y + 4, "text-anchor": "end", class: "tick" }, this.back, tickText(value, yAxis.unit || ""));
+      svg("text", { x: left - 7, y: y + 4, "text-anchor": "end", class: "tick" }, this.back, tickText(value, yAxis.unit || "", isLarge(yValues)));
     }
     svg("line", { x1: left, x2: this.width - right, y1: base, y2: base, class: "base" }, this.back);
-    for (const value of xAxis.ticks || ticks(this.x, wide ? 6 : 4)) {
+    for (const value of xValues) {
       const x = this.x(value);
       svg("line", { x1: x, x2: x, y1: base, y2: base + 5, class: "base" }, this.back);
-      const text = xAxis.plain ? String(value) : tickText(value, xAxis.unit || "");
+      const text = xAxis.plain ? String(value) : tickText(value, xAxis.unit || "", isLarge(xValues));
       // A tick at the right end stays inside the picture.
       svg("text", { x: Math.min(x, this.width - 2 - 3.7 * text.length), y: base + 18, "text-anchor": "middle", class: "tick" }, this.back, text);
     }
@@ -141,19 +184,22 @@ class Plane {
   // Width of a name as it is drawn; 7.9 pixels a character where the picture is not shown.
   nameWidth(name) {
     if (WIDTHS.has(name)) return WIDTHS.get(name);
-    const drawn = label(this.labels, 0, 0, name, { class: "halo name" }), wide = drawn.getComputedTextLength();
+    const drawn = label(this.front, 0, 0, name, { class: "halo name" }), wide = drawn.getComputedTextLength();
     drawn.remove();
     if (wide > 0) WIDTHS.set(name, wide);
     return wide || 7.9 * name.length;
   }
 
   // Names of lines beside them: the place of each is the one that covers the fewest lines and texts, first its end.
-  names(list, taken = []) {
-    this.labels?.remove();
-    this.labels = svg("g", {}, this.front);
-    const { top, right, bottom, left } = this.margin;
-    this.traces = list.map(({ xs, ys }) => this.trace(xs, ys));
+  names(list, taken = [], traces = list.map(({ xs, ys }) => this.trace(xs, ys))) {
+    this.labels ||= svg("g", {}, this.front);
+    this.traces = traces;
     this.boxes = [...taken];
+    redraw(this.labels, () => this.drawNames(list));
+  }
+
+  drawNames(list) {
+    const { top, right, bottom, left } = this.margin;
     for (const [index, { name, colour: tint, left: atLeft }] of list.entries()) {
       const points = this.traces[index].filter(([x, y]) => x >= left && x <= this.width - right && y >= top - 1 && y <= this.height - bottom + 1);
       if (!points.length) continue;
@@ -277,8 +323,17 @@ class Chart {
     for (const [key, value] of Object.entries({ x: left, y: floorY ?? 0, width: plane.width - left - right, height: floorY === null ? 0 : Math.max(plane.height - bottom - floorY, 0), opacity: floorY === null ? 0 : 1 })) this.shade.setAttribute(key, value);
     this.shadeName.setAttribute("opacity", floorY === null ? 0 : 1);
     if (floorY !== null) { this.shadeName.setAttribute("x", left + 14); this.shadeName.setAttribute("y", plane.height - bottom - 10); }
-    this.marks.replaceChildren();
     const boxes = [];
+    redraw(this.marks, () => this.drawMarks(all, boxes));
+    this.runs(all);
+    const traces = named.map(({ xs, ys }) => plane.trace(xs, ys));
+    this.drawPoint(all, boxes, traces);
+    plane.names(named, boxes, traces);
+  }
+
+  // Uprights and points with their names; `boxes` gets the places that they take.
+  drawMarks(all, boxes) {
+    const { plane, spec, step } = this, { top, right, bottom, left } = plane.margin;
     const nameMark = (value, name) => {
       const x = plane.x(value);
       if (!(x >= left && x <= plane.width - right)) return;
@@ -307,7 +362,11 @@ class Chart {
       plane.mask([x + 11, y - 9, x + 11 + 8 * words.length, y + 8]);
       boxes.push([x - 7, y - 7, x + 7, y + 7], [x + 11, y - 9, x + 11 + 8 * words.length, y + 8]);
     }
-    this.runs(all);
+  }
+
+  // The point of the page with its number.
+  drawPoint(all, boxes, traces) {
+    const { plane, spec, step } = this, { top, right, bottom, left } = plane.margin;
     const at = all[spec.x.value], y = all[step.point];
     // A point outside the picture stays at its edge, with an arrow to where it is.
     const trueX = plane.x(at), trueY = plane.y(y), visible = Number.isFinite(trueX) && Number.isFinite(trueY);
@@ -321,7 +380,7 @@ class Chart {
       this.tag.textContent = arrow + written(y, unitOf(step.point) || spec.y.unit);
       // The number stands where it covers the fewest lines; the names of the lines make room for it.
       // A measured run counts as much as a line through the number.
-      plane.traces = [...named.map(({ xs, ys }) => plane.trace(xs, ys)), this.measured(all).flatMap((one) => range(8).map(() => [plane.x(one.x), plane.y(one.y)]))];
+      plane.traces = [...traces, this.measured(all).flatMap((one) => range(8).map(() => [plane.x(one.x), plane.y(one.y)]))];
       const wide = 8 * this.tag.textContent.length, end = px > plane.width * 0.62;
       const spots = [[13, 22], [-13 - wide, -12], [13, -12], [-13 - wide, 22], [-wide / 2, -18], [-wide / 2, 30], [13, 44], [-13 - wide, 44]].map(([dx, dy]) => [px + dx, Math.max(py + dy, top + 4)]);
       if (end) spots.unshift(spots.splice(1, 1)[0]);
@@ -331,7 +390,6 @@ class Chart {
       plane.mask([best[0], best[1] - 13, best[0] + wide, best[1] + 4]);
       boxes.push([best[0], best[1] - 13, best[0] + wide, best[1] + 4], [px - 10, py - 10, px + 10, py + 10]);
     }
-    plane.names(named, boxes);
     this.dot.setAttribute("aria-valuenow", at);
     this.dot.setAttribute("aria-valuetext", `${written(at, this.variable.unit)}: ${written(y, unitOf(step.point) || spec.y.unit)}`);
   }
@@ -345,11 +403,12 @@ class Chart {
   }
 
   runs(all) {
+    const dots = this.measured(all).map((one) => [{ cx: this.plane.x(one.x).toFixed(1), cy: this.plane.y(one.y).toFixed(1), r: one.near ? 5 : 3.5, class: "run", opacity: one.near ? 1 : 0.5 }, runWords(one)]);
+    const key = JSON.stringify(dots);
+    if (key === this.drawnRuns) return;
+    this.drawnRuns = key;
     this.dots.replaceChildren();
-    for (const one of this.measured(all)) {
-      const dot = svg("circle", { cx: this.plane.x(one.x), cy: this.plane.y(one.y), r: one.near ? 5 : 3.5, class: "run", opacity: one.near ? 1 : 0.5 }, this.dots);
-      svg("title", {}, dot, runWords(one));
-    }
+    for (const [place, words] of dots) svg("title", {}, svg("circle", place, this.dots), words);
   }
 
   drag(root) {
@@ -414,8 +473,11 @@ class Years {
     const high = spec.top || Math.max(spec.near * 1.5, ...rows.map((one) => one.value)) * 1.12;
     plane.place({ low: first - 0.4, high: last + (plane.width > 460 ? 1.3 : 1.9) }, { low: 0, high });
     plane.axes({ label: "year of the chip", ticks: Array.from({ length: last - first + 1 }, (_, n) => first + n).filter((y, n) => plane.width > 460 || n % 2 === 0), plain: true }, { label: spec.label, unit: spec.unit });
-    const { left, right, top } = plane.margin;
-    this.group.replaceChildren();
+    redraw(this.group, () => this.fill(all, rows, whose));
+  }
+
+  fill(all, rows, whose) {
+    const { plane, spec } = this, { left, right, top } = plane.margin;
     // Dots, lines and their names are obstacles for the names of chips, which are left out where they would cover one.
     const placed = rows.map((one) => [plane.x(one.year) - 6, plane.y(one.value) - 6, plane.x(one.year) + 6, plane.y(one.value) + 6]);
     const isFree = (x, y, wide, tall) => x > left - 2 && x + wide < plane.width && placed.every(([a, b, c, d]) => x > c || x + wide < a || y > d || y + tall < b);

@@ -233,14 +233,14 @@ function slider(name) {
 
 // --- numbers in sentences --------------------------------------------------------------------------------------------------------
 
-// Each number with its place in the page and what stands there now. While a number moves, only chapters near the screen are written:
+// Each number with its place in the page and what stands there now. While a number moves, only what is on the screen is written:
 // the text of the whole page takes as long as the picture.
-const numbers = $$("[data-name]").map((place) => ({ place, name: place.dataset.name, chapter: place.closest(".chapter")?.id, isSlider: place.role === "slider" }));
+const numbers = $$("[data-name]").map((place) => ({ place, name: place.dataset.name, chapter: place.closest(".chapter")?.id, step: place.closest(".step"), isSlider: place.role === "slider" }));
 function showNumbers() {
   const near = new Set(stages.filter((stage) => stage.visible).map((stage) => stage.about.id)), words = new Map();
   for (const one of numbers) {
     const { place, name } = one;
-    if (Object.is(one.value, now[name]) || (changing && !near.has(one.chapter))) continue;
+    if (Object.is(one.value, now[name]) || (changing && !(one.step ? one.step.isSeen : near.has(one.chapter)))) continue;
     if (!words.has(name)) words.set(name, written(now[name], unitOf(name), ABOUT.get(name)?.digits));
     const text = words.get(name);
     one.value = now[name];
@@ -364,6 +364,9 @@ function locate() {
   let here = null;
   // All places first, then all changes: one layout.
   const boxes = stages.map((stage) => stage.look()), tops = stages.map((stage) => (stage.visible ? stage.steps.map((step) => step.getBoundingClientRect().top) : []));
+  for (const [n, stage] of stages.entries()) {
+    for (const [m, step] of stage.steps.entries()) step.isSeen = tops[n][m] < innerHeight && (tops[n][m + 1] ?? boxes[n].bottom) > 0;
+  }
   showNumbers();
   for (const [n, stage] of stages.entries()) {
     const box = boxes[n];

@@ -18,7 +18,7 @@ class Scene {
   get seconds() { return 8; }
   get still() { return 0.7; }
   draw(step, all, base = state.values) { Object.assign(this, { step, all, base }); this.paint(); }
-  paint() { this.group.replaceChildren(); this.frame(this.time); }
+  paint() { redraw(this.group, () => this.frame(this.time)); }
   // A character is some 0.56 of its size wide, in bold 0.62; long words shrink to the width of a phone.
   text(x, y, words, more = {}) {
     const made = label(this.group, x, y, words, more), middle = more["text-anchor"] === "middle";
