@@ -32,6 +32,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.op_work import attention_demands, build_work, has_joint_calls
 from steptime.physics.operator_time import compute_time, memory_time, overlap
 from steptime.physics.step import decode_step, ledger_of_step, mixed_step, prefill_step
+from tests.conftest import each
 
 HOPPER = st.load_system("hgx-h200")
 KERNELS = with_constants(IDEAL, {"attention_time": 1.0})
@@ -287,8 +288,8 @@ def test_chips_whose_products_reach_more_than_the_timed_chip_compute_tiles_faste
         assert float(found.efficiency) == pytest.approx(share * factor)
 
 
-@pytest.mark.parametrize(
-    ("system", "sizes", "measured"),
+@each(
+    "system, sizes, measured",
     [
         ("rtx-pro-6000-8", (64, 1024, 512, 0), 348.577 - 24.9173),
         ("rtx-pro-6000-8", (64, 4096, 16, 0), 1436.27 - 7.76533),
@@ -306,8 +307,8 @@ def test_decode_with_prompts_takes_what_vllm_took(system, sizes, measured):
     assert 1e6 * seconds_of(found["decode with prompts"], machine) == pytest.approx(measured, rel=0.17)
 
 
-@pytest.mark.parametrize(
-    ("system", "engine", "kv"),
+@each(
+    "system, engine, kv",
     [
         ("hgx-h100", "vllm", ""),
         ("hgx-b200", "vllm", ""),

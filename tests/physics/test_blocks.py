@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-import pytest
 
 from steptime.physics.chunked_evaluation import BLOCK, in_threads, split_blocks
+from tests.conftest import each
 
 
 def shapes(**given) -> list[dict[str, tuple[int, ...]]]:
@@ -15,8 +15,8 @@ def shapes(**given) -> list[dict[str, tuple[int, ...]]]:
     return [{name: array.shape for name, array in block.items()} for block in split_blocks(arrays)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "sizes"),
+@each(
+    "rows, columns, sizes",
     [
         (2 * BLOCK - 1, 1, [2 * BLOCK - 1]),  # less than two blocks are one
         (2 * BLOCK, 1, [BLOCK, BLOCK]),

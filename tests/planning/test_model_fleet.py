@@ -269,7 +269,7 @@ def test_the_program_equals_brute_force_on_200_cases():
     against_brute_force(200)
 
 
-@pytest.mark.parametrize("rate", [1e-9, 1e-6, 20.0])
+@each("rate", [1e-9, 1e-6, 20.0])
 def test_each_model_has_a_deployment_at_any_rate(rate):
     one = FleetOption(model=0, system=0, chips=1, rate=20.0, usd_per_hour=2.0)
     assert solve_fleet([one], [rate], [8]).tolist() == [1]

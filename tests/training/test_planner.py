@@ -28,6 +28,7 @@ from steptime.training.training_stack import (
     training_engine,
 )
 from steptime.training.training_step import step_seconds
+from tests.conftest import each
 from tests.training.cases import CHIP, SMALL, SPARSE, job, model, system, toy
 
 ASKED = {"seq": 4096, "batch": 64}
@@ -38,9 +39,7 @@ def step(name=SMALL, layout=None, **given):
     return st.training_step(name, "hgx-h100", layout=layout or st.TrainingLayout(dp=8), **ASKED | given)
 
 
-@pytest.mark.parametrize(
-    "layout", [st.TrainingLayout(dp=8), PIPED, st.TrainingLayout(cp=2, dp=4, recompute="full", sharding="zero3")]
-)
+@each("layout", [st.TrainingLayout(dp=8), PIPED, st.TrainingLayout(cp=2, dp=4, recompute="full", sharding="zero3")])
 def test_a_step_is_the_sum_of_its_terms(layout):
     found = step(layout=layout, engine="typical")
     assert float(found.total) == pytest.approx(sum(float(value) for value in found.terms.values()))
