@@ -268,6 +268,10 @@ def test_decode_with_prompts_by_hand():
     assert float(found.efficiency) == pytest.approx(kernel.compute_share)
     assert float(found.kv) == pytest.approx(float(demands(GROUPED, VLLM, **sizes, batch=64, context=1024)["decode"].kv))
     assert found.peak == SERVER.chip.peak["bf16"]
+    # Of a prompt of one token too, with a block of 8 entries for its 64 rows.
+    least = demands(GROUPED, VLLM, **sizes, **MIXED | {"tokens": 1})["decode with prompts"]
+    pairs = 64 * (1024 + kernel.tile_entries) + 8 * 64
+    assert float(least.flops) == pytest.approx(64 * 16 * pairs * 2 * (256 + kernel.pair_values))
 
 
 def test_one_of_four_micro_batches_with_a_prompt_has_a_share_of_both_calls():

@@ -16,6 +16,7 @@ from steptime.planning.finalists import (
     Course,
     Finalist,
     _is_slow,
+    _leaders,
     _limits,
     expected_figures,
     highest_met,
@@ -236,6 +237,15 @@ def test_any_mode_serves_as_much_as_one_pool():
 def test_pools_of_many_chips_have_prefill_replicas_for_their_prompts():
     """Without larger steps of prefill pools 64 chips serve less than in one pool (11.5 requests/s a chip)."""
     assert st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=64, **LATE).requests_per_second > 12.5 * 64
+
+
+def test_leaders_are_the_best_of_each_mode_with_four_fifths_of_the_best_rate():
+    first, second, near, far = (
+        Finalist(candidate=candidate, pools=(), run=replace(NO_WAITS, rate=rate))
+        for candidate, rate in ((SHARED, 10.0), (replace(SHARED, chunk=256), 9.9), (APART, 8.0), (APART, 7.9))
+    )
+    assert _leaders([first, second, near]) == [first, near]
+    assert _leaders([first, second, far]) == [first]
 
 
 # --- the best of them ------------------------------------------------------------------------------------------------------

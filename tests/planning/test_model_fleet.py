@@ -677,6 +677,7 @@ def test_a_fleet_counts_its_chips_its_range_and_its_rent_apart(monkeypatch):
         ("rent = 4", 'rent = 4\non_demand = "3.99"', "at least the reserved rent, \\$4.00 per hour, got \\$3.99"),
         ('name = "llama-3.1-8b"', "name = 3", "name: must be a text"),
         ('name = "llama-3.1-8b"', "", "models, table 1: name: must be a text"),
+        ('name = "hgx-b200"', "", "systems, table 2: name: must be a text"),
     ],
 )
 def test_values_of_a_file_beyond_their_range_are_refused(tmp_path, old, new, words):

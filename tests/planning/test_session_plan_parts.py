@@ -14,6 +14,7 @@ from steptime.hardware.system import MemoryTier
 from steptime.models.model import cached_token_bytes
 from steptime.physics.layout import Layout
 from steptime.planning import session_plan
+from steptime.planning.plan_result import Point
 from steptime.planning.session_hits import SessionCache, SessionCase, SessionRun, flow_of_sessions, found_tokens
 from steptime.planning.session_plan import (
     TOO_SLOW,
@@ -262,6 +263,13 @@ def test_a_plan_has_its_loads_in_the_first_token():
     found = with_loads(plan, st.Slo(ttft=1.25), hits(0.5, 0.125), 0.25)
     assert (found.ttft, found.mean_ttft, found.ttft_range) == (1.25, pytest.approx(0.525), (0.75, 2.25))
     assert (found.feasible, found.slo.ttft, found.warnings) == (True, 1.25, ())
+    # So have the points of the same requests without losses, and in the second layout.
+    point = Point(
+        mode="aggregated", layout_text="", batch=8, tokens_per_second_per_user=50, tokens_per_second_per_chip=400,
+        usd_per_million_output_tokens=1, ttft=0.5,
+    )  # fmt: skip
+    beside = with_loads(replace(plan, ideal=point, runner_up=replace(point, ttft=2.0)), st.Slo(), hits(0.5), 0.25)
+    assert (beside.ideal.ttft, beside.runner_up.ttft) == (0.75, 2.25)
     # Turns that were served have their loads in the mean already.
     assert with_loads(plan, st.Slo(), hits(0.5, 0.125, is_replayed=True), 0.0).mean_ttft == 0.4
     assert with_loads(replace(plan, ttft_range=None), st.Slo(), hits(0.5), 0.0).ttft_range is None
