@@ -145,7 +145,7 @@ def test_the_list_of_systems_in_rents_of_one_kind():
 
 
 @pytest.mark.parametrize(("chips", "words"), [(1, "without the 7 other chips of the host."), (8, "reported.")])
-def test_chips_of_a_host_that_a_plan_leaves_are_said_to_be_outside_its_rent(chips, words, closed_forms):
+def test_chips_of_a_host_that_a_plan_leaves_are_said_to_be_outside_its_rent(chips, words):
     text = flat(f"plan llama-3.1-8b hgx-h100 --chips {chips} --input 1000 --output 300 --percentile mean")
     rent = text[text.index("Rent: ") :]
     assert rent[: rent.index(words) + len(words)].count(".") == 2

@@ -328,6 +328,7 @@ def test_a_fleet_names_its_deployments(drawn, tmp_path):
     assert fleet.feasible
     # 3 x $2 for the first model; for the second 1 x 4 and 1 x 2 chips, at $16, or 2 x 2 chips for the same.
     assert fleet.usd_per_hour == pytest.approx(22.0)
+    assert sum(choice.usd_per_hour for choice in fleet.choices) == pytest.approx(fleet.usd_per_hour)
     limits = {choice.model: (choice.speed_limit, choice.ttft_limit) for choice in fleet.choices}
     assert limits == {models[0].name: (pytest.approx(30.0), 2.0), models[1].name: (None, math.inf)}
     assert sum(choice.chips for choice in fleet.choices) == sum(fleet.chips_in_use) == 7
