@@ -144,7 +144,10 @@ def test_the_list_of_systems_in_rents_of_one_kind():
     assert run("systems --rent ownd").returncode == 2
 
 
-@pytest.mark.parametrize(("chips", "words"), [(1, "without the 7 other chips of the host."), (8, "reported.")])
+@pytest.mark.parametrize(
+    ("chips", "words"),
+    [(1, "without the 7 other chips of the host."), pytest.param(8, "reported.", marks=pytest.mark.thorough)],
+)
 def test_chips_of_a_host_that_a_plan_leaves_are_said_to_be_outside_its_rent(chips, words):
     text = flat(f"plan llama-3.1-8b hgx-h100 --chips {chips} --input 1000 --output 300 --percentile mean")
     rent = text[text.index("Rent: ") :]

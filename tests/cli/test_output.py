@@ -122,7 +122,9 @@ def test_parts_of_a_bar_and_curves_differ_without_colour():
 
 
 @pytest.mark.parametrize("encoding", every(3, ["latin-1", "ascii", "cp1252"]))
-@pytest.mark.parametrize("words", [PLAN, "--help", "systems gb200-nvl72 --json", "models deepseek-v3"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(PLAN, marks=pytest.mark.thorough), "--help", "systems gb200-nvl72 --json", "models deepseek-v3"]
+)
 def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding, closed_forms):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     shown = run(f"{words} --full" if words == PLAN else words, into=stream)

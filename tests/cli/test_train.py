@@ -41,9 +41,11 @@ def refused(words: str) -> str:
     "words",
     [
         LORA,
-        f"{SMALL} --tokens 15T",
         f"{PIPED} --explain",
-        *(pytest.param(words, marks=pytest.mark.thorough) for words in (SPARSE, DENSE, PIPED, f"{SMALL} --scaling")),
+        *(
+            pytest.param(words, marks=pytest.mark.thorough)
+            for words in (f"{SMALL} --tokens 15T", SPARSE, DENSE, PIPED, f"{SMALL} --scaling")
+        ),
     ],
 )
 def test_pages_keep_to_their_width(words, columns):
