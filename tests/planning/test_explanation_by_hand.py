@@ -197,6 +197,8 @@ def test_sources_of_a_step_end_with_the_rent():
     found = sources(st.load_system("hgx-h100"))
     names = [name for name, *_ in found]
     assert names[-1] == "rent"
-    assert "chip.hbm.bandwidth" in names
+    values = {name: value for name, value, *_ in found}
+    assert values["chip.hbm.bandwidth"] == "3.35 TB/s"
+    assert values["chip.hbm.capacity"] == "80 GB on the label; the driver counts 85.5 GB"
     assert not any(name.startswith("chip.power") for name in names)
     assert all(np.array([len(row) for row in found]) == 5)

@@ -517,6 +517,14 @@ def test_the_rate_of_a_course_is_that_of_its_slower_pool():
     assert fast.bound == pytest.approx(1.1 * expected.rate * slots / 8)
 
 
+def test_a_run_starts_with_a_first_token_of_at_most_twice_the_decode(monkeypatch):
+    """Of 10 ms per token, with as many steps as an output has tokens; a prefill pool keeps its own."""
+    figures = expected_figures(case(8), [SHARED])[0]._replace(ttft=1e6, tpot=0.01)
+    monkeypatch.setattr(finalists, "expected_figures", lambda *given: [figures])
+    assert Course(case(8), SHARED).ttft == pytest.approx(2 * 0.01 * float(case(8).workload.output_tokens))
+    assert Course(case(8), APART).ttft == 1e6
+
+
 def courses(monkeypatch, *made):
     """Courses with a rate of closed forms and one that they meet, and what was asked of each."""
     listed = [SimpleNamespace(rate=rate, hoped=math.inf, asked=[], served=served, quiet=quiet) for rate, served, quiet in made]
