@@ -54,6 +54,13 @@ def test_correction_at_repeated_runs_has_their_share_of_the_variance(runs):
     assert half == pytest.approx(TPOT.quantile * scale * math.sqrt(TPOT.total - share * shared))
 
 
+def test_factors_on_steps_and_waits_make_the_correction_of_a_first_token():
+    both = anchor(1.3, 2.0)
+    log, _ = both.correction("ttft", HERE)
+    assert both.step_factor(HERE) * both.wait_factor(HERE) == pytest.approx(np.exp(log))
+    assert both.wait_factor(HERE) > 1
+
+
 def anchor_of(*runs: MeasuredRun, **more) -> Anchor:
     names = {"model": MODEL.name, "system": SYSTEM.name}
     return Anchor(source="runs.csv", engine="vllm", measured=runs, **({"formats": FORMATS} | names | more))
