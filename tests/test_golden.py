@@ -42,13 +42,13 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@each("name", PARAMETERS)
 def test_parameters_exactly(name):
     assert total_parameters(st.load_model(name)) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "total", "active", "tolerance"),
+@each(
+    "name, total, active, tolerance",
     [
         ("deepseek-ai/DeepSeek-V3", 671e9, 37e9, 0.02),  # arXiv 2412.19437, abstract
         ("deepseek-ai/DeepSeek-V2-Lite", 15.7e9, 2.4e9, 0.12),  # arXiv 2405.04434, appendix B; 2.4 B omits the embedding

@@ -11,6 +11,7 @@ import pytest
 import steptime as st
 from steptime import units
 from steptime.errors import InputError
+from tests.conftest import each
 
 MANY = 100_000
 LIMIT = 0.5
@@ -45,7 +46,7 @@ def test_load_system_with_many_lines_is_refused_soon(repeated, tmp_path):
     assert seconds(lambda: st.load_system(str(place))) < LIMIT
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         f"{BLANKS}1{BLANKS}!",
@@ -56,7 +57,7 @@ def test_load_system_with_many_lines_is_refused_soon(repeated, tmp_path):
         "1,111" * MANY,
     ],
 )
-@pytest.mark.parametrize("read", ["rent", "electricity", "margin", "quantity", "count"])
+@each("read", ["rent", "electricity", "margin", "quantity", "count"])
 def test_quantity_of_many_characters_is_read_soon(read, text):
     from steptime.hardware.energy import read_electricity
     from steptime.hardware.rental_prices import with_rent
@@ -81,7 +82,7 @@ def test_load_system_with_a_long_unknown_key_is_refused_soon(key, tmp_path):
     assert seconds(lambda: st.load_system(str(place))) < LIMIT
 
 
-@pytest.mark.parametrize("name", ["router." * (MANY // 7) + "\n", "norm" * (MANY // 4) + ".", ".ln_" * (MANY // 4) + "!"])
+@each("name", ["router." * (MANY // 7) + "\n", "norm" * (MANY // 4) + ".", ".ln_" * (MANY // 4) + "!"])
 def test_group_of_a_long_module_name_is_found_soon(name):
     from steptime.models.checkpoint import _NUMBER, _groups
 

@@ -196,8 +196,8 @@ def test_what_ifs_take_lists_as_arrays():
     assert st.decode_step(st.load_model("llama-3.1-8b"), varied, batch=8, context=1000).total.shape == (2,)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@each(
+    "given, says",
     [
         ({"batch": math.inf}, "batch must be a finite number, not inf"),
         ({"batch": "8"}, "batch must be a number"),
@@ -218,8 +218,8 @@ def test_steps_refuse_what_no_pass_is(given, says):
             ask(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), **asked)
 
 
-@pytest.mark.parametrize(
-    ("chips", "says"),
+@each(
+    "chips, says",
     [
         (2.5, "whole number of at least 1, not 2.5"),
         ("8", "chips must be a number"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from tests.conftest import CHOICE_ALONE
+from tests.conftest import CHOICE_ALONE, each
 
 
 def test_a_step_of_no_points_is_an_empty_table():
@@ -46,8 +46,8 @@ def test_an_engine_may_be_a_path_and_a_mode_a_word(closed_forms):
     assert st.plan("llama-3.1-8b", "hgx-h100", WORK, modes="aggregated", **CHOICE_ALONE).mode == "aggregated"
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
+@each(
+    "asked, says",
     [
         (lambda: st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=1, engine={}), "an engine is a name"),
         (lambda: st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=1, layout="tp8"), "a layout is a Layout"),

@@ -14,6 +14,7 @@ import pytest
 import steptime as st
 from steptime.catalog.data_files import find, read_file
 from steptime.errors import InputError, UnknownName
+from tests.conftest import each
 
 WORK, LIMITS = st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=0.05)
 # Without `site`, which imports modules for some installed packages.
@@ -45,16 +46,14 @@ def test_importing_imports_no_other_module():
     assert found.strip() == "['steptime']"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "near"), [("decode_stp", "decode_step"), ("load_sytem", "load_system"), ("Worklod", "Workload"), ("slo", "Slo")]
-)
+@each("wrong, near", [("decode_stp", "decode_step"), ("load_sytem", "load_system"), ("Worklod", "Workload"), ("slo", "Slo")])
 def test_a_wrong_attribute_suggests_the_nearest(wrong, near):
     with pytest.raises(AttributeError, match=f"did you mean .*{near}"):
         getattr(st, wrong)
     assert not hasattr(st, "__no_such_thing__")
 
 
-@pytest.mark.parametrize("name", PASSES)
+@each("name", PASSES)
 def test_names_do_wherever_a_thing_is_asked_for(name):
     function = getattr(st, name)
     named = function("llama-3.1-8b", "hgx-h100", engine="vllm", **PASSES[name])
@@ -195,8 +194,8 @@ ASKED_OF = st.Workload(input_tokens=1000, output_tokens=100)
 
 
 @pytest.mark.parametrize("wrong", [5, {}, [], "llama", np.array([1])], ids=str)
-@pytest.mark.parametrize(
-    ("ask", "says"),
+@each(
+    "ask, says",
     [
         (lambda wrong: st.plan("llama-3.1-8b", "hgx-h100", wrong), "a workload is a Workload"),
         (lambda wrong: st.plan("llama-3.1-8b", "hgx-h100", ASKED_OF, wrong), "a pair of limits is a Slo"),

@@ -40,6 +40,7 @@ from steptime.scaling.compute_optimal import optimal, predict_losses
 from steptime.svg import curve, stacked
 from steptime.validation.engine_metrics import read_scrape, window_between
 from steptime.validation.live_drift import Watcher
+from tests.conftest import each
 from tests.validation.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
@@ -461,8 +462,8 @@ def test_validate_and_calibrate_read_rows_and_files(tmp_path):
     assert ideal.ttft["all"]["runs"] == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "told", "says"),
+@each(
+    "given, told, says",
     [
         ([], {}, "runs: must be files, folders, or rows"),
         ([5], {}, "runs: must be files, folders, or rows"),
@@ -567,7 +568,7 @@ def test_fields_of_results_have_a_meaning_and_one_key_each():
         assert not unnamed or kind.__name__ == "Engine"
 
 
-@pytest.mark.parametrize("name", ["plan", "impossible plan", "step", "steps", "step card", "training"])
+@each("name", ["plan", "impossible plan", "step", "steps", "step card", "training"])
 def test_notebooks_show_a_picture_of_one_answer(made, name):
     pictures = re.findall(r"<svg.*?</svg>", made(name)._repr_html_(), re.DOTALL)
     assert bool(pictures) == (name not in ("impossible plan", "steps"))

@@ -6,13 +6,12 @@ import csv
 import io
 import json
 
-import pytest
-
 import steptime as st
 from steptime.errors import CONTROL, escape_controls, replace_controls, safe_cell
+from tests.conftest import each
 
 
-@pytest.mark.parametrize("code", [0x00, 0x07, 0x1B, 0x7F, 0x9B, 0x0D, 0x202E, 0x2066])
+@each("code", [0x00, 0x07, 0x1B, 0x7F, 0x9B, 0x0D, 0x202E, 0x2066])
 def test_replace_controls_control_character_is_replaced(code):
     assert replace_controls(f"a{chr(code)}b") == "a\ufffdb"
 
@@ -29,12 +28,12 @@ def test_escape_controls_in_json_keeps_the_value():
     assert json.loads(text) == value
 
 
-@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+cmd", "-x", "@SUM(A1)", "\t=1", "\r=1", "-"])
+@each("text", ["=cmd|' /C calc'!A0", "+1+cmd", "-x", "@SUM(A1)", "\t=1", "\r=1", "-"])
 def test_safe_cell_formula_gets_an_apostrophe(text):
     assert safe_cell(text).startswith("'")
 
 
-@pytest.mark.parametrize("value", ["-3.5", "+1e9", "gpt-2", "a=b", "", -3.5, 7, None])
+@each("value", ["-3.5", "+1e9", "gpt-2", "a=b", "", -3.5, 7, None])
 def test_safe_cell_number_or_plain_text_stays(value):
     assert safe_cell(value) == value
 

@@ -15,16 +15,17 @@ from steptime.blackboard.expert_activation import (
     experts_touched,
     weights_touched,
 )
+from tests.conftest import each
 
 
-@pytest.mark.parametrize(("experts", "active", "groups"), [(8, 2, 4), (8, 3, 2), (12, 4, 3), (6, 1, 6), (6, 6, 3)])
+@each("experts, active, groups", [(8, 2, 4), (8, 3, 2), (12, 4, 3), (6, 1, 6), (6, 6, 3)])
 def test_groups_hit_by_all_choices_of_experts(experts, active, groups):
     choices = list(combinations(range(experts), active))
     hit = sum(len({expert * groups // experts for expert in chosen}) for chosen in choices) / len(choices)
     assert distinct_hit(experts, active, groups) == pytest.approx(hit)
 
 
-@pytest.mark.parametrize(("experts", "tokens"), [(3, 1), (3, 2), (3, 4), (4, 3)])
+@each("experts, tokens", [(3, 1), (3, 2), (3, 4), (4, 3)])
 def test_experts_touched_by_all_choices_of_tokens(experts, tokens):
     """One expert a token."""
     choices = list(product(range(experts), repeat=tokens))

@@ -77,7 +77,7 @@ def test_13_pipeline_condition():
     assert bb.pipeline_condition(32, 1, 8) == 8.0
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+@each("stages", [1, 2, 4, 8])
 def test_14_kv_of_a_chip_does_not_depend_on_stages(stages):
     assert bb.kv_bytes_per_chip(2400, 2e5, 1667, 64, stages) == pytest.approx(12.5e9, rel=1e-3)
 

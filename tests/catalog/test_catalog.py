@@ -72,8 +72,8 @@ def test_the_systems_that_people_deploy_are_there_with_a_rent(name):
     assert {tier.name for tier in system.tiers} >= {"host", "ssd", "hdd"}
 
 
-@pytest.mark.parametrize(
-    ("system", "path", "value"),
+@each(
+    "system, path, value",
     [
         # "FLOP/byte (dense bf16/HBM)" of data sheets: A100 153, H100 295, H200 206, GB200 312, MI300X 247
         ("hgx-a100", "bf16", 153),
@@ -191,8 +191,8 @@ def test_what_ifs_reach_every_figure(rack):
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "says"),
+@each(
+    "text, error, says",
     [
         ("chip.hbm.bandwith=1TB/s", UnknownName, "chip.hbm.bandwidth"),
         ("chip.hbm.bandwidth=1TB", UnitError, "B/s"),

@@ -19,7 +19,7 @@ def test_is_entry_name_bad_character_is_false(name):
     assert not is_entry_name(name)
 
 
-@pytest.mark.parametrize("kind", sorted(set(FOLDERS) - {"anchors"}))
+@each("kind", sorted(set(FOLDERS) - {"anchors"}))
 def test_is_entry_name_every_name_of_the_catalogue_is_true(kind):
     assert all(map(is_entry_name, files(kind)))
 

@@ -11,14 +11,15 @@ import steptime as st
 from steptime.catalog.data_files import files, find, folders, read_file
 from steptime.catalog.hardware_loading import load_chip, load_system
 from steptime.errors import DataFileError, InputError, UnknownName
+from tests.conftest import each
 
 LLAMA = json.loads(find("models", "llama-3.1-8b").read_text())["config"]
 SYSTEM = 'name = "x"\nchip = "h100"\nchips = 8\n[[domains]]\nname = "up"\nkind = "scale-up"\nsize = 8\nbandwidth = "1 TB/s"\n'
 LONG = "n" * 5000
 
 
-@pytest.mark.parametrize("load", [st.load_model, st.load_system, st.load_engine, load_chip])
-@pytest.mark.parametrize("name", [LONG, f"/tmp/{LONG}.toml", f"{LONG}.json", "a\0b", ""])
+@each("load", [st.load_model, st.load_system, st.load_engine, load_chip])
+@each("name", [LONG, f"/tmp/{LONG}.toml", f"{LONG}.json", "a\0b", ""])
 def test_names_that_no_file_can_have(load, name):
     with pytest.raises(InputError) as caught:
         load(name)
@@ -96,7 +97,7 @@ def test_a_key_that_stands_twice_in_a_config_is_refused_with_its_line(tmp_path):
         st.load_model(path)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.5, "4096", [4096]])
+@each("value", [0, -1, 2.5, "4096", [4096]])
 def test_a_context_of_no_length_is_refused(value):
     with pytest.raises(InputError, match="max_position_embeddings"):
         st.load_model({**LLAMA, "max_position_embeddings": value})
@@ -127,14 +128,14 @@ def test_files_of_another_kind_are_told_by_what_they_look_like(tmp_path, text, l
         load(str(path))
 
 
-@pytest.mark.parametrize("value", [7, None, ["a"], 1.5])
+@each("value", [7, None, ["a"], 1.5])
 def test_what_is_no_name_of_a_model(value):
     with pytest.raises(InputError, match="model: must be a name, a path or the fields"):
         st.load_model(value)
 
 
-@pytest.mark.parametrize(
-    ("name", "system"),
+@each(
+    "name, system",
     [("v6e", "tpu-v6e"), ("v5p", "tpu-v5p"), ("tpuv6e", "tpu-v6e"), ("trillium", "tpu-v6e"), ("TPU v6e", "tpu-v6e"),
      ("h100-sxm", "hgx-h100"), ("H100 SXM", "hgx-h100"), ("ironwood", "tpu7x"), ("v5e", "tpu-v5e")],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from steptime.hardware.system import Rent
 from steptime.sweeps.ranking import Ranking, Standing
 from steptime.workload.workload import Slo, Workload
 from tests.cli.test_commands import run
-from tests.conftest import every
+from tests.conftest import each, every
 
 ASKED = "compare llama-3.3-70b hgx-h100,hgx-b200,l4-8 --input 2k --output 500 --speed 40 --ttft 1"
 
@@ -112,8 +112,8 @@ def test_pairs_of_systems_stand_next_to_single_systems(closed_forms):
         assert row["label"] == (f"{prefill} (prefill) + {system}" if prefill else "")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         ("compare llama-3.1-8b all --pairs", "--pairs: at most 12 pairs of systems"),
         ("compare llama-3.1-8b hgx-h100 --pairs", "--pairs: need two systems of one vendor"),
@@ -167,8 +167,8 @@ def test_row_of_one_system_has_the_figures_of_its_plan(load, both_forms):
         assert all(tier["name"] in row["hits_text"] for tier in cache["tiers"] if tier["hit_share"] > 0)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         ("compare llama-3.1-8b hgx-h100 --spare 1", "--spare: only a fleet has spare replicas"),
         ("compare llama-3.1-8b hgx-h100 --rate 3 --tokens-per-day 1M", "--tokens-per-day: sets the rate"),
@@ -186,8 +186,8 @@ def test_loads_that_contradict_each_other_are_refused(words, message):
     assert message in " ".join(refused.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "cause"),
+@each(
+    "words, cause",
     [
         ("--percentile p93", "unknown percentile 'p93'"),
         ("--evidence mesured", "did you mean measured?"),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.test_commands import run
-from tests.conftest import every
+from tests.conftest import each, every
 
 CHIP = "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power"
 
@@ -46,8 +46,8 @@ def test_files(tmp_path):
     assert "times.bandwidth" in (tmp_path / "a.svg").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         ("design", "a design needs a model and a system"),
         ("design llama-3.3-70b hgx-h100", "a design needs an axis"),

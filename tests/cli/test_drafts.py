@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 ASKED = "plan deepseek-v3 hgx-h200 --input 2000 --output 500 --speed 30 --mode aggregated"
 
@@ -46,8 +47,8 @@ def test_commands_of_all_engines_draft():
     assert "--speculative-" not in run(f"{ASKED} --launch all").stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         ("--acceptance 1.8", "--acceptance: needs speculative tokens, got none"),
         ("--drafts many", "from 0 to 8, or auto, got 'many'"),
@@ -113,8 +114,8 @@ def test_launch_lines_of_a_plan_name_the_head(closed_forms):
     assert '"model":"RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3","num_speculative_tokens":2' in lines
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
+@each(
+    "given, message",
     [
         ("--drafts 0 --draft-model eagle3", "--draft-model: needs speculative tokens, got 0;"),
         ("--draft-model eagle3", "--draft-model: needs speculative tokens, got none;"),
@@ -138,8 +139,8 @@ def test_a_step_that_drafts_make_slower_is_called_slower():
     assert "speed-up" not in shown.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@each(
+    "words, message",
     [
         (f"{STEP} --drafts 3", "has no layers that draft tokens"),
         (f"{STEP} --drafts 3 --draft-model qwen3-0.6b", "must have the vocabulary of"),

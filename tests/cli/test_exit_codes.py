@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 SMALL = "simulate llama-3.1-8b hgx-h100 --output 20"
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="the simulator needs the extra 'simulate'")
@@ -28,8 +29,8 @@ def test_simulate_of_missed_limits_or_overload_leaves_with_1(options, code):
     assert run(f"{SMALL} {options}").returncode == code
 
 
-@pytest.mark.parametrize("command", ["plan", "simulate --rate 5"])
-@pytest.mark.parametrize("option", ["--spread", "--output-spread"])
+@each("command", ["plan", "simulate --rate 5"])
+@each("option", ["--spread", "--output-spread"])
 def test_spread_of_lengths_has_the_same_bound_in_plans_and_simulations(command, option):
     name, *options = command.split()
     answer = run(" ".join([name, "llama-3.1-8b hgx-h100", *options, option, "30"]))
@@ -47,7 +48,7 @@ def test_simulate_of_a_small_cache_names_its_own_size():
     [
         "plan llama-3.1-405b hgx-h100 --chips 1",
         "step llama-3.3-70b hgx-h100 --tp 1",
-        "train llama-3.1-405b hgx-h100 --chips 1 --batch 8",
+        pytest.param("train llama-3.1-405b hgx-h100 --chips 1 --batch 8", marks=pytest.mark.thorough),
         "compare llama-3.1-405b hgx-h100 --chips 1",
         "simulate llama-3.3-70b hgx-h100 --tp 1 --rate 5",
     ],
@@ -56,8 +57,8 @@ def test_command_of_a_model_that_does_not_fit_leaves_with_1(words):
     assert run(words).returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
+@each(
+    "words, names",
     [
         ("plan llama-3.1-8b hgx-h100 --speed 40 --speed 50", "--speed"),
         ("step llama-3.1-8b hgx-h100 --batch 1 --batch=2", "--batch"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 STEP = "step qwen3-vl-8b-instruct hgx-h100 "
 SEEN = STEP + "--phase prefill --tokens 500 --image 1024x1024 "
@@ -28,15 +27,15 @@ def test_a_step_has_the_tower_as_a_term():
     assert "vision tower" in run(SEEN + "--explain").stdout
 
 
-@pytest.mark.parametrize("size", ["0x0", "1000000000x1", "cat", "-5x5", "64x64*1000000", "''"])
+@each("size", ["0x0", "1000000000x1", "cat", "-5x5", "64x64*1000000", "''"])
 def test_what_is_no_image_is_one_line(size):
     refused = run(STEP + f"--phase prefill --image={size}", columns=400)
     assert refused.returncode == 2
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@each(
+    "words, said",
     [
         (STEP + "--image 64x64", "--image needs --phase prefill or mixed"),
         ("models --table --image 64x64", "--image needs one model"),

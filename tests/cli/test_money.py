@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.cli.test_commands import run
-from tests.conftest import every
+from tests.conftest import each, every
 
 pytestmark = pytest.mark.usefixtures("closed_forms")
 
@@ -48,8 +48,8 @@ def test_a_rent_twice_as_high_is_a_cost_twice_as_high_and_json_says_its_kind():
     assert (contract["kind"], contract["term"], contract["date"]) == ("contract", "three-year", "2026-09-08")
 
 
-@pytest.mark.parametrize(
-    ("option", "says"),
+@each(
+    "option, says",
     [
         ("--rent ownd", "unknown kind of rent 'ownd'; did you mean owned"),
         ("--rent -1", "rent: must be greater than 0 USD/h, got '-1'"),
@@ -144,7 +144,10 @@ def test_the_list_of_systems_in_rents_of_one_kind():
     assert run("systems --rent ownd").returncode == 2
 
 
-@pytest.mark.parametrize(("chips", "words"), [(1, "without the 7 other chips of the host."), (8, "reported.")])
+@pytest.mark.parametrize(
+    ("chips", "words"),
+    [(1, "without the 7 other chips of the host."), pytest.param(8, "reported.", marks=pytest.mark.thorough)],
+)
 def test_chips_of_a_host_that_a_plan_leaves_are_said_to_be_outside_its_rent(chips, words):
     text = flat(f"plan llama-3.1-8b hgx-h100 --chips {chips} --input 1000 --output 300 --percentile mean")
     rent = text[text.index("Rent: ") :]

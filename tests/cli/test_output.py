@@ -25,7 +25,7 @@ from steptime.cli.output import check_outputs, patience, wrap_for_terminal
 from steptime.cli.views.widgets import stacked, table
 from steptime.errors import DataFileError, InputError
 from tests.cli.test_commands import run
-from tests.conftest import every
+from tests.conftest import each, every
 
 RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s
 a,llama-3.1-8b,hgx-h100,vllm,1024,512,16,1,1,1,1,bf16,,0.1,0.0095
@@ -122,7 +122,9 @@ def test_parts_of_a_bar_and_curves_differ_without_colour():
 
 
 @pytest.mark.parametrize("encoding", every(3, ["latin-1", "ascii", "cp1252"]))
-@pytest.mark.parametrize("words", [PLAN, "--help", "systems gb200-nvl72 --json", "models deepseek-v3"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(PLAN, marks=pytest.mark.thorough), "--help", "systems gb200-nvl72 --json", "models deepseek-v3"]
+)
 def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding, closed_forms):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     shown = run(f"{words} --full" if words == PLAN else words, into=stream)
@@ -406,8 +408,8 @@ def test_plan_names_small_chunks_as_the_lack_of_evidence(options, note, closed_f
     assert note in " ".join(run(f"{question} {options}").stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "lines"),
+@each(
+    "words, lines",
     [
         ("short", ["short"]),
         ("a word and `one command that is long` end", ["a word and", "`one command that is long`", "end"]),

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 PLAN = "plan llama-3.1-8b hgx-h100 --chips 2 --input 1k --output 256 --speed 50 --ttft 1 "
 
@@ -16,7 +17,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("sure", ["0.3", "2", "nan", "1", "-0.9"])
+@each("sure", ["0.3", "2", "nan", "1", "-0.9"])
 def test_a_probability_out_of_bounds_is_refused(sure):
     shown = run(f"{PLAN}--sure {sure}")
     assert (shown.returncode, shown.stdout) == (2, "")

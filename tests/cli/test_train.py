@@ -13,6 +13,7 @@ from steptime.questions.train_question import YEAR, TrainInputs
 from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND
 from steptime.units import in_digits
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 DENSE = "train llama-3-70b hgx-h100 --chips 512 --seq 8192 --batch 512"
 SMALL = "train llama-3.1-8b hgx-h100 --chips 8 --batch 64"
@@ -40,9 +41,11 @@ def refused(words: str) -> str:
     "words",
     [
         LORA,
-        f"{SMALL} --tokens 15T",
         f"{PIPED} --explain",
-        *(pytest.param(words, marks=pytest.mark.thorough) for words in (SPARSE, DENSE, PIPED, f"{SMALL} --scaling")),
+        *(
+            pytest.param(words, marks=pytest.mark.thorough)
+            for words in (f"{SMALL} --tokens 15T", SPARSE, DENSE, PIPED, f"{SMALL} --scaling")
+        ),
     ],
 )
 def test_pages_keep_to_their_width(words, columns):
@@ -281,7 +284,7 @@ def test_train_of_a_model_that_does_not_fit_leaves_with_1_and_names_the_excess(c
     assert "; it fits " in shown.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     ["train", "train llama-3.1-8b hgx-h100", "train llama-3.1-8b hgx-h100 --chips 8", f"{SMALL} --chips 0", f"{SMALL} --vp 2"],
 )
@@ -399,6 +402,7 @@ def test_systems_are_compared_by_the_rent_of_a_run():
     assert "hgx-h10" in refused("train llama-3.1-8b hgx-h10,hgx-a100 --chips 8 --batch 64")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("launch", "schedule"), [("", "dualpipe"), (" --launch megatron-bridge", "1f1b")])
 def test_a_started_stack_has_the_schedule_of_the_searched_layout(launch, schedule):
     """DualPipe is the fastest for DeepSeek-V3, and Megatron has no DualPipe."""

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.cli.test_commands import run
+from tests.conftest import each
 from tests.launch.reading import commands
 
 PLAN = "plan llama-3.1-8b hgx-h200 --chips 2 --input 2k --output 256 --speed 50 --ttft 1 "
@@ -55,8 +56,8 @@ def test_text_of_a_pair_names_both_systems_and_the_missing_evidence(closed_forms
     assert "Figures of hgx-h100" in text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@each(
+    "options, message",
     [
         ("--prefill-chips 8", "--prefill-chips: needs another system"),
         ("--prefill-rent 2", "--prefill-rent: needs another system"),

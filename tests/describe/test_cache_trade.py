@@ -10,7 +10,7 @@ import steptime as st
 from steptime import blackboard
 from steptime.describe.kv_tradeoff import cache_trade, recompute_seconds
 from steptime.errors import InputError
-from tests.conftest import machine, one_matrix
+from tests.conftest import each, machine, one_matrix
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
@@ -63,8 +63,8 @@ def test_the_table_has_a_row_for_each_tier():
     assert {len(values) for values in columns.values()} == {4}
 
 
-@pytest.mark.parametrize(
-    ("ask", "says"),
+@each(
+    "ask, says",
     [
         (lambda: cache_trade([LLAMA], "hgx-h200", [1_000_000]), "has a context of at most 131,072 tokens, not 1,000,000"),
         (lambda: cache_trade([LLAMA], "hgx-h200", [0]), "the context must be at least 1 token"),

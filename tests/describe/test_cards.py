@@ -13,7 +13,7 @@ from steptime.cli.main import app_for
 from steptime.describe.model_summary import model_card
 from steptime.describe.system_summary import physical_limits, scale_up_links
 from steptime.errors import InputError
-from tests.conftest import every
+from tests.conftest import each, every
 
 SEVERAL = "deepseek-v3 qwen3-235b-a22b kimi-k2 gpt-oss-120b Qwen/Qwen3-Next-80B-A3B-Instruct google/gemma-3-27b-it"
 
@@ -76,8 +76,8 @@ def test_a_card_sets_the_count_against_the_makers_figure():
     assert [row.bytes for row in card.cache_bytes] == [70_272 * row.context for row in card.cache_bytes]
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
+@each(
+    "name, count",
     [
         ("gb200-nvl72", 72 * 18),
         ("hgx-h100", 8 * 18),

@@ -5,6 +5,7 @@ import pytest
 from steptime.errors import InputError
 from steptime.physics.layout import Layout
 from steptime.questions.step_question import STEP, StepInputs, pass_sizes
+from tests.conftest import each
 
 
 def card_of(phase="decode", engine="vllm", **values):
@@ -61,8 +62,8 @@ def test_a_context_beyond_the_models_is_noted():
     assert "140,000 tokens exceeds" in card_of("prefill", tokens=10_000, prefix=130_000).notes[0]
 
 
-@pytest.mark.parametrize(
-    ("phase", "given", "says"),
+@each(
+    "phase, given, says",
     [
         ("sleep", {}, "Known: decode, prefill, mixed"),
         ("decode", {"batch": 0}, "batch must be at least 1"),

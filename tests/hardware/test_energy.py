@@ -15,7 +15,7 @@ from tests.conftest import each
 KWH = 3.6e6
 
 
-@pytest.mark.parametrize("text", ["0.08", "0.08/kWh", " 0.08 / kWh", "0.08 USD/kWh", "80/MWh", "80 USD/MWh", 0.08 / KWH])
+@each("text", ["0.08", "0.08/kWh", " 0.08 / kWh", "0.08 USD/kWh", "80/MWh", "80 USD/MWh", 0.08 / KWH])
 def test_a_price_of_electricity_as_people_write_it(text):
     assert read_electricity(text) == pytest.approx(0.08 / KWH)
 
@@ -53,8 +53,8 @@ def test_joules_of_a_token_by_hand():
     assert show(0.08 / KWH, "USD/J") == "0.08 USD/kWh"
 
 
-@pytest.mark.parametrize(
-    ("name", "watts", "basis", "grade"),
+@each(
+    "name, watts, basis, grade",
     [
         ("hgx-h100", 1370, "all-in", "reported"),  # InferenceX, August 2026
         ("gb300-nvl72", 2120, "all-in", "reported"),

@@ -73,8 +73,8 @@ def test_the_kind_that_is_asked_for_is_taken():
     assert st.with_rent(st.with_rent(h100, "owned"), "contract") == h100
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
+@each(
+    "asked, says",
     [
         ("ownd", "unknown kind of rent 'ownd'; did you mean owned"),
         ("", "unknown kind of rent ''. A rent is owned, contract, ondemand, or USD per chip-hour such as 2.10"),
@@ -132,7 +132,7 @@ def test_a_bare_number_is_usd_per_chip_hour_wherever_python_takes_a_rent(closed_
     assert axis.answers["usd_per_million_tokens"].values.ravel() == pytest.approx([cost, 2 * cost])
 
 
-@pytest.mark.parametrize("odd", [True, None, [2.1]])
+@each("odd", [True, None, [2.1]])
 def test_with_rent_of_no_amount_is_refused(odd):
     with pytest.raises(st.InputError, match="rent: must be a kind, or USD per chip-hour"):
         st.with_rent("hgx-h100", odd)

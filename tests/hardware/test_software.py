@@ -8,12 +8,13 @@ import steptime as st
 from steptime.catalog.system_template import template
 from steptime.errors import DataFileError, RangeError
 from steptime.hardware.number_formats import as_measured, software_day, with_software
+from tests.conftest import each
 
 NEWEST = {"mi355x-8": 0.86, "mi300x-8": 0.71}
 
 
-@pytest.mark.parametrize(
-    ("system", "day", "share"),
+@each(
+    "system, day, share",
     [
         ("mi355x-8", "2025-10-06", 0.57),
         ("mi355x-8", "2025-12-18", 0.57),
@@ -45,8 +46,8 @@ def test_older_software_is_slower_by_the_ratio_of_the_shares():
     assert float(times[1] / times[0]) == pytest.approx(0.86 / 0.57)
 
 
-@pytest.mark.parametrize(
-    ("system", "day", "said"),
+@each(
+    "system, day, said",
     [
         ("mi355x-8", "2025-10-05", "from 2025-10-06 to 2026-06-11"),
         ("mi355x-8", "2027-01-01", "got 2027-01-01"),

@@ -58,7 +58,7 @@ def test_megatron_says_every_way_and_the_batch():
     assert (launcher["--nnodes"], launcher["--nproc-per-node"]) == (["128"], ["8"])
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "qwen3-30b-a3b", "gpt2-xl",
+@each("name", ["llama-3.1-8b", "deepseek-v3", "qwen3-30b-a3b", "gpt2-xl",
                                   "qwen2.5-72b", "mistralai/Mixtral-8x7B-v0.1", "deepseek-v2-lite",
                                   "moonshotai/Kimi-K2-Instruct"])  # fmt: skip
 def test_megatron_shape_flags_count_up_to_the_models_parameters(name):
@@ -112,8 +112,8 @@ def test_layers_that_divide_with_embedding_and_head_are_counted_so():
     assert own["--num-layers-per-virtual-pipeline-stage"] == ["1"]  # (126 + 2) / (16 x 8)
 
 
-@pytest.mark.parametrize("pp", [2, 4, 6, 8, 16])
-@pytest.mark.parametrize("virtual", [1, 2, 3])
+@each("pp", [2, 4, 6, 8, 16])
+@each("virtual", [1, 2, 3])
 def test_layers_that_divide_by_nothing_are_spelt_out(pp, virtual):
     layout = TrainingLayout(pp=pp, dp=64, ep=8, virtual_stages=virtual, schedule="interleaved" if virtual > 1 else "1f1b")
     job = TrainingJob(seq=4096, batch=64 * pp * 2, mtp=True)
@@ -167,8 +167,8 @@ def test_ways_of_experts_are_always_said_as_megatron_would_divide_them_by_tp():
     assert (own["--expert-model-parallel-size"], own["--expert-tensor-parallel-size"]) == (["16"], ["1"])
 
 
-@pytest.mark.parametrize(
-    ("machine", "layout", "asked"),
+@each(
+    "machine, layout, asked",
     [
         ("hgx-h100", TrainingLayout(tp=8, dp=8), "1"),
         ("hgx-h100", TrainingLayout(cp=2, dp=8), "1"),
@@ -182,8 +182,8 @@ def test_one_queue_where_tensor_or_context_parallelism_asks_for_it_and_never_wit
     assert environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == asked
 
 
-@pytest.mark.parametrize(
-    ("recompute", "said"),
+@each(
+    "recompute, said",
     [
         ("full", {"--recompute-granularity": ["full"], "--recompute-method": ["uniform"], "--recompute-num-layers": ["1"]}),
         ("selective", {"--recompute-granularity": ["selective"], "--recompute-modules": ["core_attn"]}),
@@ -197,8 +197,8 @@ def test_megatron_computes_again_what_the_layout_says(recompute, said):
     assert {flag: own[flag] for flag in own if flag.startswith("--recompute")} == said
 
 
-@pytest.mark.parametrize(
-    ("dtype", "said"),
+@each(
+    "dtype, said",
     [
         ("bf16", {}),
         ("fp8", {"--fp8-format": ["hybrid"], "--fp8-recipe": ["tensorwise"]}),
@@ -236,9 +236,7 @@ def test_torchtitan_takes_all_micro_batches_of_a_pipeline_as_one_local_batch():
     assert flat["--training.global_batch_size"] == own["--training.global_batch_size"] == ["1024"]
 
 
-@pytest.mark.parametrize(
-    ("pp", "virtual", "less", "each"), [(8, 2, 1, 8), (8, 1, 1, 16), (2, 3, 0, 21), (14, 1, 0, 9), (4, 2, 1, 16)]
-)
+@each("pp, virtual, less, each", [(8, 2, 1, 8), (8, 1, 1, 16), (2, 3, 0, 21), (14, 1, 0, 9), (4, 2, 1, 16)])
 def test_torchtitan_deals_layers_as_the_layout_does(pp, virtual, less, each):
     """By its own rule: ceil((layers + less at both ends) / layers of a stage) stages in all."""
     order = "interleaved" if virtual > 1 else "1f1b"
@@ -290,7 +288,7 @@ def test_torchtitan_and_bridge_train_adapters():
     assert "finetune(config" in text
 
 
-@pytest.mark.parametrize("chips", [2048, 4096, 12288])
+@each("chips", [2048, 4096, 12288])
 def test_maxtext_axes_multiply_to_slices_and_to_all(chips):
     layout = TrainingLayout(tp=4, pp=2, dp=chips // 8, sharding="zero3", schedule="gpipe")
     job = TrainingJob(seq=8192, batch=chips)
@@ -305,7 +303,7 @@ def test_maxtext_axes_multiply_to_slices_and_to_all(chips):
     assert stages == 80
 
 
-@pytest.mark.parametrize(("sequences", "chips"), [(16, 48), (1, 3), (7, 49), (1000, 768), (5, 4096), (33, 10)])
+@each("sequences, chips", [(16, 48), (1, 3), (7, 49), (1000, 768), (5, 4096), (33, 10)])
 def test_maxtext_gets_back_the_sequences_that_it_rounds_down(sequences, chips):
     assert int(chips * float(maxtext.per_device(sequences, chips))) == sequences
 

@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.errors import DataFileError
 from steptime.models.model import Checkpoint, stored_formats
-from tests.conftest import every
+from tests.conftest import each, every
 
 MODELS = Path(st.__file__).parent / "data" / "models"
 
@@ -33,8 +33,8 @@ def test_formats_of_a_checkpoint_outlast_those_asked_for(name, place, weights, e
     assert stored_formats(changed) == ("int8", "int8" if experts else "")
 
 
-@pytest.mark.parametrize(
-    ("name", "format", "attention", "other"),
+@each(
+    "name, format, attention, other",
     [
         ("deepseek-v3", "nvfp4", "bf16", "nvfp4"),
         ("deepseek-v3", "mxfp4", "bf16", "mxfp4"),
@@ -67,7 +67,7 @@ def test_a_config_without_a_name_tells_no_place():
     assert st.load_model(fields).checkpoint == Checkpoint(weights="bf16", kv="bf16")
 
 
-@pytest.mark.parametrize(("system", "chips"), [("gb200-nvl72", 4), ("hgx-h100", 8), ("gh200-nvl32", 2), ("rtx-pro-6000-2", 2)])
+@each("system, chips", [("gb200-nvl72", 4), ("hgx-h100", 8), ("gh200-nvl32", 2), ("rtx-pro-6000-2", 2)])
 def test_hosts_are_as_large_as_the_file_says_or_as_the_domain(system, chips):
     from steptime.planning.launch_facts import what_is_served
 

@@ -10,6 +10,7 @@ import steptime as st
 from steptime.errors import InputError
 from steptime.models.draft_models import RULE, with_draft_model
 from steptime.models.model import kv_bytes_per_token, total_parameters
+from tests.conftest import each
 
 HEAD = {  # width, intermediate, heads, KV heads, values of a head, draft vocabulary: configs of public heads in SpecForge
     "llama-3.3-70b": (8192, 28_672, 64, 8, 128, 32_000),
@@ -20,7 +21,7 @@ HEAD = {  # width, intermediate, heads, KV heads, values of a head, draft vocabu
 }
 
 
-@pytest.mark.parametrize("name", HEAD)
+@each("name", HEAD)
 def test_parameters_and_cache_of_a_head_by_hand(name):
     """Fusion 3h x h; queries, keys and values of 2h; output, three matrices of the block; the output matrix. Norms apart."""
     width, block, heads, kv_heads, values, words = HEAD[name]
@@ -73,8 +74,8 @@ def test_a_folder_drafts(tmp_path):
     assert model.drafter.place == str(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("target", "name", "says"),
+@each(
+    "target, name, says",
     [
         ("llama-3.3-70b", "qwen3-0.6b", "must have the vocabulary of .* \\(128,256 tokens\\), got .* with 151,936"),
         ("llama-3.2-1b", "llama-3.3-70b", "must be smaller than"),

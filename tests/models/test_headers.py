@@ -15,6 +15,7 @@ from steptime.models.checkpoint import assemble_weights
 from steptime.models.model import draft_bytes, draft_parameters, total_parameters, weight_bytes
 from steptime.models.model_loading import load_config_fields, read_model
 from steptime.models.safetensors_header import read_header
+from tests.conftest import each
 from tests.models import checkpoints
 
 EXACT = {
@@ -76,8 +77,8 @@ def test_deepseek_is_exact_but_for_what_is_named(tmp_path):
     assert blocks == {128}
 
 
-@pytest.mark.parametrize(
-    ("name", "changed", "total"),
+@each(
+    "name, changed, total",
     [
         # metadata.total_size of huggingface.co/openai/gpt-oss-20b/blob/main/model.safetensors.index.json, and of -120b
         ("openai/gpt-oss-20b", {}, 13_761_264_768),

@@ -145,14 +145,14 @@ def test_what_is_no_image_is_refused_in_a_line(text):
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e9", "9999999", "song.wav", "30*0", ""])
+@each("text", ["0", "-1", "nan", "inf", "1e9", "9999999", "song.wav", "30*0", ""])
 def test_what_is_no_recording_is_refused_in_a_line(text):
     with pytest.raises(st.InputError, match=r"audio|count"):
         read_recordings([text])
 
 
-@pytest.mark.parametrize(
-    ("model", "given", "words"),
+@each(
+    "model, given, words",
     [
         ("llama-3.1-8b", {"images": "64x64"}, "reads text only; its config has no vision tower"),
         ("qwen3-vl-8b-instruct", {"audio": "30"}, "reads text and images only; its config has no audio tower"),
@@ -172,7 +172,7 @@ def test_canvases_are_those_of_a_processor():
     assert all(down * across <= 16 for down, across in canvases(16))
 
 
-@pytest.mark.parametrize("ratio", [2.0, 0.0, -0.5])
+@each("ratio", [2.0, 0.0, -0.5])
 def test_a_shuffle_that_makes_no_fewer_tokens_is_refused(ratio):
     config = LLAMA4 | {"vision_config": LLAMA4["vision_config"] | {"pixel_shuffle_ratio": ratio}}
     with pytest.raises(st.InputError, match="pixel_shuffle_ratio"):

@@ -93,8 +93,8 @@ def test_windows_budgets_and_shared_caches_by_hand():
     )
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@each(
+    "one, other",
     [
         ("share=2+kv_heads=1", "kv_heads=1+share=2"),
         ("share=2+window=4096", "window=4096+share=2"),
@@ -164,12 +164,8 @@ def test_character_ai_keeps_a_twentieth_and_less():
     assert describe_technique("kv_heads=1+share=3").startswith("1 KV head; 3 layers share a cache")
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-3.3-70b", "deepseek-v3", "gpt-oss-120b", "google/gemma-3-27b-it", "qwen3-next-80b-a3b"]
-)
-@pytest.mark.parametrize(
-    "technique", ["kv=int4", "window=512@3of4", "keep=2000", "share=2", "topk=256", "blocks=16x8", "latent=128"]
-)
+@each("name", ["llama-3.3-70b", "deepseek-v3", "gpt-oss-120b", "google/gemma-3-27b-it", "qwen3-next-80b-a3b"])
+@each("technique", ["kv=int4", "window=512@3of4", "keep=2000", "share=2", "topk=256", "blocks=16x8", "latent=128"])
 def test_no_change_adds_to_what_a_long_context_reads(name, technique):
     base = st.load_model(name)
     found = st.with_techniques(base, technique)
@@ -208,7 +204,7 @@ def test_what_is_no_technique_is_refused(name, technique, match):
         st.with_techniques(name, technique)
 
 
-@pytest.mark.parametrize("technique", [None, 5, ["kv=int4"], math.nan])
+@each("technique", [None, 5, ["kv=int4"], math.nan])
 def test_a_technique_is_a_text(technique):
     with pytest.raises(InputError, match="a technique"):
         st.with_techniques("llama-3.1-8b", technique)

@@ -16,6 +16,7 @@ from steptime.models.model import total_parameters
 from steptime.models.model_loading import load_config_fields
 from steptime.models.safetensors_header import read_headers
 from tests.cli.test_commands import run
+from tests.conftest import each
 from tests.models import checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +34,8 @@ def test_what_is_compared_and_read_whole_is_exact():
     assert {one.name for one in found.ignored} == {"rms_norm_eps", "rope_theta", "bos_token_id"}
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "near"),
+@each(
+    "field, value, near",
     [
         ("num_memory_heads", 4, ""),
         ("num_key_value_head", 2, ""),
@@ -126,8 +127,8 @@ def test_as_a_user_types_it(tmp_path):
     assert (told["schema"], told["sure"], told["layers"][0]["layers"]) == ("steptime.config/2", "likely", "0-31")
 
 
-@pytest.mark.parametrize(
-    ("words", "match"),
+@each(
+    "words, match",
     [
         ("models --new", "needs a config.json"),
         ("models --new nowhere.json", "no such file"),

@@ -19,7 +19,7 @@ from steptime.planning.plan_result import mean_terms
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import explain_step
 from steptime.questions.step_question import step_summary
-from tests.conftest import CHOICE_ALONE
+from tests.conftest import CHOICE_ALONE, each
 from tests.planning.cases import closed_plan, equal_requests
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
@@ -52,6 +52,13 @@ def test_correction_at_repeated_runs_has_their_share_of_the_variance(runs):
     square = math.log(2.0) ** 2 / (shared + TPOT.noise / runs)
     scale = math.sqrt((TPOT.degrees + square) / (TPOT.degrees + 1))  # repeats are one point
     assert half == pytest.approx(TPOT.quantile * scale * math.sqrt(TPOT.total - share * shared))
+
+
+def test_factors_on_steps_and_waits_make_the_correction_of_a_first_token():
+    both = anchor(1.3, 2.0)
+    log, _ = both.correction("ttft", HERE)
+    assert both.step_factor(HERE) * both.wait_factor(HERE) == pytest.approx(np.exp(log))
+    assert both.wait_factor(HERE) > 1
 
 
 def anchor_of(*runs: MeasuredRun, **more) -> Anchor:
@@ -107,8 +114,8 @@ def test_unknown_formats_and_layouts_share_less_than_known_ones():
         assert log == pytest.approx(shared / TPOT.total * math.log(1.3))
 
 
-@pytest.mark.parametrize(
-    ("layout", "load", "context", "left"),
+@each(
+    "layout, load, context, left",
     [
         (Layout(), 128, 4096, (("group", "layout", "layout_release"), 1.0, 0.0)),
         (Layout(), 64, 16384, (("group", "layout", "layout_release"), 0.0, 2.0)),
@@ -161,7 +168,7 @@ def test_range_is_the_error_left_by_draws_of_the_covariance():
     assert half / TPOT.quantile == pytest.approx(np.std(left), rel=0.01)
 
 
-@pytest.mark.parametrize("ratio", [0.05, 0.4, 0.7, 1.0, 1.3, 3.0, 20.0])
+@each("ratio", [0.05, 0.4, 0.7, 1.0, 1.3, 3.0, 20.0])
 def test_corrected_range_contains_the_run(ratio):
     engine = replace(load_engine("vllm"), anchor=anchor(ratio, ratio))
     for quantity in ("tpot", "ttft"):
@@ -347,7 +354,7 @@ def test_the_ideal_engine_has_no_runs_and_what_is_no_anchor_is_refused():
         st.decode_step(MODEL, SYSTEM, **STEP, anchor="runs.csv")
 
 
-@pytest.mark.parametrize(("count", "further"), [(1, ""), (2, ""), (3, " and 1 more"), (5, " and 3 more")])
+@each("count, further", [(1, ""), (2, ""), (3, " and 1 more"), (5, " and 3 more")])
 def test_a_refusal_names_two_groups_and_counts_the_others(count, further):
     groups = [anchor(1.1, engine="sglang", system=f"system-{n}") for n in range(count)]
     with pytest.raises(InputError) as caught:
@@ -387,7 +394,7 @@ def test_the_usual_load_and_context_are_geometric_means_in_doublings():
     assert [float(x) for x in fixed._coordinates(USUAL, own.measured)] == pytest.approx([5.0, 7.0])
 
 
-@pytest.mark.parametrize(("runs", "most"), [(1, 0), (16, 4), (100, 16), (2, 1)])
+@each("runs, most", [(1, 0), (16, 4), (100, 16), (2, 1)])
 def test_more_runs_outside_their_range_than_chance_has_are_a_warning(runs, most):
     """A tenth of n runs and two deviations of 0.3 sqrt(n): 0.7, 4 and 16 of 1, 16 and 100; 1.05 of 2."""
     measured = tuple(run_of(1.0, str(n)) for n in range(runs))

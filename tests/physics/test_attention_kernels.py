@@ -34,6 +34,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.op_work import attention_demands, build_work, has_joint_calls
 from steptime.physics.operator_time import compute_time, memory_time, overlap
 from steptime.physics.step import decode_step, ledger_of_step, mixed_step, prefill_step
+from tests.conftest import each
 
 HOPPER = st.load_system("hgx-h200")
 KERNELS = with_constants(IDEAL, {"attention_time": 1.0})
@@ -293,6 +294,10 @@ def test_decode_with_prompts_by_hand():
     assert float(found.efficiency) == pytest.approx(kernel.compute_share)
     assert float(found.kv) == pytest.approx(float(demands(GROUPED, VLLM, **sizes, batch=64, context=1024)["decode"].kv))
     assert found.peak == SERVER.chip.peak["bf16"]
+    # Of a prompt of one token too, with a block of 8 entries for its 64 rows.
+    least = demands(GROUPED, VLLM, **sizes, **MIXED | {"tokens": 1})["decode with prompts"]
+    pairs = 64 * (1024 + kernel.tile_entries) + 8 * 64
+    assert float(least.flops) == pytest.approx(64 * 16 * pairs * 2 * (256 + kernel.pair_values))
 
 
 def test_one_of_four_micro_batches_with_a_prompt_has_a_share_of_both_calls():
@@ -313,8 +318,8 @@ def test_chips_whose_products_reach_more_than_the_timed_chip_compute_tiles_faste
         assert float(found.efficiency) == pytest.approx(share * factor)
 
 
-@pytest.mark.parametrize(
-    ("system", "sizes", "measured"),
+@each(
+    "system, sizes, measured",
     [
         ("rtx-pro-6000-8", (64, 1024, 512, 0), 348.577 - 24.9173),
         ("rtx-pro-6000-8", (64, 4096, 16, 0), 1436.27 - 7.76533),
@@ -332,8 +337,8 @@ def test_decode_with_prompts_takes_what_vllm_took(system, sizes, measured):
     assert 1e6 * seconds_of(found["decode with prompts"], machine) == pytest.approx(measured, rel=0.17)
 
 
-@pytest.mark.parametrize(
-    ("system", "engine", "kv"),
+@each(
+    "system, engine, kv",
     [
         ("hgx-h100", "vllm", ""),
         ("hgx-b200", "vllm", ""),

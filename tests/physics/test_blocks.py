@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-import pytest
 
-from steptime.physics.chunked_evaluation import BLOCK, in_threads, split_blocks
+from steptime.physics.chunked_evaluation import BLOCK, Assembly, in_threads, split_blocks
+from tests.conftest import each
 
 
 def shapes(**given) -> list[dict[str, tuple[int, ...]]]:
@@ -15,8 +15,8 @@ def shapes(**given) -> list[dict[str, tuple[int, ...]]]:
     return [{name: array.shape for name, array in block.items()} for block in split_blocks(arrays)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "sizes"),
+@each(
+    "rows, columns, sizes",
     [
         (2 * BLOCK - 1, 1, [2 * BLOCK - 1]),  # less than two blocks are one
         (2 * BLOCK, 1, [BLOCK, BLOCK]),
@@ -35,6 +35,17 @@ def test_where_input_is_cut(rows, columns, sizes):
 def test_what_does_not_have_the_first_axis_stays_whole():
     blocks = shapes(a=(4, BLOCK), b=(BLOCK,), c=(1, BLOCK), d=(4, 1), e=())
     assert blocks == [{"a": (1, BLOCK), "b": (BLOCK,), "c": (1, BLOCK), "d": (1, 1), "e": ()}] * 4
+
+
+def test_parts_of_an_assembly_are_arrays_along_its_axis_or_one_number():
+    columns = Assembly(5, axis=1)
+    columns.put(slice(2), {"a": np.arange(4.0).reshape(2, 2)})
+    columns.put(slice(2, 5), {"a": np.ones((2, 3))})
+    assert columns.arrays["a"].tolist() == [[0, 1, 1, 1, 1], [2, 3, 1, 1, 1]]
+    numbers = Assembly(3)
+    numbers.put(slice(2), {"a": np.asarray(2.0)})
+    numbers.put(slice(2, 3), {"b": np.asarray(1.0)})
+    assert (numbers.arrays["a"].tolist(), numbers.arrays["b"].tolist()) == ([2, 2, 0], [0, 0, 1])
 
 
 def test_blocks_hold_what_the_whole_holds():

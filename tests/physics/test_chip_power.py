@@ -28,7 +28,7 @@ from steptime.physics.time_ledger import Entry
 from steptime.physics.uncertainty import Z90
 from steptime.questions.registry import ask
 from steptime.questions.step_question import step_summary
-from tests.conftest import machine, one_matrix
+from tests.conftest import each, machine, one_matrix
 
 VLLM = load_engine("vllm")
 
@@ -76,8 +76,8 @@ def test_energy_coefficients_unknown_power_has_no_energy():
 
 
 # Watts per chip of dense models of ML.ENERGY Leaderboard 3.0 with 64 requests in flight, of chats of some 500 tokens.
-@pytest.mark.parametrize(
-    ("model", "system", "layout", "watts"),
+@each(
+    "model, system, layout, watts",
     [
         ("Qwen/Qwen3-8B", "hgx-h100", Layout(), 514.4),
         ("meta-llama/Llama-3.1-70B-Instruct", "hgx-h100", Layout(tp=4), 500.4),

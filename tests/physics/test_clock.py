@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from steptime.physics.time_ledger import Clock, Entry, accumulate
+from tests.conftest import each
 
 
 def test_a_clock_adds_up_its_entries():
@@ -47,8 +47,8 @@ def test_what_counts_of_an_entry():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("times", "expected"),
+@each(
+    "times, expected",
     [
         (1.0, {"a": 3.0, "b": 3.0}),
         (2.0, {"a": 5.0, "b": 6.0}),

@@ -16,7 +16,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.network_time import Traffic
 from steptime.physics.step import mixed_step, prefill_step
 from steptime.physics.time_ledger import Clock
-from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
+from tests.conftest import each, engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
     FULL,
     IDEAL,
@@ -32,8 +32,8 @@ from tests.physics.passes import (
 WIDE = 2e5  # bytes of 100 rows of 1,000 values in 16 bits
 
 
-@pytest.mark.parametrize(
-    ("model", "layout", "reductions"),
+@each(
+    "model, layout, reductions",
     [
         (one_matrix(), Layout(tp=2), 20),  # after attention and after the matrix
         (one_matrix(), Layout(cp=2), 20),
@@ -113,7 +113,7 @@ HIT4 = 4 * (1 - comb(48, 8) / comb(64, 8))  # of four chips, with 8 of 64 expert
 HIT2 = 2 * (1 - comb(32, 8) / comb(64, 8))
 
 
-@pytest.mark.parametrize(("stored", "sent"), [("fp8", 1), ("bf16", 2), ("fp4", 1), ("fp32", 2)])
+@each("stored, sent", [("fp8", 1), ("bf16", 2), ("fp4", 1), ("fp32", 2)])
 def test_dispatch_in_the_format_of_the_experts_and_combine_in_16_bits(stored, sent):
     """64 tokens on four chips: 16 each, 1,000 values, to 3.66 chips of which three in four are others; ten layers."""
     model = model_of(experts(weights=1.0, stored=stored))
@@ -227,8 +227,8 @@ def test_a_divided_context_gathers_queries_and_scatters_outputs():
     assert "context exchange" not in terms(decode(model, NODES, layout=Layout(tp=2), batch=100, context=1))
 
 
-@pytest.mark.parametrize(
-    ("changes", "tp", "bytes_"),
+@each(
+    "changes, tp, bytes_",
     [
         ({}, 1, 3 * 700 * 1000),
         ({}, 2, 3 * 700 * 500),
@@ -277,8 +277,8 @@ def ran(busy, on, *, pipelined=False) -> Clock:
     return clock
 
 
-@pytest.mark.parametrize(
-    ("busy", "pipelined", "seconds", "up", "out"),
+@each(
+    "busy, pipelined, seconds, up, out",
     [
         ((3.0, 5.0), False, 9, 3, 5),  # one level after the other
         ((3.0, 5.0), True, 6, 0, 5),  # the longer one
@@ -332,7 +332,7 @@ def test_one_chip_reduces_nothing():
     assert "all-reduce" not in decode(one_matrix(), NODES, layout=Layout(), batch=1, context=1).terms
 
 
-@pytest.mark.parametrize(("generation", "seconds"), [("blackwell", 1.723e-5), ("hopper", 1.179e-5), ("", 1.451e-5)])
+@each("generation, seconds", [("blackwell", 1.723e-5), ("hopper", 1.179e-5), ("", 1.451e-5)])
 def test_a_phase_of_an_exchange_takes_the_time_of_timed_kernels(generation, seconds):
     """Ten layers, each with one dispatch and one combine: their phases replace those of other collectives."""
     system = replace(NODES, chip=replace(NODES.chip, generation=generation))

@@ -72,8 +72,8 @@ def test_weights_of_four_bits_are_computed_as_the_engine_does(peak, ideal, real)
     assert seconds == pytest.approx([ideal, real])
 
 
-@pytest.mark.parametrize(
-    ("expand", "what", "changes"),
+@each(
+    "expand, what, changes",
     [
         (0.0, DECODE, ("decode",)),
         (0.0, PREFILL, ("prefill",)),
@@ -148,7 +148,7 @@ def test_a_bad_table_is_refused_by_its_place(tmp_path, text, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "typical"])
+@each("name", ["vllm", "sglang", "trtllm", "typical"])
 def test_shipped_engines_compute_in_what_chips_have_and_say_where_that_is_read(name):
     """Each rule has a source, and none makes a kernel faster than the ideal's."""
     found = load_engine(name)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, GROUP_BY_NAME, GROUPS, WAIT_NAMES, find_problem
 from tests.conftest import each, engine
 
@@ -80,8 +78,8 @@ def test_a_constant_is_refused_beyond_its_range(group, name, least, most):
     assert not find_problem(name, default)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
+@each(
+    "name, value, says",
     [
         ("roofline_norm", 0.5, "must be at least 1 (p of the p-norm"),
         ("expert_imbalance", 0.5, "must be 0 or from 1 to 10000 (rows on the busiest"),
@@ -97,8 +95,8 @@ def test_what_is_said_of_it(name, value, says):
     assert find_problem(name, value).startswith(says)
 
 
-@pytest.mark.parametrize(
-    ("reader", "names"),
+@each(
+    "reader, names",
     [
         ("simulator", {"step_tokens"}),
         ("plan, simulator", set(WAIT_NAMES)),

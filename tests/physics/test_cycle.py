@@ -64,8 +64,8 @@ def test_cycles_of_many_layouts_are_those_of_each():
             assert np.broadcast_to(getattr(together, name), m.shape)[i] == pytest.approx(float(getattr(alone, name)))
 
 
-@pytest.mark.parametrize(
-    ("m", "share", "lower", "upper"),
+@each(
+    "m, share, lower, upper",
     [
         (1, 1.0, 4, 8.25),  # memory 3 + 1; all 2 + 4 + 1.5 + 0.5, and the hops
         (1, 0.25, 4, 8.25),  # a pass alone, whatever the stages
@@ -98,14 +98,14 @@ def served(stages: list[float], batches: int) -> float:
     return end
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 8, 16, 24])
-@pytest.mark.parametrize("stages", [[1.0], [2.0, 2.0], [3.0, 3.0, 4.0], [4.0, 3.0, 3.0], [1.0] * 8, [2.0, 3.0, 2.0, 3.0]])
+@each("m", [1, 2, 3, 8, 16, 24])
+@each("stages", [[1.0], [2.0, 2.0], [3.0, 3.0, 4.0], [4.0, 3.0, 3.0], [1.0] * 8, [2.0, 3.0, 2.0, 3.0]])
 def test_the_latency_without_collectives_is_that_of_stages_in_a_row(stages, m):
     found = cycle(sum(stages), 0.0, 0.0, 0.0, microbatches=m, share=max(stages) / sum(stages))
     assert float(found.latency) == pytest.approx(served(stages, m))
 
 
-@pytest.mark.parametrize("m", [1, 2, 4, 9])
+@each("m", [1, 2, 4, 9])
 def test_a_head_on_the_fullest_stage_is_served_with_it(m):
     found = cycle(9.0, 2.0, 0.0, 0.0, microbatches=m, share=1 / 3)
     assert float(found.latency) == pytest.approx(served([3.0, 3.0, 3.0 + 2.0], m))

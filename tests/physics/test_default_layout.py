@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 import steptime as st
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.layout_space import default_layout
+from tests.conftest import each
 
 
-@pytest.mark.parametrize(
-    ("model", "system", "ways"),
+@each(
+    "model, system, ways",
     [
         ("llama-3.1-8b", "hgx-h100", (1, 1, 1)),
         ("llama-3.3-70b", "hgx-h100", (2, 1, 1)),

@@ -37,8 +37,8 @@ def work(layout=None, **given) -> Work:
     return build_work({name: np.asarray(value) for name, value in (NOTHING | given).items()}, layout or Layout())
 
 
-@pytest.mark.parametrize(
-    ("given", "layout", "expected"),
+@each(
+    "given, layout, expected",
     [
         (
             {"batch": 10, "context": 100},
@@ -61,8 +61,8 @@ def test_rows_of_a_micro_batch(given, layout, expected):
     assert {name: float(logits if name == "logits" else getattr(found, name)) for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("prompts", "groups", "most"),
+@each(
+    "prompts, groups, most",
     [
         (0, 4, 0),
         (0.25, 4, 1),  # of steps that have any
@@ -82,8 +82,8 @@ def test_prompts_of_the_busiest_group(prompts, groups, most):
     assert found.everywhere == pytest.approx(100 * prompts)
 
 
-@pytest.mark.parametrize(
-    ("batch", "layout", "most"),
+@each(
+    "batch, layout, most",
     [
         (0, Layout(), 0),
         (2.5, Layout(), 2.5),
@@ -111,8 +111,8 @@ def demand(op, layout=None, system=None, on=None, **given):
     return demand_row(asked, 0, axes)
 
 
-@pytest.mark.parametrize(
-    ("op", "given", "layout", "flops", "bytes_"),
+@each(
+    "op, given, layout, flops, bytes_",
     [
         (matrix(), {"batch": 4}, Layout(), 8e9, 1e9),
         (matrix(), {"batch": 4, "query": 3}, Layout(), 24e9, 1e9),
@@ -141,8 +141,8 @@ def largest(mean, variance, count, skew=1.0):
 ALONE = 56 / 63  # the 8 experts of a token differ from one another
 
 
-@pytest.mark.parametrize(
-    ("layout", "batch", "touched", "rows"),
+@each(
+    "layout, batch, touched, rows",
     [
         (Layout(), 1, 8, 8),
         (Layout(), 96, 64 * (1 - 0.875**96), 768),  # 8 of 64 each
@@ -197,8 +197,8 @@ def test_constants_of_matrices():
     assert demand(five, on=narrow, batch=1).memory_efficiency == 0.8
 
 
-@pytest.mark.parametrize(
-    ("stored", "rate", "reached"),
+@each(
+    "stored, rate, reached",
     [
         ("int4", 2e12, 2e12 * 0.515625 / 4e12),  # 2e12 weights of 4.125 bits a second, of 4 TB/s
         ("int4", 1e13, 0.5),  # more than memory delivers
@@ -214,7 +214,7 @@ def test_weights_are_unpacked_no_faster_than_the_chip_can(stored, rate, reached)
     assert demand(matrix(stored=stored), system=system, on=slow, batch=1).memory_efficiency == pytest.approx(reached)
 
 
-@pytest.mark.parametrize(("stored", "reached"), [("nvfp4", 0.3), ("fp8", 0.5), ("int4", 0.5)])
+@each("stored, reached", [("nvfp4", 0.3), ("fp8", 0.5), ("int4", 0.5)])
 def test_products_of_four_bits_reach_less_of_their_peak(stored, reached):
     """0.6 of 0.5, where the chip multiplies 4-bit numbers as they are; on a chip without, 0.5 of what it does instead."""
     system, slow = machine(), engine(compute_efficiency=0.5, fp4_efficiency=0.6)
@@ -240,7 +240,7 @@ def test_activations_of_an_operator():
     assert demand(looked, Layout(tp=4), on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 4 / 2)
 
 
-@pytest.mark.parametrize("stored", ["fp8", "bf16", "nvfp4", "mxfp4"])
+@each("stored", ["fp8", "bf16", "nvfp4", "mxfp4"])
 def test_calls_of_expert_kernels_are_not_counted_as_kernels(stored):
     found = kernel_counts(model_of(experts(stored=stored)), "NVIDIA", ("fp4", "fp6", "fp8", "bf16"))
     assert (found["kernel"], found["quantised_kernel"], found["expert_layer"]) == (0, 0, 10)
@@ -390,9 +390,7 @@ def test_mixers_in_prefill(a, given, layout, flops, bytes_):
     assert (found["prefill"].flops, found["prefill"].kv) == (pytest.approx(flops), pytest.approx(bytes_))
 
 
-@pytest.mark.parametrize(
-    ("batch", "busy"), [(1, 1 / 8), (6, 6 / 8), (8, 1.0), (8.25, 8.25 / 10), (9, 9 / 16), (20, 20 / 24), (64, 1.0)]
-)
+@each("batch, busy", [(1, 1 / 8), (6, 6 / 8), (8, 1.0), (8.25, 8.25 / 10), (9, 9 / 16), (20, 20 / 24), (64, 1.0)])
 def test_parts_of_a_chip_idle_where_each_reads_a_whole_context(batch, busy):
     """Eight parts, a sequence each at a time: nine sequences take two rounds. Prompts and grouped heads are split as ever."""
     latent = replace(KV, expand_flops=900.0)
@@ -506,8 +504,8 @@ def test_outputs_of_merged_operators_add_up():
     assert (one.outputs, times) == (36, 6)
 
 
-@pytest.mark.parametrize("merged", [True, False])
-@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-20b", "gemma-3-27b"])
+@each("merged", [True, False])
+@each("name", ["deepseek-v3", "gpt-oss-20b", "gemma-3-27b"])
 def test_a_ledger_holds_all_weights_of_the_layers(name, merged):
     model = st.load_model(name)
     total = sum(n * op.total_weights for layer, n in model.layers for op in layer.ops)

@@ -12,7 +12,7 @@ import pytest
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import FEW_RUNS, GROUPS, SEPARATE_POOLS, STAGED, WIDE_REPLICA, distances, factors, widening
-from tests.conftest import engine, machine
+from tests.conftest import each, engine, machine
 
 TOY = machine()
 NEAR = Layout(tp=8)
@@ -29,8 +29,8 @@ def ways(on, *layouts) -> set[str]:
     return {one.words for one, there in distances(on, TOY, *(layouts or (NEAR,))) if there}
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
+@each(
+    "given, found",
     [
         ((NEAR,), set()),
         ((Layout(tp=9),), {WIDE_REPLICA.words}),
@@ -46,7 +46,7 @@ def test_a_layout_is_unlike_the_runs_of_one_node(given, found):
     assert ways(fitted(systems={"other": 500}), *given) == found | {FEW_RUNS.words}
 
 
-@pytest.mark.parametrize(("runs", "few"), [(0, True), (29, True), (30, False)])
+@each("runs, few", [(0, True), (29, True), (30, False)])
 def test_runs_on_a_system_are_counted(runs, few):
     assert (FEW_RUNS.words in ways(fitted(systems={"toy": runs}))) == few
 
@@ -86,9 +86,7 @@ def test_each_candidate_of_a_table_has_its_own():
     assert found[1] == pytest.approx([0.0, 0.33, 0.1])
 
 
-@pytest.mark.parametrize(
-    ("vendor", "groups", "far"), [("NVIDIA", 8, False), ("AMD", 8, True), ("AMD", 1, False), ("Google", 8, False)]
-)
+@each("vendor, groups, far", [("NVIDIA", 8, False), ("AMD", 8, True), ("AMD", 1, False), ("Google", 8, False)])
 def test_groups_are_far_on_chips_whose_runs_had_none(vendor, groups, far):
     on = replace(TOY, chip=replace(TOY.chip, vendor=vendor))
     found = distances(fitted(), on, Layout(dp=groups))
@@ -102,7 +100,7 @@ def test_a_range_is_wider_by_hand():
     assert wide == pytest.approx((math.exp(-0.38196), math.exp(0.55668)), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "typical"])
+@each("name", ["vllm", "sglang", "trtllm", "typical"])
 def test_more_distance_is_never_surer(name):
     """Whatever the ways: one more never narrows a range, and its ends lie on both sides of the figure."""
     on = load_engine(name)
@@ -118,7 +116,7 @@ def test_more_distance_is_never_surer(name):
 TIMES = [("tpot", "decode"), ("tpot", "mixed"), ("ttft", "prompt"), ("ttft", "queue")]
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "typical"])
+@each("name", ["vllm", "sglang", "trtllm", "typical"])
 def test_shipped_engines_say_on_which_systems_they_were_fitted(name):
     fit = load_engine(name).fit
     assert fit["systems"]

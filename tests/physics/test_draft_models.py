@@ -18,7 +18,7 @@ from steptime.physics.layout_rules import check
 from steptime.physics.speculative_step import cache_moved, drafted_memory, drafted_step
 from steptime.physics.step import decode_step, prefill_step
 from steptime.workload.workload import choose_speculation
-from tests.conftest import engine, machine, matrix, model_of
+from tests.conftest import each, engine, machine, matrix, model_of
 
 # Llama-3.3-70B's width, heads and blocks; all in 2 bytes.
 H, QUERIES, KEYS, BLOCK, WORDS = 8192, 64 * 128, 8 * 128, 28_672, 128_256
@@ -114,8 +114,8 @@ def test_a_drafter_without_cost_leaves_the_verification():
         assert np.all(total - bare <= 3 * 10 * weights * np.maximum(1 / 4e12, 2 * BATCHES / 2e15) * 1.001 + 1e-12)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "llama-3.2-1b"])
-@pytest.mark.parametrize("served", ["ideal", "vllm"])
+@each("name", ["eagle3", "llama-3.2-1b"])
+@each("served", ["ideal", "vllm"])
 def test_laws_of_speed_ups(llama, host, name, served):
     """With nothing accepted drafts only cost; the speed-up falls with the batch; more drafts take longer."""
     drafted, run = with_draft_model(llama, name), {"batch": BATCHES, "context": 2000, "layout": TP8}

@@ -240,8 +240,8 @@ def test_unknown_engines_obey_what_all_known_ones_do():
     ] * 4 + [False] * 2
 
 
-@pytest.mark.parametrize(
-    ("model", "tps"),
+@each(
+    "model, tps",
     [
         ("llama-3.2-3b", [1, 2, 4, 8]),  # 24 heads, 8 KV heads: not 3, 6
         ("phi-4", [1, 2, 5, 10, 20]),  # 40 heads, 10 KV heads: not 4, 8

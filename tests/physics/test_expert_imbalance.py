@@ -28,7 +28,7 @@ from steptime.physics.expert_imbalance import (
 )
 from steptime.physics.layout_space import copy_counts
 from steptime.physics.uncertainty import constants_covariance, step_range, uncertain_constants
-from tests.conftest import every
+from tests.conftest import each, every
 
 COUNTED = 1.28
 """Skew of DeepSeek-R1: 164.1 tokens of deviation at 128 per expert (TensorRT-LLM, tech blog 4, table 1)."""
@@ -68,9 +68,7 @@ def eplb(loads, copies, ranks):
     return counts, experts, np.array(place)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "copies", "measured", "within"), [(32, 0, 2.564, 0.10), (32, 32, 1.109, 0.01), (36, 32, 1.115, 0.01)]
-)
+@each("ranks, copies, measured, within", [(32, 0, 2.564, 0.10), (32, 32, 1.109, 0.01), (36, 32, 1.115, 0.01)])
 def test_factor_of_deepseek_r1_is_near_the_counted_one(ranks, copies, measured, within):
     """Mean over layers and steps of the busiest rank over the mean, with 1,024 rows a rank (of 36: as many)."""
     found = factor(COUNTED, 256, ranks, copies, tokens=128 * ranks, requests=128 * ranks)
@@ -225,7 +223,7 @@ def test_many_skews_are_interpolated():
     assert found[:20] == pytest.approx([largest_copy(32, 256, float(skew)) for skew in skews[:20]], rel=1e-4)
 
 
-@pytest.mark.parametrize(("experts", "ep", "copies"), [(256, 32, (0, 32)), (256, 28, (24, 52)), (256, 1, (0,)), (0, 1, (0,))])
+@each("experts, ep, copies", [(256, 32, (0, 32)), (256, 28, (24, 52)), (256, 1, (0,)), (0, 1, (0,))])
 def test_copies_that_a_search_tries(experts, ep, copies):
     assert copy_counts(experts, ep) == copies
 
@@ -271,7 +269,7 @@ def test_an_old_engine_file_with_an_imbalance_keeps_it(tmp_path):
     assert old == pytest.approx(1.3 * even, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "typical"])
+@each("name", ["vllm", "sglang", "trtllm", "typical"])
 def test_shipped_engines_have_the_counted_skew_and_its_doubt(name):
     engine = load_engine(name)
     assert (engine.experts.expert_skew, engine.experts.expert_imbalance) == (COUNTED, 0.0)

@@ -29,6 +29,7 @@ from steptime.physics.expert_kernels import (
     stored_kind,
 )
 from steptime.physics.step import decode_step
+from tests.conftest import each
 
 KERNEL = ExpertKernel(
     seconds=30e-6,
@@ -76,8 +77,8 @@ def test_constants_are_physical():
         assert kernel.error < 0.5
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
+@each(
+    "name, kind",
     [("mxfp8", "fp8"), ("int8", "fp8"), *((name, name) for name in ("bf16", "fp8", "int4", "nvfp4", "mxfp4"))],
 )
 def test_kinds_of_stored_experts(name, kind):
@@ -150,8 +151,8 @@ def test_the_range_is_wider_without_runs_of_the_experts():
     assert widths[1] > widths[0] + 0.005
 
 
-@pytest.mark.parametrize(
-    ("entries", "words"),
+@each(
+    "entries, words",
     [
         ({}, "list of tables"),
         ([{"chips": "hopper"}], "needs chips, stored and factor"),

@@ -166,8 +166,8 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(layout, model, says)
         check(Layout(**layout), model, machine())
 
 
-@pytest.mark.parametrize(
-    ("layout", "model"),
+@each(
+    "layout, model",
     [
         ({"tp": 12, "pp": 4}, DENSE),
         ({"tp": 2.0}, DENSE),
@@ -239,8 +239,8 @@ def test_rows_of_layouts():
     assert select_layouts(table, np.array([[0], [1]])).tp.shape == (2, 1)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 2.5, "8", None, True, 10**9])
-@pytest.mark.parametrize("name", ["tp", "replicas"])
+@each("wrong", [0, -1, 2.5, "8", None, True, 10**9])
+@each("name", ["tp", "replicas"])
 def test_layout_of_a_scalar_that_counts_nothing_is_refused(name, wrong):
     with pytest.raises(LayoutError, match=name):
         Layout(**{name: wrong})

@@ -23,7 +23,7 @@ from steptime.physics.uncertainty import WAITS, factors
 from steptime.questions.subject import read_subject
 from steptime.simulation.step_predictor import compile_predictor
 from steptime.validation.predictions import predict
-from tests.conftest import engine
+from tests.conftest import each, engine
 
 ROWS = Path(__file__).parents[2] / "docs" / "llamacpp_rows.csv"
 # Decode steps of llama-batched-bench b6918 on DGX Spark [s]: model, weights, experts, batch, prompt, measured.
@@ -38,7 +38,7 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(("model", "weights", "experts", "batch", "prompt", "seconds"), MEASURED)
+@each("model, weights, experts, batch, prompt, seconds", MEASURED)
 def test_decode_of_dgx_spark_is_within_15_percent(model, weights, experts, batch, prompt, seconds):
     loaded = load_model(model, weights=weights, experts=experts)
     step = decode_step(loaded, "dgx-spark", batch=batch, context=prompt + 16, engine="llama.cpp")
@@ -140,7 +140,7 @@ def stored_bytes(model):
     return sum(n * op.total_weights * op.format.bytes for op, n in ops)
 
 
-@pytest.mark.parametrize("mixture", ["q4_k_m", "iq2_m", "q3_k_m", "q5_k_m"])
+@each("mixture", ["q4_k_m", "iq2_m", "q3_k_m", "q5_k_m"])
 def test_a_mixture_has_its_bits_for_every_parameter(mixture):
     """Llama-3.1-8B has 8.03 B parameters: 4.913 GB in q4_k_m, 2.940 GB in iq2_m, with head and embeddings."""
     bits = {"q4_k_m": 4.8944, "iq2_m": 2.9294, "q3_k_m": 3.91, "q5_k_m": 5.7036}[mixture]

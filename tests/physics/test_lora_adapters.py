@@ -30,7 +30,7 @@ from steptime.physics.speculative_step import drafter
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.physics.uncertainty import WITH_ADAPTERS, distances, step_range
 from steptime.questions.step_question import STEP
-from tests.conftest import engine, experts, machine, matrix, model_of
+from tests.conftest import each, engine, experts, machine, matrix, model_of
 
 LLAMA = load_model("llama-3.1-8b")
 MATRIX = matrix(name="q_proj", term="projections", weights=3e6, inputs=1000.0, outputs=3000.0)
@@ -48,8 +48,8 @@ def test_parameters_of_an_adapter_are_those_that_peft_prints():
     assert adapter_parameters(LLAMA) == 0
 
 
-@pytest.mark.parametrize(
-    ("tp", "inputs", "outputs"),
+@each(
+    "tp, inputs, outputs",
     [
         # All of A where outputs are divided; all of B where inputs are divided.
         (1, 6 * 4096 + 14336, 3 * 4096 + 2 * 1024 + 2 * 14336),
@@ -200,8 +200,8 @@ def test_a_range_with_adapters_is_wider_on_both_sides():
     assert [flag for flag, applies in flags if applies] == [WITH_ADAPTERS]
 
 
-@pytest.mark.parametrize("given", [{"lora_rank": 16}, {"lora_target": "attention"}, {"lora_adapters": 0, "lora_rank": 16}])
-@pytest.mark.parametrize("question", ["step", "plan"])
+@each("given", [{"lora_rank": 16}, {"lora_target": "attention"}, {"lora_adapters": 0, "lora_rank": 16}])
+@each("question", ["step", "plan"])
 def test_a_rank_or_matrices_need_adapters(question, given):
     with pytest.raises(RangeError, match="lora_adapters"):
         st.ask(question, model="llama-3.1-8b", system="hgx-h100", **given)

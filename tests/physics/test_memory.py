@@ -37,8 +37,8 @@ def test_used_is_the_sum_and_may_fill_the_chip_to_the_last_byte():
     assert replace(full, capacity=16).fits
 
 
-@pytest.mark.parametrize(
-    ("op", "layout", "ways"),
+@each(
+    "op, layout, ways",
     [
         (matrix(), Layout(), 1),
         (matrix(), Layout(tp=4, cp=2), 8),
@@ -53,8 +53,8 @@ def test_weights_are_divided_inside_a_group(op, layout, ways):
     assert op_bytes(replace(op, format=matrix(stored="bf16").format), layout) == 2 * GB / ways
 
 
-@pytest.mark.parametrize(
-    ("layout", "slots", "gigabytes"),
+@each(
+    "layout, slots, gigabytes",
     [
         (Layout(), 64, 6.4),
         (Layout(dp=8, ep=8), 8, 0.8),
@@ -72,7 +72,7 @@ def test_experts_and_their_redundant_copies(layout, slots, gigabytes):
     assert op_bytes(experts(stored="bf16"), layout) == pytest.approx(2 * gigabytes * GB)
 
 
-@pytest.mark.parametrize(("pp", "share"), [(1, 1.0), (2, 0.5), (3, 0.4), (4, 0.3), (10, 0.1)])
+@each("pp, share", [(1, 1.0), (2, 0.5), (3, 0.4), (4, 0.3), (10, 0.1)])
 def test_the_fullest_stage_of_ten_layers(pp, share):
     assert stage_share(model_of(matrix()), Layout(pp=pp)) == pytest.approx(share)
 
@@ -81,8 +81,8 @@ EMBEDDING, HEAD = matrix(weights=3e9, term="embedding", rows="lookup"), matrix(w
 TOWER, NORM = matrix(weights=4e9, term="vision", rows="none"), matrix(weights=1e9, term="norms", rows="tokens")
 
 
-@pytest.mark.parametrize(
-    ("stem", "pp", "gigabytes"),
+@each(
+    "stem, pp, gigabytes",
     [
         ((EMBEDDING, HEAD), 1, 10 + 8),
         ((EMBEDDING, HEAD), 2, 5 + 5),  # the last stage is the fuller
@@ -100,8 +100,8 @@ def test_first_and_last_stage_hold_embedding_and_head(stem, pp, gigabytes):
     assert weights_per_chip(model, Layout(pp=np.array([pp, 1])))[0] == pytest.approx(gigabytes * GB)
 
 
-@pytest.mark.parametrize(
-    ("batch", "dp", "sequences"),
+@each(
+    "batch, dp, sequences",
     [(10, 1, 10), (10, 4, 3), ((0.1 + 0.2) * 10, 3, 1), (2.5, 1, 3), (8, 4, 2), (1, 8, 1), (0, 2, 0)],
 )
 def test_the_busiest_group_has_the_odd_sequence(batch, dp, sequences):
@@ -142,8 +142,8 @@ def test_caches_of_all_layers_and_mixers_add_up():
     assert cache_per_sequence(model, 100, Layout()) == 3 * (100_000 + 10_000) + 2 * 100_000
 
 
-@pytest.mark.parametrize(
-    ("ops", "layout", "values"),
+@each(
+    "ops, layout, values",
     [
         ((matrix(inputs=1000, outputs=4000),), Layout(), 2000 + 5000),
         ((matrix(inputs=1000, outputs=4000),), Layout(tp=4), 2000 + 1250),
@@ -177,7 +177,7 @@ def test_a_chip_holds_the_parts_of_its_group():
     assert held.capacity == pytest.approx(73.6 * GB)
 
 
-@pytest.mark.parametrize(("step_tokens", "tokens"), [(0, 5), (4, 5), (5, 5), (64, 64)])
+@each("step_tokens, tokens", [(0, 5), (4, 5), (5, 5), (64, 64)])
 def test_activations_are_of_the_larger_step(step_tokens, tokens):
     held = memory_per_chip(model_of(), machine(), batch=5, context=1, engine="ideal", step_tokens=step_tokens)
     assert held.activations == tokens * 2 * 2000
@@ -195,7 +195,7 @@ def test_memory_without_a_name_of_an_engine_is_that_of_the_systems():
     assert held.capacity == pytest.approx(92e6)  # vllm: gpu_memory_utilization 0.92
 
 
-@pytest.mark.parametrize(
+@each(
     "sizes",
     [
         {"batch": -1, "context": 1},
@@ -214,8 +214,8 @@ def test_no_sequences_of_no_context_are_a_size():
     assert (held.cache, held.activations, held.reserved) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "layout", "sequences"),
+@each(
+    "changes, layout, sequences",
     [
         ({}, Layout(), 5),  # 10 GB of weights; 5.5 MB left for caches of 1 MB
         ({"capacity": 10 * GB + 5e6}, Layout(), 5),
@@ -247,7 +247,7 @@ def test_weights_that_leave_no_room_hold_less_than_one():
     assert sequences_that_fit(sparse_matrix(), machine(capacity=64 * GB - 1), context=100, engine="ideal") < 1
 
 
-@pytest.mark.parametrize("name", ["batch", "context", "step_tokens"])
+@each("name", ["batch", "context", "step_tokens"])
 def test_arrays_that_do_not_go_together_are_named(name):
     given = {"batch": np.ones(2), "context": np.ones(2), "step_tokens": np.ones(2)} | {name: np.ones(3)}
     with pytest.raises(RangeError, match=rf"do not broadcast: .*{name} \(3,\)"):

@@ -66,9 +66,7 @@ def test_members_of_a_group_on_two_levels(size, stride, members):
     assert members_by_level(NODES.domains, size, stride) == members
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "members"), [(64, 1, (8, 4, 2)), (16, 1, (8, 2, 1)), (4, 16, (1, 2, 2)), (8, 32, (1, 1, 8))]
-)
+@each("size, stride, members", [(64, 1, (8, 4, 2)), (16, 1, (8, 2, 1)), (4, 16, (1, 2, 2)), (8, 32, (1, 1, 8))])
 def test_members_of_a_group_on_three_levels(size, stride, members):
     assert members_by_level(pods().domains, size, stride) == members
 
@@ -78,8 +76,8 @@ def test_a_group_that_fills_its_domain_does_not_leave_it_for_a_rounding():
     assert members_by_level(machine(size=0.3).domains, 3, 0.1) == (3, 1)
 
 
-@pytest.mark.parametrize(
-    ("topology", "counts"),
+@each(
+    "topology, counts",
     [
         ("switch", {1: 0, 2: 1, 8: 1, 64: 1}),
         ("ring", {0: 0, 1: 0, 2: 1, 8: 7}),
@@ -91,8 +89,8 @@ def test_messages_in_a_row(topology, counts):
         assert messages(Link(bandwidth=1e9, topology=topology), members) == count
 
 
-@pytest.mark.parametrize(
-    ("bytes_", "options", "busy", "calls"),
+@each(
+    "bytes_, options, busy, calls",
     [
         (MB, {}, 15e-6, 2),  # 2 x 3/4 of 1 MB; in one phase it were 30 us
         (MB / 10, {}, 3e-6, 1),  # 3 x 0.1 MB: 3 us for 1.5, to save a latency of 2 us
@@ -217,8 +215,8 @@ def test_exchanges_of_many_sizes_at_once():
         assert together.calls[i] == one.calls
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "busy", "latency"),
+@each(
+    "size, stride, busy, latency",
     [
         (4, 2, (3e-5, 0), 4e-6),  # chips 0, 2, 4, 6 of a node: three hops with data, one with token ids
         (4, 8, (0, 3e-4), 20e-6),  # one stage a node

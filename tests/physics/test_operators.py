@@ -48,8 +48,8 @@ def test_an_efficiency_below_one_is_slower_by_as_much_where_it_binds(constants, 
     assert real.terms[term] == pytest.approx(float(slower * ideal.terms[term]))
 
 
-@pytest.mark.parametrize(
-    ("constants", "batch", "milliseconds"),
+@each(
+    "constants, batch, milliseconds",
     [
         ({}, 1, 2.0),  # 8 of 64 experts of 0.1 GB, ten layers
         ({"memory_efficiency": 0.5, "compute_efficiency": 0.5}, 1, 2.0),
@@ -67,8 +67,8 @@ BLACKWELL = replace(CHIP, chip=replace(CHIP.chip, peak={"bf16": 1e15, "fp8": 2e1
 IN_BLOCKS = number_format("fp8", values_per_scale=128 * 128, scale_bytes=4, block=128)
 
 
-@pytest.mark.parametrize(
-    ("system", "stored", "slower"),
+@each(
+    "system, stored, slower",
     [
         (BLACKWELL, IN_BLOCKS, 2.5),
         (BLACKWELL, number_format("fp8"), 1.0),  # one scale for a tensor
@@ -115,8 +115,8 @@ def test_activations_go_through_memory_beside_the_weights():
     assert resources(summed) == pytest.approx({"compute": compute, "weights": weights, "activations": activations})
 
 
-@pytest.mark.parametrize("norm", [2.0, 4.0, 3.0])
-@pytest.mark.parametrize(("batch", "larger"), [(125, "weights"), (500, "compute")])
+@each("norm", [2.0, 4.0, 3.0])
+@each("batch, larger", [(125, "weights"), (500, "compute")])
 def test_resources_of_a_norm_are_shares_of_the_powers(norm, batch, larger):
     """Arithmetic and traffic of 1 to 2: of (1 + 2^p) parts one is the smaller's."""
     step = decode(model_of(matrix()), on=engine(roofline_norm=norm), batch=batch, context=1)
@@ -128,8 +128,8 @@ def test_resources_of_a_norm_are_shares_of_the_powers(norm, batch, larger):
     assert resources(step) == pytest.approx({larger: total - smaller, other: smaller})
 
 
-@pytest.mark.parametrize(
-    ("constant", "count"),
+@each(
+    "constant, count",
     [
         ("layer", 5),
         ("kernel", 3 * 2 + 2),
@@ -144,7 +144,7 @@ def test_resources_of_a_norm_are_shares_of_the_powers(norm, batch, larger):
         ("collective", 0),
     ],
 )
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@each("phase", ["decode", "prefill"])
 def test_overheads_are_counted_as_often_as_kernels_run(constant, count, phase):
     on = engine(**{f"seconds_per_{constant}": 1.0})
     if phase == "decode":
@@ -184,8 +184,8 @@ def test_launches_count_products_and_steps_above_the_largest_graph():
     assert found[1:] == pytest.approx(10, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("compute", "memory", "norm", "seconds", "to_compute", "to_memory"),
+@each(
+    "compute, memory, norm, seconds, to_compute, to_memory",
     [
         (3.0, 4.0, np.inf, 4, 0, 4),
         (4.0, 3.0, np.inf, 4, 4, 0),
@@ -202,8 +202,8 @@ def test_seconds_and_who_brought_them_about(compute, memory, norm, seconds, to_c
     assert [float(x) for x in overlapped(compute, memory, norm)] == pytest.approx([seconds, to_compute, to_memory])
 
 
-@pytest.mark.parametrize(
-    ("demand", "count", "seconds", "waits", "sides"),
+@each(
+    "demand, count, seconds, waits, sides",
     [
         (Demand(4e15, 2e15, weights=4e12), 1, 2, {"compute": 2, "weights": 0}, (2, 1)),
         (Demand(4e15, 2e15, weights=4e12), 3, 6, {"compute": 6, "weights": 0}, (6, 3)),

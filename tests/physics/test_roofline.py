@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from steptime.physics.operator_time import compute_time, memory_time, overlap, root, smaller_power
+from tests.conftest import each
 
 
 def test_arithmetic_and_traffic_at_a_share_of_their_rates():
@@ -15,8 +16,8 @@ def test_arithmetic_and_traffic_at_a_share_of_their_rates():
     assert memory_time(20, 5, 0.8) == 5
 
 
-@pytest.mark.parametrize(
-    ("norm", "together"),
+@each(
+    "norm, together",
     [(np.inf, 4.0), (1, 7.0), (2, 5.0), (3, 91 ** (1 / 3)), (4, 337**0.25), (5, 1267**0.2), (np.array([4.0]), 337**0.25)],
 )
 def test_overlap_of_3_and_4_seconds(norm, together):
@@ -33,7 +34,7 @@ def test_the_smaller_over_the_larger_to_a_power():
     assert (root(81.0, 4), root(9.0, 2)) == (pytest.approx(3), pytest.approx(3))
 
 
-@pytest.mark.parametrize("norm", [1, 1.25, 1.5, 2, 2.5, 3.0, 4.5, 7])
+@each("norm", [1, 1.25, 1.5, 2, 2.5, 3.0, 4.5, 7])
 def test_short_ways_to_a_power_are_the_power(norm):
     ratios = np.array([0.0, 1e-9, 0.3, 1.0])
     np.testing.assert_allclose(smaller_power(ratios, 1.0, norm), ratios**norm, rtol=1e-12)

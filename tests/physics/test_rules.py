@@ -29,7 +29,7 @@ BROKEN = {  # one layout for each rule of scope "model" or "search", of DeepSeek
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@each("name", BROKEN)
 def test_a_broken_rule_says_why(name, deepseek, rack):
     layout, says = BROKEN[name]
     (rule,) = (r for r in RULES if r.name == name)
@@ -44,8 +44,8 @@ def test_a_broken_rule_says_why(name, deepseek, rack):
         check(layout, deepseek, rack)  # it could run
 
 
-@pytest.mark.parametrize(
-    ("name", "layout", "says"),
+@each(
+    "name, layout, says",
     [
         ("has experts", Layout(tp=2, ep=2), "has no experts; use tp or pp"),
         ("shared experts", Layout(dp=2), "no routed experts that data-parallel ranks could share"),
@@ -168,8 +168,8 @@ def test_rules_of_some_models_and_engines(name, facts, layout, holds):
     assert bool(np.all(rule.holds(replace(FACTS, **facts), Layout(**layout)))) is holds
 
 
-@pytest.mark.parametrize(
-    ("layout", "says"),
+@each(
+    "layout, says",
     [
         ({"tp": 5}, "tp=5 does not divide the 12 heads of m; try 1, 2, 3, 4 or 6"),
         ({"tp": 4, "cp": 2}, "tp x cp=8 does not divide the 12 heads of m; try 1, 2, 3, 4 or 6"),

@@ -13,7 +13,7 @@ from steptime.physics.engine_releases import Release, read_releases, release_bou
 from steptime.physics.expert_kernels import ExpertFactor
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
-from tests.conftest import one_matrix
+from tests.conftest import each, one_matrix
 from tests.physics.passes import decode
 
 MODEL = replace(one_matrix(), vocabulary=100_000)
@@ -68,8 +68,8 @@ def test_expert_kernel_engine_an_old_release_have_a_factor_by_format():
     assert at_release(engine, "0.12").expert_factors == entries
 
 
-@pytest.mark.parametrize(
-    ("entries", "problem"),
+@each(
+    "entries, problem",
     [
         ({}, "must be a list of tables"),
         ([{"seconds_per_step": 1e-3}], "needs before"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from steptime.models.model import Attention
 from steptime.number_checks import divisors
 from steptime.physics.layout import Facts, Layout
@@ -11,9 +9,7 @@ from steptime.physics.layout_space import DEGREES, expert_ways, groups, legal, n
 from tests.conftest import each, engine, experts, machine, matrix, model_of
 
 
-@pytest.mark.parametrize(
-    ("number", "found"), [(1, (1,)), (2, (1, 2)), (9, (1, 3, 9)), (12, (1, 2, 3, 4, 6, 12)), (13, (1, 13))]
-)
+@each("number, found", [(1, (1,)), (2, (1, 2)), (9, (1, 3, 9)), (12, (1, 2, 3, 4, 6, 12)), (13, (1, 13))])
 def test_divisors(number, found):
     assert divisors(number) == found
 
@@ -64,8 +60,8 @@ def axes(facts: Facts, chips: int, microbatches=(1,)) -> dict[str, set[int]]:
 DENSE = Facts(heads=8, depth=4, domain=8, chips=8)
 
 
-@pytest.mark.parametrize(
-    ("facts", "chips", "expected"),
+@each(
+    "facts, chips, expected",
     [
         (
             DENSE,
@@ -92,8 +88,8 @@ def test_micro_batches_are_so_many_a_stage():
     assert list(proposed(DENSE, 8, ())) == []
 
 
-@pytest.mark.parametrize(
-    ("experts_", "domain", "chips", "largest"),
+@each(
+    "experts_, domain, chips, largest",
     [(4096, 8, 1000, 256), (4096, 8, 100, 96), (4096, 512, 1000, 512), (4096, 512, 300, 256)],
 )
 def test_replicas_grow_to_256_chips_or_a_domain(experts_, domain, chips, largest):

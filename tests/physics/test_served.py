@@ -12,7 +12,7 @@ from steptime.models.model import Attention, kv_bytes_per_token, weight_bytes, w
 from steptime.physics.compute_dtype import as_served, is_narrow, with_small_cache
 from steptime.simulation.simulator import simulate
 from steptime.workload.traffic import Lengths, open_loop
-from tests.conftest import engine, experts, machine, matrix, model_of
+from tests.conftest import each, engine, experts, machine, matrix, model_of
 
 WIDE, NARROW = number_format("bf16").arithmetic, number_format("fp8").arithmetic
 KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=8, heads=8, arithmetic=WIDE)
@@ -24,8 +24,8 @@ def chips(fp4: bool):
     return replace(system, chip=replace(system.chip, peak=system.chip.peak | ({"fp4": 4e15} if fp4 else {})))
 
 
-@pytest.mark.parametrize(
-    ("ops", "without", "with_fp4"),
+@each(
+    "ops, without, with_fp4",
     [
         ((matrix(stored="bf16"),), False, False),
         ((matrix(stored="fp8"),), True, True),
@@ -71,8 +71,8 @@ def test_states_and_what_is_kept_in_fewer_bits_stay():
     assert found.layers[0][0].attention[1:] == (state, small)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "told"),
+@each(
+    "name, given, told",
     [("deepseek-ai/DeepSeek-V3", {}, False), ("deepseek-ai/DeepSeek-V3", {"kv": "bf16"}, True), ("llama-3.1-8b", {}, False)],
 )
 def test_a_cache_is_told_by_who_asks(name, given, told):

@@ -16,8 +16,8 @@ from tests.conftest import each, engine, experts, machine, matrix, model_of, one
 from tests.physics.passes import CHIP, HEAD, IDEAL, MEMORY_BOUND, NODES, READ, decode, resources, terms
 
 
-@pytest.mark.parametrize(
-    ("given", "matrices", "attention", "waits"),
+@each(
+    "given, matrices, attention, waits",
     [
         ({}, READ, 64 * 4096 * 1e4 / 4e12, "weights"),
         ({"batch": 1000}, 1000 * 2e10 / 2e15, 1000 * 4096 * 1e4 / 4e12, "kv"),  # 10 ms and 10.2 ms
@@ -74,8 +74,8 @@ def test_a_head_runs_once_and_what_is_only_stored_never():
 FREE = machine(flops=1e30, bandwidth=1e12)  # 1 ms for each GB
 
 
-@pytest.mark.parametrize(
-    ("layout", "milliseconds"),
+@each(
+    "layout, milliseconds",
     [
         (Layout(pp=2, microbatches=2), 10),  # two halves of the layers, twice
         (Layout(pp=2, microbatches=4), 20),
@@ -213,8 +213,8 @@ def test_layouts_of_all_kinds_at_once():
             assert {k: v[i] for k, v in together.resources.items() if v[i] > 1e-15} == pytest.approx(resources(alone))
 
 
-@pytest.mark.parametrize(
-    ("constant", "values"),
+@each(
+    "constant, values",
     [
         ("seconds_per_layer", (0.0, 1e-5)),
         ("seconds_per_step", (0.0, 1e-3)),

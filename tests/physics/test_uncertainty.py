@@ -26,7 +26,7 @@ from steptime.physics.uncertainty import (
     with_variances,
 )
 from steptime.questions.step_question import step_summary
-from tests.conftest import engine, machine, one_matrix
+from tests.conftest import each, engine, machine, one_matrix
 
 STREAM = machine(flops=1e30)
 TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"prompt": [0.6, 1.7]}}
@@ -37,7 +37,7 @@ def fitted(**more):
     return engine(memory_efficiency=0.8, fit=fit | more)
 
 
-@pytest.mark.parametrize(("share", "regime"), [(0.0, "decode"), (0.15, "decode"), (0.1501, "mixed"), (1.0, "mixed")])
+@each("share, regime", [(0.0, "decode"), (0.15, "decode"), (0.1501, "mixed"), (1.0, "mixed")])
 def test_regimes(share, regime):
     assert str(latency_regime(share)) == regime
 
@@ -49,8 +49,8 @@ def test_half_of_a_range():
     assert half_width(0.0, 0.25) == pytest.approx(1.645 * 0.5)
 
 
-@pytest.mark.parametrize(
-    ("quantity", "regime", "low", "high"),
+@each(
+    "quantity, regime, low, high",
     [
         ("tpot", "decode", 0.8, 1.25),
         ("tpot", "mixed", 0.7, 1.5),
@@ -124,8 +124,8 @@ def test_gradients_of_many_values():
     assert log_gradient(lambda e: contexts * 1.0, on, dimensions=1) == pytest.approx(np.zeros((1, 3)))
 
 
-@pytest.mark.parametrize(
-    ("given", "regime"),
+@each(
+    "given, regime",
     [
         ({"batch": 4, "context": 10}, "decode"),
         ({"prompts": 1, "tokens": 10}, "mixed"),

@@ -14,7 +14,7 @@ from steptime.errors import RangeError
 from steptime.physics.bias_correction import Anchor, MeasuredRun
 from steptime.physics.layout import Layout
 from steptime.planning.slo_probability import effective_targets, extrapolation_flags
-from tests.conftest import engine
+from tests.conftest import each, engine
 from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan, equal_requests
 
 TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"prompt": [0.6, 1.6], "queue": [0.5, 3.0]}}
@@ -122,7 +122,7 @@ def test_the_ideal_is_certain_whatever_is_asked():
     assert asked.usd_per_million_output_tokens == plain.usd_per_million_output_tokens
 
 
-@pytest.mark.parametrize("sure", [0.3, 2, math.nan])
+@each("sure", [0.3, 2, math.nan])
 def test_a_plan_refuses_what_is_no_such_probability(sure):
     with pytest.raises(RangeError, match="sure: must be a probability from"):
         closed_plan(MODEL, NODES, WORK, engine="ideal", sure=sure, alternatives=False)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from steptime.physics.layout import Layout
 from steptime.planning.batch_grids import batch_grid, batches, batches_around, closer_batches, nearby_batches
+from tests.conftest import each
 
 
-@pytest.mark.parametrize(
-    ("middle", "unit", "count", "first", "last"),
+@each(
+    "middle, unit, count, first, last",
     [
         (1, 1, 9, 1.0, 2.0),  # eighths
         (1, 8, 9, 8.0, 16.0),

@@ -10,6 +10,7 @@ import pytest
 
 from steptime.planning import batch_queue
 from steptime.planning.batch_queue import LEVELS, PassTime, arrivals, highest_utilisation, passes, queue_share, upper_tail
+from tests.conftest import each
 
 FLAT = PassTime(first=0.4)
 BENT = PassTime(first=0.2, slope_to_kink=0.01, kink=4, beyond=0.02, bend=12, far=0.03)
@@ -78,8 +79,8 @@ def all_rows(rate: float, time: PassTime, seats: float, replicas: int) -> dict[s
 
 
 @pytest.mark.parametrize("time", [FLAT, BENT], ids=["flat", "bent"])
-@pytest.mark.parametrize("seats", [2, 9, 40])
-@pytest.mark.parametrize("replicas", [1, 3, 40])
+@each("seats", [2, 9, 40])
+@each("replicas", [1, 3, 40])
 def test_passes_solve_their_equations(time, seats, replicas):
     full = seats / float(time(seats))
     rates = full * np.array([1e-3, 0.05, 0.3, 0.6, 0.9, 0.99, 1.1])
@@ -90,8 +91,8 @@ def test_passes_solve_their_equations(time, seats, replicas):
             assert getattr(together, name)[index] == pytest.approx(expected[name], rel=2e-6), (name, rate)
 
 
-@pytest.mark.parametrize(("time", "seats"), [(JUMP, 12), (JUMP, 3), (JUMP, 4), (ROWS, 24), (ROWS, 33), (ROWS, 5)])
-@pytest.mark.parametrize("replicas", [1, 4])
+@each("time, seats", [(JUMP, 12), (JUMP, 3), (JUMP, 4), (ROWS, 24), (ROWS, 33), (ROWS, 5)])
+@each("replicas", [1, 4])
 def test_passes_that_jump_change_between_their_rows(time, seats, replicas):
     # Bends at whole rows: a pass with the time of a jump never reaches the longest pass of its row.
     rates = seats / float(time(seats)) * np.array([0.05, 0.4, 0.7, 0.85])
@@ -124,8 +125,8 @@ def level_by_level(limit: float, seconds: list[float], ceiling: float) -> float:
     return ceiling
 
 
-@pytest.mark.parametrize("late", [0.0, 0.6])
-@pytest.mark.parametrize(("seats", "replicas"), [(1, 1), (8, 1), (8, 5)])
+@each("late", [0.0, 0.6])
+@each("seats, replicas", [(1, 1), (8, 1), (8, 5)])
 def test_highest_utilisation_lies_on_the_line_between_two_levels(late, seats, replicas):
     limits = np.array([0.19, 0.21, 0.25, 0.3, 0.34, 0.4, 0.5, 0.7, 1.0, 2.0, 9.0])
     found = highest_utilisation(limits, BENT, seats, 0.9, late=late, replicas=replicas)

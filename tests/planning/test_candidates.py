@@ -22,7 +22,7 @@ from steptime.planning.plan_problem import (
     moving,
     pass_limit,
 )
-from tests.conftest import engine, machine, one_matrix
+from tests.conftest import each, engine, machine, one_matrix
 from tests.planning.cases import equal_requests
 
 WORK = equal_requests(input_tokens=1000, output_tokens=201)
@@ -47,8 +47,8 @@ def test_a_candidate_in_a_line():
     assert APART.text == "prefill mb2 x4 + decode tp2 x2"
 
 
-@pytest.mark.parametrize(
-    ("changes", "same"),
+@each(
+    "changes, same",
     [
         ({"batch": 7, "chunk": 8}, True),
         ({"layout": Layout(tp=2, replicas=3)}, True),

@@ -10,6 +10,7 @@ import pytest
 from steptime.planning import chunked_prefill
 from steptime.planning.batch_queue import queue_share
 from steptime.planning.chunked_prefill import interleaved_prefill_share, mixed_step_stats
+from tests.conftest import each
 
 
 def slow_steps_wanted(
@@ -96,9 +97,9 @@ def test_more_load_than_slots_waits_without_end():
     assert stats.seconds == pytest.approx([0.08] * 3)
 
 
-@pytest.mark.parametrize("replicas", [1, 5])
-@pytest.mark.parametrize(
-    ("decoding", "steps", "chunks", "decode", "slow"),
+@each("replicas", [1, 5])
+@each(
+    "decoding, steps, chunks, decode, slow",
     [
         (4.0, 127, 4, 0.01, 0.1),
         (20.0, 500, 2, 0.02, 0.05),

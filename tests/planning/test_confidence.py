@@ -20,17 +20,18 @@ from steptime.planning.slo_probability import (
     target_levels,
 )
 from steptime.workload.workload import Slo, Workload
+from tests.conftest import each
 
 RANGE = (0.008, 0.015)  # of a figure of 10 ms
 
 
-@pytest.mark.parametrize("sure", [0.3, 0.49999, 0.9901, 1, 2, -0.9, math.nan, math.inf])
+@each("sure", [0.3, 0.49999, 0.9901, 1, 2, -0.9, math.nan, math.inf])
 def test_what_is_no_such_probability_is_refused(sure):
     with pytest.raises(RangeError, match=r"sure: must be a probability from 0\.5 to 0\.99, got "):
         check_sure(sure)
 
 
-@pytest.mark.parametrize("sure", [None, 0.5, 0.9, 0.99])
+@each("sure", [None, 0.5, 0.9, 0.99])
 def test_what_is_one_is_taken(sure):
     check_sure(sure)
 
@@ -43,8 +44,8 @@ def test_an_end_of_a_range_is_its_95_per_cent_point():
     assert point(0.010, None, 0.99) == 0.010
 
 
-@pytest.mark.parametrize(
-    ("limit", "likely"),
+@each(
+    "limit, likely",
     [(0.015, 0.95), (0.008, 0.05), (0.010, 0.5), (0.010 * 1.5**0.5, 0.794583), (0.010 * 0.8**0.5, 0.205417), (math.inf, 1.0)],
 )
 def test_a_limit_is_met_as_likely_as_the_normal_says(limit, likely):
@@ -52,7 +53,7 @@ def test_a_limit_is_met_as_likely_as_the_normal_says(limit, likely):
     assert likelihood(0.010, RANGE, limit) == pytest.approx(likely, abs=1e-5)
 
 
-@pytest.mark.parametrize(("limit", "likely"), [(0.0099, 0.0), (0.010, 1.0), (0.0101, 1.0)])
+@each("limit, likely", [(0.0099, 0.0), (0.010, 1.0), (0.0101, 1.0)])
 def test_what_has_no_range_is_certain(limit, likely):
     assert likelihood(0.010, None, limit) == likely
     assert likelihood(0.010, (0.010, 0.010), limit) == likely

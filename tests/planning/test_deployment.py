@@ -16,6 +16,7 @@ from steptime.planning.plan_result import (
     runner_up_dearer,
 )
 from steptime.workload.workload import limits
+from tests.conftest import each
 from tests.planning.cases import closed_plan, equal_requests, shared
 
 
@@ -69,8 +70,8 @@ def test_mean_resources_of_steps_with_and_without_a_chunk():
     assert pool.chips == pool.layout.chips * pool.layout.replicas
 
 
-@pytest.mark.parametrize(
-    ("elasticities", "name", "saving"),
+@each(
+    "elasticities, name, saving",
     [
         ({"hbm_bandwidth": -0.6, "arithmetic": -0.2, "rent": 1.0}, "hbm_bandwidth", 1 - 1.1**-0.6),
         ({"hbm_bandwidth": -0.2, "kv_bytes": 0.5, "rent": 1.0}, "kv_bytes", 1 - 1.1**-0.5),
@@ -83,7 +84,7 @@ def test_what_would_help_most(elasticities, name, saving):
     assert best_change(found) == (name, pytest.approx(saving))
 
 
-@pytest.mark.parametrize("elasticities", [{"rent": 1.0}, {}, {"arithmetic": -0.001}, {"hbm_bandwidth": 0.5, "kv_bytes": -0.5}])
+@each("elasticities", [{"rent": 1.0}, {}, {"arithmetic": -0.001}, {"hbm_bandwidth": 0.5, "kv_bytes": -0.5}])
 def test_what_hardly_helps_is_none(elasticities):
     assert best_change(replace(shared(), elasticities=elasticities)) is None
 

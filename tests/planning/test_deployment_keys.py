@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import Layout
 from steptime.physics.step import Step
 from steptime.planning.plan_result import Plan, Point, Pool
 from steptime.result_base import entries
 from steptime.workload.workload import Slo, Workload
+from tests.conftest import each
 
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 
@@ -24,6 +23,6 @@ def told(kind: type) -> list[tuple[str, str, str]]:
     return [(row[0].strip("`"), row[1], row[-1].replace("\\|", "|")) for row in cells]
 
 
-@pytest.mark.parametrize("kind", [Step, Layout, Memory, Plan, Pool, Point, Workload, Slo])
+@each("kind", [Step, Layout, Memory, Plan, Pool, Point, Workload, Slo])
 def test_keys_units_and_meanings_are_those_of_the_page(kind):
     assert [(entry.key, entry.unit, entry.meaning) for entry in entries(kind)] == told(kind)

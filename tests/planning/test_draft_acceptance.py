@@ -55,7 +55,7 @@ def test_a_length_measured_on_the_model_by_hand():
     assert "https://" in three.source
 
 
-@pytest.mark.parametrize(("drafts", "length"), [(2, 1.91), (3, 2.07), (4, 2.13)])
+@each("drafts, length", [(2, 1.91), (3, 2.07), (4, 2.13)])
 def test_each_measured_number_of_drafts_is_its_own(drafts, length):
     assert estimate("gpt-oss-120b", "eagle3", drafts).length == length
 

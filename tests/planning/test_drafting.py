@@ -200,7 +200,7 @@ def test_what_makes_no_sense_is_refused(asked, error, message, deepseek):
         closed_plan(deepseek, "hgx-h200", WORK, **asked, alternatives=False)
 
 
-@pytest.mark.parametrize("asked", [{"drafts": 1, "acceptance": 1.5}, {"drafts": 1}, {"drafts": "auto"}])
+@each("asked", [{"drafts": 1, "acceptance": 1.5}, {"drafts": 1}, {"drafts": "auto"}])
 def test_a_model_without_draft_layers_is_refused(asked):
     assert known_draftings(one_matrix()) == (NONE,)
     with pytest.raises(InputError, match="has no layers that draft"):

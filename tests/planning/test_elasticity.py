@@ -18,7 +18,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate,
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.refinement import best
 from steptime.planning.steady_state import decode_pool
-from tests.conftest import engine, machine, one_matrix, sparse_matrix
+from tests.conftest import each, engine, machine, one_matrix, sparse_matrix
 from tests.planning.cases import closed_plan, equal_requests
 
 WORK = equal_requests(input_tokens=1000, output_tokens=201)  # 200 steps at a mean context of 1,100.5
@@ -179,8 +179,8 @@ def held(seats: float) -> float:
     return 1e10 + seats * (1e4 * 1100.5 + 4000)
 
 
-@pytest.mark.parametrize(
-    ("model", "system", "slo", "batch", "names"),
+@each(
+    "model, system, slo, batch, names",
     [
         (one_matrix(), STREAM, st.Slo(tpot=3e-3), 181, ("speed",)),
         (one_matrix(), STREAM, st.Slo(tpot=3e-3), 170, ("speed",)),  # not at once, but ten per cent further

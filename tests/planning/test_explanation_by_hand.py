@@ -16,7 +16,7 @@ from steptime.physics.step import mixed_step
 from steptime.planning.plan_result import Pool
 from steptime.planning.steady_state import aggregated
 from steptime.planning.step_explanation import equations, explain_step, sources, step_given
-from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix
+from tests.conftest import each, engine, experts, machine, matrix, model_of, one_matrix
 from tests.planning.cases import closed_plan, equal_requests
 
 WORK = equal_requests(input_tokens=1000, output_tokens=201, cached_share=0.25)
@@ -37,8 +37,8 @@ def pool(role="serve", batch=64, chunk=500, reads=1.0, mixed=True, **layout) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "mixed", "expected"),
+@each(
+    "given, mixed, expected",
     [
         ({}, False, {"batch": 64, "context": 1100.5, "query": 1}),
         ({}, True, {"batch": 64, "context": 1100.5, "query": 1, "prompts": 1, "tokens": 500, "prefix": 250 + 125}),
@@ -122,8 +122,8 @@ def lines_of(model, on, layout):
     return step, explain_step(model, NODES, sizes=GIVEN, layout=layout, engine=on)
 
 
-@pytest.mark.parametrize(
-    ("op", "on", "layout"),
+@each(
+    "op, on, layout",
     [
         (experts(), engine(), Layout(tp=2, dp=2, ep=2)),
         (experts(), engine(), Layout(tp=2, pp=2)),
@@ -197,6 +197,8 @@ def test_sources_of_a_step_end_with_the_rent():
     found = sources(st.load_system("hgx-h100"))
     names = [name for name, *_ in found]
     assert names[-1] == "rent"
-    assert "chip.hbm.bandwidth" in names
+    values = {name: value for name, value, *_ in found}
+    assert values["chip.hbm.bandwidth"] == "3.35 TB/s"
+    assert values["chip.hbm.capacity"] == "80 GB on the label; the driver counts 85.5 GB"
     assert not any(name.startswith("chip.power") for name in names)
     assert all(np.array([len(row) for row in found]) == 5)

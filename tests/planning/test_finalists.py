@@ -16,6 +16,7 @@ from steptime.planning.finalists import (
     Course,
     Finalist,
     _is_slow,
+    _leaders,
     _limits,
     expected_figures,
     highest_met,
@@ -38,7 +39,7 @@ from steptime.planning.session_hits import SessionCase
 from steptime.planning.session_loop import FIRST_TURNS, TURNS
 from steptime.planning.simulated_rate import Run
 from steptime.workload.sessions import PRESETS
-from tests.conftest import CHOICE_ALONE, engine
+from tests.conftest import CHOICE_ALONE, each, engine
 from tests.planning.cases import case
 
 NO_WAITS = Run(rate=1.0, ttft=0.0, tpot=0.0, mean_ttft=0.0, mean_tpot=0.0, batch=0.0, busy=(0.0,), worst=0.0)
@@ -208,9 +209,7 @@ def test_large_prefill_pools_are_also_changed_by_an_eighth():
     assert found == [(39, 89), (41, 87), (35, 93), (46, 82)]
 
 
-@pytest.mark.parametrize(
-    ("readers", "binding", "has_fewer"), [(8, "speed", True), (7, "speed", False), (8, "first token", False)]
-)
+@each("readers, binding, has_fewer", [(8, "speed", True), (7, "speed", False), (8, "first token", False)])
 def test_large_pools_whose_steps_are_too_slow_are_tried_with_fewer_slots(readers, binding, has_fewer):
     apart = replace(APART, prefill_layout=Layout(replicas=readers), layout=Layout(replicas=8), batch=64)
     run = replace(simulated_rate._missed_run(1.0, 0.01), binding=binding)
@@ -223,6 +222,7 @@ LATE = {"workload": st.Workload(input_tokens=4000, output_tokens=500, input_spre
 LATE |= {"slo": st.Slo(tpot=1 / 50, ttft=0.5), "percentile": "p99", **CHOICE_ALONE}
 
 
+@pytest.mark.thorough
 def test_any_mode_serves_as_much_as_one_pool():
     """Two pools of 32 chips lose to other draws what one pool gains: the best of each mode is confirmed."""
     rates = {
@@ -233,9 +233,19 @@ def test_any_mode_serves_as_much_as_one_pool():
     assert both > 0.98 * one_pool
 
 
+@pytest.mark.thorough
 def test_pools_of_many_chips_have_prefill_replicas_for_their_prompts():
     """Without larger steps of prefill pools 64 chips serve less than in one pool (11.5 requests/s a chip)."""
     assert st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=64, **LATE).requests_per_second > 12.5 * 64
+
+
+def test_leaders_are_the_best_of_each_mode_with_four_fifths_of_the_best_rate():
+    first, second, near, far = (
+        Finalist(candidate=candidate, pools=(), run=replace(NO_WAITS, rate=rate))
+        for candidate, rate in ((SHARED, 10.0), (replace(SHARED, chunk=256), 9.9), (APART, 8.0), (APART, 7.9))
+    )
+    assert _leaders([first, second, near]) == [first, near]
+    assert _leaders([first, second, far]) == [first]
 
 
 # --- the best of them ------------------------------------------------------------------------------------------------------
@@ -485,8 +495,8 @@ def test_a_run_that_was_stopped_rules_out_all_higher_rates():
     assert list(course.curve.points) == [4]
 
 
-@pytest.mark.parametrize(
-    ("more", "serves"),
+@each(
+    "more, serves",
     [({}, True), ({"ttft": 0.5}, True), ({"ttft": 0.49}, False), ({"rate": 0.0}, False)],
 )
 def test_a_candidate_may_serve_if_requests_that_are_alone_meet_the_limit(more, serves):
@@ -505,6 +515,14 @@ def test_the_rate_of_a_course_is_that_of_its_slower_pool():
     slots = fast.pools[-1].max_num_seqs
     assert slots > 8
     assert fast.bound == pytest.approx(1.1 * expected.rate * slots / 8)
+
+
+def test_a_run_starts_with_a_first_token_of_at_most_twice_the_decode(monkeypatch):
+    """Of 10 ms per token, with as many steps as an output has tokens; a prefill pool keeps its own."""
+    figures = expected_figures(case(8), [SHARED])[0]._replace(ttft=1e6, tpot=0.01)
+    monkeypatch.setattr(finalists, "expected_figures", lambda *given: [figures])
+    assert Course(case(8), SHARED).ttft == pytest.approx(2 * 0.01 * float(case(8).workload.output_tokens))
+    assert Course(case(8), APART).ttft == 1e6
 
 
 def courses(monkeypatch, *made):
@@ -589,8 +607,8 @@ def test_a_candidate_has_the_rate_that_its_limits_allow(candidate):
 # --- confirmation ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("layout", "batch", "tokens", "is_slow"),
+@each(
+    "layout, batch, tokens, is_slow",
     [
         # 500 requests of 2,001 tokens are more than half of two million.
         (Layout(pp=2, microbatches=2), 8, 2001, True),

@@ -16,12 +16,12 @@ from steptime.planning import plan_replay, planner
 from steptime.planning.fleet import MONTH, replicas_within, size_fleet
 from steptime.planning.plan_figures import _hosts, _hosts_warning
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate
-from tests.conftest import machine
+from tests.conftest import each, machine
 from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan, made
 
 
-@pytest.mark.parametrize(
-    ("rate", "replica", "host", "spare", "replicas", "hosts"),
+@each(
+    "rate, replica, host, spare, replicas, hosts",
     [
         (9.0, 2, 8, 0, 3, 1),  # four replicas share a host
         (9.1, 2, 8, 0, 4, 1),
@@ -63,8 +63,8 @@ def test_a_plan_for_a_rate_has_the_fleet_of_its_replicas(chips, hosts):
     assert used == pytest.approx(one.usd_per_million_output_tokens)
 
 
-@pytest.mark.parametrize(
-    ("power", "replica", "replicas"),
+@each(
+    "power, replica, replicas",
     [(8000.0, 8, 1), (15_999.0, 8, 1), (16_000.0, 8, 2), (16_000.0, 3, 4), (47_000.0, 12, 2), (1e6, 1, 1000)],
 )
 def test_a_power_supplies_whole_hosts(power, replica, replicas):
@@ -151,8 +151,8 @@ def test_separate_pools_are_one_unit_of_a_fleet():
     assert found.fleet.replicas == -(-1000 // found.requests_per_second)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@each(
+    "given, says",
     [({"rate": 0.0}, "rate must be"), ({"rate": 1.0, "spare": -1}, "spare must be"), ({"rate": 1.0, "spare": 1.5}, "spare")],
 )
 def test_rates_and_spares_that_are_none_are_refused(given, says):
@@ -160,8 +160,8 @@ def test_rates_and_spares_that_are_none_are_refused(given, says):
         closed_plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1, alternatives=False, **given)
 
 
-@pytest.mark.parametrize(
-    ("pools", "hosts"),
+@each(
+    "pools, hosts",
     [
         ([Layout(tp=2, replicas=4)], 1),
         ([Layout(tp=2, replicas=5)], 2),

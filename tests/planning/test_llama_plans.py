@@ -12,6 +12,7 @@ from steptime.launch.launch_commands import launch_commands
 from steptime.physics.layout import Layout, host_chips
 from steptime.physics.uncertainty import LARGE_BATCH, distances
 from steptime.workload.workload import Workload
+from tests.conftest import each
 
 WORK = Workload(input_tokens=1024, output_tokens=1024)
 
@@ -57,14 +58,14 @@ def test_formats_with_a_rule_of_the_engine_have_no_warning(planned):
     assert not [words for words in planned.warnings if "multiplied" in words]
 
 
-@pytest.mark.parametrize("name", ["dgx-spark", "m2-ultra", "m3-max", "m3-ultra", "m4", "m4-max", "strix-halo"])
+@each("name", ["dgx-spark", "m2-ultra", "m3-max", "m3-ultra", "m4", "m4-max", "strix-halo"])
 def test_a_desk_machine_is_one_computer(name):
     system = st.load_system(name)
     assert system.chips == host_chips(system) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens_per_second"),
+@each(
+    "name, tokens_per_second",
     [("m2-ultra", (1238.48, 94.27)), ("m3-max", (759.70, 66.31)), ("m4-max", (885.68, 83.06)), ("m4", (221.29, 24.11))],
 )
 def test_apple_chips_are_as_fast_as_llama_bench_measured(name, tokens_per_second):

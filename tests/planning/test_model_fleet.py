@@ -269,7 +269,7 @@ def test_the_program_equals_brute_force_on_200_cases():
     against_brute_force(200)
 
 
-@pytest.mark.parametrize("rate", [1e-9, 1e-6, 20.0])
+@each("rate", [1e-9, 1e-6, 20.0])
 def test_each_model_has_a_deployment_at_any_rate(rate):
     one = FleetOption(model=0, system=0, chips=1, rate=20.0, usd_per_hour=2.0)
     assert solve_fleet([one], [rate], [8]).tolist() == [1]
@@ -328,6 +328,7 @@ def test_a_fleet_names_its_deployments(drawn, tmp_path):
     assert fleet.feasible
     # 3 x $2 for the first model; for the second 1 x 4 and 1 x 2 chips, at $16, or 2 x 2 chips for the same.
     assert fleet.usd_per_hour == pytest.approx(22.0)
+    assert sum(choice.usd_per_hour for choice in fleet.choices) == pytest.approx(fleet.usd_per_hour)
     limits = {choice.model: (choice.speed_limit, choice.ttft_limit) for choice in fleet.choices}
     assert limits == {models[0].name: (pytest.approx(30.0), 2.0), models[1].name: (None, math.inf)}
     assert sum(choice.chips for choice in fleet.choices) == sum(fleet.chips_in_use) == 7
@@ -677,6 +678,7 @@ def test_a_fleet_counts_its_chips_its_range_and_its_rent_apart(monkeypatch):
         ("rent = 4", 'rent = 4\non_demand = "3.99"', "at least the reserved rent, \\$4.00 per hour, got \\$3.99"),
         ('name = "llama-3.1-8b"', "name = 3", "name: must be a text"),
         ('name = "llama-3.1-8b"', "", "models, table 1: name: must be a text"),
+        ('name = "hgx-b200"', "", "systems, table 2: name: must be a text"),
     ],
 )
 def test_values_of_a_file_beyond_their_range_are_refused(tmp_path, old, new, words):

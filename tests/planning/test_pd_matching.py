@@ -28,7 +28,7 @@ from steptime.planning.plan_problem import COLUMNS, DISAGGREGATED, evaluate_pref
 from steptime.planning.plan_search import fitting, search
 from steptime.planning.refinement import first_token_of, matched_rate
 from steptime.planning.steady_state import load_shares
-from tests.conftest import machine, sparse_matrix
+from tests.conftest import each, machine, sparse_matrix
 from tests.planning.cases import MODEL, case
 
 LAYOUTS = stacked([Layout(), Layout(tp=2), Layout(tp=4)])
@@ -105,8 +105,8 @@ def test_pools_of_which_no_two_fit_have_no_match():
     assert len(_matched(case(8), [], DECODERS, LAYOUTS)[0]) == 0
 
 
-@pytest.mark.parametrize("slo", [st.Slo(tpot=2.9e-3), st.Slo(), st.Slo(tpot=2.5e-3), st.Slo(tpot=1e-3)])
-@pytest.mark.parametrize("dp", [1, 4])
+@each("slo", [st.Slo(tpot=2.9e-3), st.Slo(), st.Slo(tpot=2.5e-3), st.Slo(tpot=1e-3)])
+@each("dp", [1, 4])
 def test_the_largest_batch_lies_on_the_line_to_the_first_batch_beyond_a_limit(slo, dp):
     model = MODEL if dp == 1 else sparse_matrix(kv_bytes=1e4, active=1)
     layouts = [Layout(), Layout(tp=2, pp=2, microbatches=2)] if dp == 1 else [Layout(dp=4, ep=4), Layout(dp=2, ep=2)]
@@ -177,8 +177,8 @@ def test_without_a_pair_a_search_has_no_row_in_any_column():
     assert {len(getattr(table, name)) for name in COLUMNS} == {0}
 
 
-@pytest.mark.parametrize(
-    ("small", "large", "domain", "fits"),
+@each(
+    "small, large, domain, fits",
     [
         (2, 4, 8, True),
         (3, 4, 8, False),

@@ -16,7 +16,7 @@ from steptime.pareto import pareto
 from steptime.planning.batch_queue import queue_wait
 from steptime.planning.plan_search import smallest_system
 from steptime.planning.planner import DoesNotFit
-from tests.conftest import machine, one_matrix
+from tests.conftest import each, machine, one_matrix
 from tests.planning.cases import WHOLE, closed_plan, equal_requests
 
 CHAT = equal_requests(input_tokens=8192, output_tokens=1024)
@@ -180,7 +180,7 @@ def test_chips_must_be_positive(deepseek, rack, chips):
         closed_plan(deepseek, rack, CHAT, chips=chips, alternatives=False)
 
 
-@pytest.mark.parametrize("sizes", [(0, 10), (10, 0), (-5, 10)])
+@each("sizes", [(0, 10), (10, 0), (-5, 10)])
 def test_requests_have_tokens(sizes):
     with pytest.raises(st.InputError, match="at least 1 token"):
         equal_requests(input_tokens=sizes[0], output_tokens=sizes[1])
@@ -334,7 +334,7 @@ def test_constants_known_less_well_never_make_a_plan_surer(scale_):
 # --- queues -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rho", [0.1, 0.5, 0.9])
+@each("rho", [0.1, 0.5, 0.9])
 def test_one_server_waits_as_pollaczek_and_khinchine_say(rho):
     assert queue_wait(1.0, rho) == pytest.approx(rho / (2 * (1 - rho)))
 

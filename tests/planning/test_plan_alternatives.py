@@ -30,7 +30,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate
 from steptime.planning.plan_result import Alternative
 from steptime.planning.refinement import Peak
 from steptime.workload.workload import Speculation
-from tests.conftest import experts, machine, matrix, model_of
+from tests.conftest import each, experts, machine, matrix, model_of
 from tests.planning.cases import MODEL, NODES, case, made
 
 BOTH = (AGGREGATED, DISAGGREGATED)
@@ -43,7 +43,7 @@ def other(saving: float, **more) -> Alternative:
     return Alternative(**{"option": "--kv fp8", "words": "KV cache in fp8", "saving": saving} | figures | more)
 
 
-@pytest.mark.parametrize(("saving", "named"), [(0.004, False), (0.005, False), (0.0051, True)])
+@each("saving, named", [(0.004, False), (0.005, False), (0.0051, True)])
 def test_the_best_alternative_saves_more_than_half_a_percent(saving, named):
     assert (best_alternative(made(alternatives=(other(saving), other(0.001)))) is not None) == named
     assert best_alternative(made()) is None
@@ -75,8 +75,8 @@ NEARLY = model_of(matrix(weights=1e9), matrix(name="head", weights=2e7, stored="
 MIXED = model_of(matrix(weights=1e8, stored="fp8"), experts(weights=1e8), layers=2)
 
 
-@pytest.mark.parametrize(
-    ("model", "formats", "options"),
+@each(
+    "model, formats, options",
     [
         (WIDE, ("bf16", "fp8"), ["--weights fp8"]),
         (WIDE, ("bf16", "int8"), ["--weights int8"]),
@@ -134,8 +134,8 @@ def test_of_too_many_near_layouts_the_nearer_are_searched_in_one_mode(monkeypatc
     assert near == [one for one in every if one.tp <= 2 * most]
 
 
-@pytest.mark.parametrize(
-    ("option", "caveat"),
+@each(
+    "option, caveat",
     [
         ("--weights fp8", "if the model stays accurate enough"),
         ("--experts nvfp4", "if the model stays accurate enough"),

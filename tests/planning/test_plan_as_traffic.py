@@ -28,12 +28,11 @@ from steptime.planning.plan_as_traffic import (
 )
 from steptime.planning.simulated_rate import draw
 from steptime.workload.workload import Speculation
+from tests.conftest import each
 from tests.planning.cases import MODEL, equal_requests, made
 
 
-@pytest.mark.parametrize(
-    ("tokens", "cached", "fresh", "skipped"), [(1000, 0.0, 1000, 0), (1000, 0.25, 750, 250), (3, 0.9, 1, 2), (7, 0.5, 4, 3)]
-)
+@each("tokens, cached, fresh, skipped", [(1000, 0.0, 1000, 0), (1000, 0.25, 750, 250), (3, 0.9, 1, 2), (7, 0.5, 4, 3)])
 def test_prompts_have_whole_tokens_and_at_least_one_to_prefill(tokens, cached, fresh, skipped):
     found = workload_prompts(equal_requests(input_tokens=tokens, output_tokens=9, cached_share=cached))
     assert found == Prompts(fresh=fresh, skipped=skipped)

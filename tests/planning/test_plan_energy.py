@@ -16,6 +16,7 @@ from steptime.physics.layout import Layout
 from steptime.planning import plan_energy
 from steptime.planning.planner import plan
 from steptime.workload.workload import Slo, Workload
+from tests.conftest import each
 from tests.planning.cases import case, made
 
 WORK, LIMITS = Workload(input_tokens=2048, output_tokens=512), Slo(tpot=0.03, ttft=2)
@@ -59,9 +60,7 @@ def test_read_carbon_takes_grids_and_numbers():
     assert read_carbon(0) == 0
 
 
-@pytest.mark.parametrize(
-    ("carbon", "says"), [("frnace", "france"), ("-1", "from 0"), (5000, "2,000"), (True, "grid"), ("", "grid")]
-)
+@each("carbon, says", [("frnace", "france"), ("-1", "from 0"), (5000, "2,000"), (True, "grid"), ("", "grid")])
 def test_read_carbon_refuses_other_values(carbon, says):
     with pytest.raises(InputError, match=says):
         read_carbon(carbon)

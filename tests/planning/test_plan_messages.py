@@ -74,8 +74,8 @@ def test_why_tells_where_the_time_of_a_step_goes():
     )
 
 
-@pytest.mark.parametrize(
-    ("elasticities", "better", "cheaper", "served"),
+@each(
+    "elasticities, better, cheaper, served",
     [
         # 1 - 1.1^-0.5 = 4.65 %, and 1 / 0.9535 - 1 = 4.88 % more requests.
         ({"hbm_bandwidth": -0.5, "arithmetic": -0.2, "rent": 1.0}, "10 % more HBM bandwidth", "4.7 % cheaper.", "4.9 % more"),
@@ -122,8 +122,8 @@ def test_a_plan_warns_of_its_context_its_rent_and_the_notes_of_its_model():
     assert len(list_warnings(replace(noted, model=replace(MODEL, max_context=1201)))) == 1
 
 
-@pytest.mark.parametrize(
-    ("rent", "says"),
+@each(
+    "rent, says",
     [
         (Rent(low=1.0, typical=1.0, high=1.0, grade="list"), None),
         (Rent(low=1.0, typical=1.0, high=1.0, grade="recalled"), "is a recalled figure"),
@@ -136,7 +136,7 @@ def test_a_plan_warns_of_a_rent_that_nobody_states(rent, says):
     assert says is None or says in found[0]
 
 
-@pytest.mark.parametrize(("vendor", "says"), [("", "this vendor"), ("AMD", "AMD"), ("NVIDIA", None)])
+@each("vendor, says", [("", "this vendor"), ("AMD", "AMD"), ("NVIDIA", None)])
 def test_a_plan_warns_of_chips_whose_vendor_was_never_measured(vendor, says):
     on = machine(size=4, vendor=vendor)
     found = list_warnings(replace(PROBLEM, system=replace(on, rent=replace(on.rent, grade="list")), engine=FITTED))
@@ -145,8 +145,8 @@ def test_a_plan_warns_of_chips_whose_vendor_was_never_measured(vendor, says):
     assert list_warnings(replace(PROBLEM, system=replace(on, rent=replace(on.rent, grade="list")), engine=IDEAL)) == ()
 
 
-@pytest.mark.parametrize(
-    ("share", "dates"),
+@each(
+    "share, dates",
     [(0.7, "software of 2024-01 to 2024-06:"), (0.8, "software of 2025-01:"), (0.75, "unknown date (your own share):")],
 )
 def test_a_plan_warns_of_times_that_rest_on_one_model(share, dates):

@@ -33,7 +33,7 @@ from steptime.planning.plan_problem import (
     slots_memory,
     steady_state,
 )
-from tests.conftest import engine
+from tests.conftest import each, engine
 from tests.planning.cases import WORK, case
 
 CASE = case()
@@ -57,8 +57,8 @@ def filled_by_hand(life: float, room: float, seats: float) -> tuple[float, float
     return levels[-1], waits[-1]
 
 
-@pytest.mark.parametrize(
-    ("life", "room", "seats"),
+@each(
+    "life, room, seats",
     [(10.0, 2.0, 2), (10.0, 0.3, 16), (4.0, 1e3, 1), (4.0, -1e-9, 1), (4.0, 0.0, 3), (1.0, 0.25, 64)],
 )
 def test_slots_are_filled_as_far_as_the_wait_allows(life, room, seats):
@@ -76,7 +76,7 @@ def queued_by_hand(mean: float, life: float, seats: float, growing: float, slowe
     return share, full / (full + 1 - float(upper_tail(np.float64(below)))) * life / (2 * seats * free)
 
 
-@pytest.mark.parametrize(
+@each(
     "given",
     [(6.0, 2.0, 8, 0.3, 1.1), (6.0, 2.0, 8, 0.0, 1.0), (7.9, 1.0, 8, 0.99, 1.2), (60.0, 3.0, 70, 0.5, 1.05), (9, 1, 7, 0.2, 1)],
 )
@@ -84,8 +84,8 @@ def test_waits_for_a_slot_by_hand(given):
     assert [float(x) for x in queued(*given)] == pytest.approx(queued_by_hand(*given))
 
 
-@pytest.mark.parametrize("dp", [1, 4])
-@pytest.mark.parametrize("capacity", [40.0, 52.0, 60.0, 75.0, 103.0, 230.0, 1000.0])
+@each("dp", [1, 4])
+@each("capacity", [40.0, 52.0, 60.0, 75.0, 103.0, 230.0, 1000.0])
 def test_most_seats_are_as_many_as_fit_at_their_longest(dp, capacity):
     """Each of n sequences may have half of its output more than the mean, many together three deviations of it."""
     state = replace(STATE, max_num_seqs=np.float64(10 * dp), memory=memory(capacity))
@@ -157,7 +157,7 @@ def test_occupancy_of_slots_case_by_case(dp, replicas):
     assert kinds == {(True, True), (True, False), (False, False)}
 
 
-@pytest.mark.parametrize(("seats", "beyond"), [(0, None), (2, 1.0), (12, 3.0), (48, 6.0)])
+@each("seats, beyond", [(0, None), (2, 1.0), (12, 3.0), (48, 6.0)])
 def test_slots_have_room_for_the_longest_contexts(seats, beyond):
     """Half of an output for each of a few sequences, three deviations of the sum of many: 3 sqrt(n / 12)."""
     state = replace(STATE, max_num_seqs=np.float64(10), memory=memory(100.0))

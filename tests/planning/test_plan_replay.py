@@ -53,6 +53,15 @@ def test_a_replay_lowers_the_rate_faster_and_faster_until_the_limits_are_met(goo
     assert good_below(0.0, tries=2)[0].attempts == 2
 
 
+def test_reason_of_a_missed_replay_is_its_limit_or_a_run_that_is_too_short(good_below, monkeypatch):
+    missed, _ = good_below(0.0, tries=1)
+    for is_met, why in ((False, "TPOT"), (True, "the run is too short")):
+        verdict = SimpleNamespace(is_met=is_met, why="TPOT")
+        monkeypatch.setattr(plan_replay, "judge", lambda *given, verdict=verdict: verdict)
+        assert missed.reason.endswith(f": {why}")
+    assert good_below(10.0)[0].reason == ""
+
+
 def test_sessions_of_a_plan_have_the_tiers_that_it_uses():
     rest = {"hold_seconds": 1.0, "hit_share": 0.1, "load_seconds": 0.0, "bandwidth_share": 0.0}
     sizes = (("hbm", 8e9, ""), ("disk", 1e12, "slow"), ("host", 2e9, ""))

@@ -32,7 +32,7 @@ from steptime.planning.plan_search import (
     smallest_system,
 )
 from steptime.planning.steady_state import load_shares
-from tests.conftest import engine, machine, one_matrix, sparse_matrix
+from tests.conftest import each, engine, machine, one_matrix, sparse_matrix
 from tests.planning.cases import MODEL, WORK, case
 
 TPOT = np.array([0.03, 0.01, 0.02, 0.02, 0.05])
@@ -76,8 +76,8 @@ def test_chunks_of_several_prompts_are_for_one_rank():
     assert readable(WORK, np.array([500, 1000, 1001]), Layout(dp=2)).tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("chunks", "alone", "groups", "load"),
+@each(
+    "chunks, alone, groups, load",
     [
         (1.0, 0.5, 4, 0.5 * 0.6 + 0.4),  # one chunk in a mixed step: more of them are more mixed steps
         (2.0, 0.25, 1, 0.5 * 0.6 + 0.4),
@@ -206,9 +206,7 @@ def test_what_cannot_become_the_best_is_not_evaluated(monkeypatch):
     assert not np.any(np.logical_or(*evaluated(given, pools)))
 
 
-@pytest.mark.parametrize(
-    ("chips", "counts"), [(8, [1, 2, 4, 8]), (6, [1, 2, 4, 6]), (1, [1]), (72, [1, 2, 4, 8, 16, 32, 64, 72])]
-)
+@each("chips, counts", [(8, [1, 2, 4, 8]), (6, [1, 2, 4, 6]), (1, [1]), (72, [1, 2, 4, 8, 16, 32, 64, 72])])
 def test_chips_that_a_person_would_rent_are_powers_of_two_and_the_usual_number(chips, counts):
     assert list(_counts(machine(size=chips))) == counts
 

@@ -13,7 +13,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate,
 from steptime.planning.plan_search import fitting, ranked, search
 from steptime.planning.prefill_pool import first_token
 from steptime.planning.refinement import best
-from tests.conftest import engine, machine
+from tests.conftest import each, engine, machine
 from tests.planning.cases import MODEL, NODES, USD, WORK, apart, case, closed_plan, equal_requests, shared
 
 
@@ -202,8 +202,8 @@ def test_a_plan_that_is_none_has_no_figures():
     assert found.front
 
 
-@pytest.mark.parametrize(
-    ("chips", "says"),
+@each(
+    "chips, says",
     [
         (200_001, "chips must be a whole number of at least 1 and at most 200,000|chips must be at most 200,000"),
         (0, "chips must be at least 1"),

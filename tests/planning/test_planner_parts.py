@@ -21,7 +21,7 @@ from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, C
 from steptime.planning.planner import _choose_speculation, _of_evidence, _over, _symmetric_problem
 from steptime.planning.steady_state import decode_pool
 from steptime.workload.workload import NONE, Speculation
-from tests.conftest import engine, machine
+from tests.conftest import each, engine, machine
 from tests.planning.cases import MODEL, NODES, WHOLE, WORK, case, closed_plan, made
 
 BOTH = (AGGREGATED, DISAGGREGATED)
@@ -138,8 +138,8 @@ def test_a_plan_that_no_target_makes_sure_says_so(planned):
     assert len(aims) == 2
 
 
-@pytest.mark.parametrize(
-    ("limits", "named"),
+@each(
+    "limits, named",
     [
         ({"speed": 40, "ttft": 1.5}, ("40.0 tok/s per user and ", "within 1.50 s", "at p90")),
         ({"ttft": 1.5}, ("gives a first token within 1.50 s at p90",)),
@@ -154,8 +154,8 @@ def test_missed_limits_are_named_with_their_values(limits, named):
 # --- equal domains ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("chips", "modes", "tried"),
+@each(
+    "chips, modes, tried",
     [
         (4, BOTH, False),
         (5, BOTH, True),

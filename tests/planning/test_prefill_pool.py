@@ -38,7 +38,7 @@ def seconds_of_rows(prompts, groups=8):
     return np.ceil(np.asarray(prompts) / groups) + 0.01 * np.asarray(prompts)
 
 
-@pytest.mark.parametrize("seats", [16, 24, 40, 48])
+@each("seats", [16, 24, 40, 48])
 def test_few_rows_last_as_long_as_their_rows(seats):
     looked_at = _looked_at(8, np.array(seats))
     time = _pass_time(looked_at, seconds_of_rows(np.stack(looked_at)), 8)

@@ -15,6 +15,7 @@ import pytest
 import steptime as st
 from steptime.physics.engine import with_constants
 from steptime.physics.uncertainty import distances, factors, widening
+from tests.conftest import each
 
 PAPER = "deepseek-v3"
 NVFP4 = {"weights": "fp8", "experts": "nvfp4", "kv": "fp8"}
@@ -57,8 +58,8 @@ def test_decode(system, engine, layout, batch, context, formats, published, with
     assert rate == pytest.approx(published, rel=within)
 
 
-@pytest.mark.parametrize(
-    ("system", "engine", "layout", "tokens", "length", "formats", "published", "within"),
+@each(
+    "system, engine, layout, tokens, length, formats, published, within",
     [
         ("hgx-h100", "sglang", FOUR_NODES, 16_384, 2048, PLAIN, 54_543 / 8, 0.2),
         ("gb200-nvl72", "sglang", st.Layout(dp=4, ep=4), 32_768, 2048, PLAIN, 18_471, 0.25),

@@ -9,10 +9,11 @@ import pytest
 
 from steptime.planning.batch_queue import PassTime, arrivals, highest_utilisation, passes, queue_share, queue_wait
 from steptime.planning.chunked_prefill import interleaved_prefill_share, mixed_step_stats
+from tests.conftest import each
 
 
-@pytest.mark.parametrize(
-    ("service", "utilisation", "servers", "wait"),
+@each(
+    "service, utilisation, servers, wait",
     [
         (1.0, 0.5, 1, 0.5),  # 0.5 / (2 x 0.5)
         (2.0, 0.5, 1, 1.0),
@@ -29,8 +30,8 @@ def test_mean_wait_of_a_queue(service, utilisation, servers, wait):
     assert queue_wait(np.array([service]), np.array([utilisation]), servers)[0] == pytest.approx(wait)
 
 
-@pytest.mark.parametrize(
-    ("utilisation", "servers", "share"),
+@each(
+    "utilisation, servers, share",
     [
         (0.5, 1, 1.0),
         (0.9, 1, 9.0),
@@ -45,7 +46,7 @@ def test_waits_of_several_servers_over_half_of_their_service(utilisation, server
     assert queue_share(1.5, servers) == queue_share(1.0, servers)
 
 
-@pytest.mark.parametrize("servers", [2, 8, 64])
+@each("servers", [2, 8, 64])
 def test_servers_that_share_a_queue_wait_less_and_more_the_busier_they_are(servers):
     waits = queue_share(np.linspace(0.05, 0.95, 19), servers)
     assert np.all(np.diff(waits) > 0)
@@ -66,8 +67,8 @@ def test_seconds_of_a_pass():
     assert alike.slope(7.0) == 0
 
 
-@pytest.mark.parametrize(
-    ("expected", "replicas", "none", "next_none"),
+@each(
+    "expected, replicas, none, next_none",
     [
         (1.0, 1, exp(-1), 2 * exp(-1)),
         (1.0, 2, 3 * exp(-2), 5 * exp(-2)),  # Poisson of mean 2: 1 + 2, and 2 more
@@ -80,7 +81,7 @@ def test_how_likely_nobody_comes_to_one_of_several_servers(expected, replicas, n
     assert arrivals(16)(expected) == arrivals(64)(expected)  # as even as they get
 
 
-@pytest.mark.parametrize(("rate", "tau"), [(10.0, 0.1), (2.0, 0.1), (40.0, 0.05)])
+@each("rate, tau", [(10.0, 0.1), (2.0, 0.1), (40.0, 0.05)])
 def test_a_train_that_leaves_with_who_waits(rate, tau):
     """With x = rate tau come while one is under way: x + e^-x in a pass, busy x of that; who comes waits for half of it."""
     x = rate * tau
@@ -102,7 +103,7 @@ def test_a_train_that_every_second_request_comes_to():
     assert found.wait == pytest.approx(during / prompts * during / 2, rel=1e-6)
 
 
-@pytest.mark.parametrize(("load", "replicas"), [(0.5, 1), (0.9, 1), (0.5, 2), (0.8, 16)])
+@each("load, replicas", [(0.5, 1), (0.9, 1), (0.5, 2), (0.8, 16)])
 def test_one_seat_is_a_queue_for_constant_service(load, replicas):
     """Half of the service times the share: rho / (1 - rho) of one server."""
     found = passes(load / 2, PassTime(first=2.0), 1, replicas=replicas)
@@ -134,8 +135,8 @@ def test_passes_never_take_more_than_their_seats():
     assert np.isinf(passes(np.array([4.0, 5.0]), PassTime(first=1.0), 4).wait).all()
 
 
-@pytest.mark.parametrize(
-    ("limit", "seats", "ceiling", "highest"),
+@each(
+    "limit, seats, ceiling, highest",
     [
         (2.0, 1, 0.9, 2 / 3),  # a wait of 1 s: rho / (2 (1 - rho)) = 1
         (1.5, 1, 0.9, 0.5),
@@ -164,8 +165,8 @@ def test_many_queues_at_once():
     assert found == pytest.approx(np.array([[0.5, 0.0], [0.8, 0.5]]), abs=1e-3)
 
 
-@pytest.mark.parametrize("seats", [1, 8, 100])
-@pytest.mark.parametrize("replicas", [1, 4])
+@each("seats", [1, 8, 100])
+@each("replicas", [1, 4])
 def test_the_highest_utilisation_meets_the_limit_and_no_more(seats, replicas):
     time = PassTime(first=0.1, slope_to_kink=0.01, kink=4, beyond=0.02)
     limit = 1.4 * float(time(seats))
@@ -183,7 +184,7 @@ def test_the_highest_utilisation_meets_the_limit_and_no_more(seats, replicas):
 # --- steps that read prompts -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("load", "chunks"), [(0.5, 1), (0.1, 1), (0.8, 4)])
+@each("load, chunks", [(0.5, 1), (0.1, 1), (0.8, 4)])
 def test_one_slot_is_a_queue_whose_server_decodes_when_nobody_waits(load, chunks):
     """M/G/1 with vacations of t0: W = lambda S^2 / (2 (1 - rho)) + t0 / 2, with S = n t1; quiet steps are 1 - a."""
     t0, t1 = 0.02, 0.1
@@ -205,8 +206,8 @@ def test_a_slot_that_is_full_is_waited_for_without_end():
     assert found.seconds[1:] == pytest.approx([0.1, 0.1])
 
 
-@pytest.mark.parametrize("slots", [2, 8, 72])
-@pytest.mark.parametrize("more", [0.0, 0.005])
+@each("slots", [2, 8, 72])
+@each("more", [0.0, 0.005])
 def test_laws_of_steps_of_many_slots(slots, more):
     """Chunks are conserved, a mean step lies between a quiet and a slow one, and more load is never faster."""
     load = np.linspace(0.02, 0.9, 30) * slots
@@ -221,7 +222,7 @@ def test_laws_of_steps_of_many_slots(slots, more):
     assert np.all(found.decode_only_share >= np.maximum(1 - load, 0))  # fewest where no two chunks share a step
 
 
-@pytest.mark.parametrize(("slots", "chunks", "more"), [(2, 1, 0.0), (8, 4, 0.001), (48, 1, 0.002), (72, 64, 0.0)])
+@each("slots, chunks, more", [(2, 1, 0.0), (8, 4, 0.001), (48, 1, 0.002), (72, 64, 0.0)])
 def test_slow_steps_are_where_their_equation_holds(slots, chunks, more):
     """The equation of `reading`'s docstring, written out: both of its sides agree at the share that is found."""
     load, decode, first = np.geomspace(1e-4, 0.9, 40) * slots, 0.01, 0.03

@@ -61,8 +61,8 @@ def test_rates_of_all_curves_are_those_of_one_grid():
     assert [place_below(rate) for rate in (1.0, 1.99, 2.0, 0.99, 0.5)] == [0, 13, 14, -1, -14]
 
 
-@pytest.mark.parametrize("first", [0.05, 4.0, 9.9, 10.0, 13.0, 300.0])
-@pytest.mark.parametrize(("line", "binding"), [(Line(10, 12), "first token"), (Line(12, 10), "speed")])
+@each("first", [0.05, 4.0, 9.9, 10.0, 13.0, 300.0])
+@each("line, binding", [(Line(10, 12), "first token"), (Line(12, 10), "speed")])
 def test_the_highest_rate_is_where_power_laws_meet_the_limit(first, line, binding):
     """Both figures are power laws, so that the rate between two points is exact, and independent of the first one."""
     line.asked.clear()
@@ -239,8 +239,8 @@ def test_a_rate_that_must_exceed_another_one_is_given_up_below_it():
     assert confirmed([line], 10.0, Line(9, 90), least=9.8) is None
 
 
-@pytest.mark.parametrize(
-    ("mean", "above", "saturation", "cause"),
+@each(
+    "mean, above, saturation, cause",
     [
         # Half of the saturation that a higher rate may have; 2 of the 2.5 times by which its mean may rise.
         ({"saturation": 0.7, "cause": "memory"}, {"saturation": 0.75, "mean_ttft": 0.5}, 0.7, "memory"),
@@ -303,8 +303,8 @@ def test_the_next_rate_below_a_queue_that_grows_is_three_steps_down():
     assert Line(1e9, 1e9, grows_at=1.0).curve()._next(-9, 20, LIMITS, 0) == 5
 
 
-@pytest.mark.parametrize(
-    ("below", "above", "part"),
+@each(
+    "below, above, part",
     # The power law through 1/4 and 2 is at 1 after two thirds of the way.
     [(0.25, 2.0, 2 / 3), (1.0, 2.0, 0.0), (0.5, 1.0, 1.0), (0.0, 2.0, 0.5), (0.5, math.inf, 0.5), (1.2, 2.0, 0.0)],
 )
@@ -342,8 +342,8 @@ def settling(tpot_ends: list[float], ttft_ends: list[float]) -> tuple[SimpleName
     return SimpleNamespace(run=run, above=1.05), calls
 
 
-@pytest.mark.parametrize(
-    ("tpot_ends", "ttft_ends", "starts", "settles"),
+@each(
+    "tpot_ends, ttft_ends, starts, settles",
     [
         # A quarter more than at the start has settled, in one figure or both; the last run is that at a higher rate.
         ([1.25], [1.25], [(1, 1), (1.4, 1)], True),

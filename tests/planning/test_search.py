@@ -21,7 +21,7 @@ from steptime.planning.plan_search import PROMISING, chunk_sizes, fitting, ranke
 from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit
 from steptime.planning.refinement import matched_rate
 from steptime.planning.steady_state import aggregated, decode_pool
-from tests.conftest import engine, every, experts, machine, model_of, one_matrix, sparse_matrix
+from tests.conftest import each, engine, every, experts, machine, model_of, one_matrix, sparse_matrix
 from tests.planning.cases import equal_requests
 
 WORK = equal_requests(input_tokens=1000, output_tokens=201)
@@ -43,8 +43,8 @@ def test_batches_to_try():
     assert batches(9, per_octave=1).tolist() == [1, 2, 4, 8, 16]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "cached", "evidence", "sizes"),
+@each(
+    "tokens, cached, evidence, sizes",
     [
         (1000, 0.0, "any", [128, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384]),
         (1000, 0.0, "measured", [512, 1000, 1024, 2048, 4096, 8192, 16384]),
@@ -59,8 +59,8 @@ def test_chunks_to_try(tokens, cached, evidence, sizes):
     assert found == sizes
 
 
-@pytest.mark.parametrize(
-    ("two_batch", "able"),
+@each(
+    "two_batch, able",
     [(0, [True, False, False, True, False]), (1, [True, False, True, True, False]), (2, [True] * 5)],
 )
 def test_which_micro_batches_an_engine_overlaps(two_batch, able):
@@ -75,8 +75,8 @@ def test_which_micro_batches_an_engine_overlaps(two_batch, able):
     assert [not reasons(m, facts, scopes=(ENGINE,)) for m in layouts] == able
 
 
-@pytest.mark.parametrize(
-    ("capacity", "constants", "least"),
+@each(
+    "capacity, constants, least",
     [
         (11e9, {}, 1),
         (10e9, {}, 2),  # weights that fill it leave no room
@@ -104,7 +104,7 @@ SPARSE = model_of(experts(weights=1e7, count=16, active=2), attention=sparse_mat
 @pytest.mark.parametrize(
     ("model", "workload"),
     [
-        pytest.param(one_matrix(heads=2), WORK, id="dense"),
+        pytest.param(one_matrix(heads=2), WORK, id="dense", marks=pytest.mark.thorough),
         pytest.param(SPARSE, WORK, id="sparse", marks=pytest.mark.slow),
         pytest.param(one_matrix(heads=2), equal_requests(input_tokens=100, output_tokens=2), id="one step"),
     ],

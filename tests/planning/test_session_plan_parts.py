@@ -14,6 +14,7 @@ from steptime.hardware.system import MemoryTier
 from steptime.models.model import cached_token_bytes
 from steptime.physics.layout import Layout
 from steptime.planning import session_plan
+from steptime.planning.plan_result import Point
 from steptime.planning.session_hits import SessionCache, SessionCase, SessionRun, flow_of_sessions, found_tokens
 from steptime.planning.session_plan import (
     TOO_SLOW,
@@ -38,6 +39,7 @@ from steptime.planning.session_plan import (
 )
 from steptime.workload.sessions import Sessions
 from steptime.workload.workload import NONE
+from tests.conftest import each
 from tests.planning.cases import made
 
 # Half of the turns are the first, a quarter the second: a turn has 1,000 tokens before it on average.
@@ -69,8 +71,8 @@ def deployed(count: int = 1, **more: Any) -> SimpleNamespace:
 # --- figures by hand --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("sessions", "percentile", "ratio"),
+@each(
+    "sessions, percentile, ratio",
     [
         # Nine in ten turns have at most three before them, of 1,000 tokens each; 99 in 100 at most six.
         (TWO, "p90", 3.0),
@@ -91,8 +93,8 @@ def test_a_context_that_ends_sessions_ends_the_longest_history():
     assert history_ratio(TWO, 2000.0, "p99") == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize(
-    ("sessions", "longest", "ratio"),
+@each(
+    "sessions, longest, ratio",
     [(TWO, math.inf, 3.0), (replace(TWO, system_prompt=1000), math.inf, 6 / 4), (TWO, 2000.0, 3.0), (ONCE, math.inf, 1.0)],
 )
 def test_squares_of_histories_by_hand(sessions, longest, ratio):
@@ -130,8 +132,8 @@ def test_the_time_of_a_prompt_token_by_hand():
     assert seconds_per_prompt_token(reader, replace(WORK, cached_share=0.5)) == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize(
-    ("rate", "ranks", "utilisation", "loaded"),
+@each(
+    "rate, ranks, utilisation, loaded",
     # 100 tokens of 100 B, at 2 chips x 1 MB/s: 5 ms.
     [(10.0, 1, 0.05, 100.0), (1000.0, 1, 1.0, 20.0), (1000.0, 2, 1.0, 40.0), (1000.0, 10, 0.5, 100.0)],
 )
@@ -261,6 +263,13 @@ def test_a_plan_has_its_loads_in_the_first_token():
     found = with_loads(plan, st.Slo(ttft=1.25), hits(0.5, 0.125), 0.25)
     assert (found.ttft, found.mean_ttft, found.ttft_range) == (1.25, pytest.approx(0.525), (0.75, 2.25))
     assert (found.feasible, found.slo.ttft, found.warnings) == (True, 1.25, ())
+    # So have the points of the same requests without losses, and in the second layout.
+    point = Point(
+        mode="aggregated", layout_text="", batch=8, tokens_per_second_per_user=50, tokens_per_second_per_chip=400,
+        usd_per_million_output_tokens=1, ttft=0.5,
+    )  # fmt: skip
+    beside = with_loads(replace(plan, ideal=point, runner_up=replace(point, ttft=2.0)), st.Slo(), hits(0.5), 0.25)
+    assert (beside.ideal.ttft, beside.runner_up.ttft) == (0.75, 2.25)
     # Turns that were served have their loads in the mean already.
     assert with_loads(plan, st.Slo(), hits(0.5, 0.125, is_replayed=True), 0.0).mean_ttft == 0.4
     assert with_loads(replace(plan, ttft_range=None), st.Slo(), hits(0.5), 0.0).ttft_range is None
@@ -430,7 +439,7 @@ def test_modes_have_their_own_shares_where_tiers_hold_a_part(monkeypatch, held, 
     assert (found.modes, found.sessions) == (winner, sessions)
 
 
-@pytest.mark.parametrize(("load", "ttft"), [(0.5, 1.5), (5.0, 0.002), (0.0, 2.0)])
+@each("load, ttft", [(0.5, 1.5), (5.0, 0.002), (0.0, 2.0)])
 def test_a_plan_leaves_time_for_loads(load, ttft):
     problem = SessionProblem(lambda *asked: asked, TWO, st.Slo(ttft=2.0), (), {"host": 1e9}, MODEL)
     workload, slo, modes, turns = problem.plan(("aggregated",), 0.5, load, quick=False)

@@ -32,14 +32,14 @@ from steptime.planning.steady_state import mean_context
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, new_requests
 from steptime.simulation.replica_pools import Server
 from steptime.workload.traffic import Traffic
-from tests.conftest import engine
+from tests.conftest import each, engine
 from tests.planning.cases import MODEL, NODES, equal_requests
 
 CHAT = st.Workload(input_tokens=1000, output_tokens=201)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize("seed", [0, 5])
+@each("spread", [0.0, 0.5, 2.0])
+@each("seed", [0, 5])
 def test_draws_have_the_means_and_spreads_of_the_workload(spread, seed):
     requests = st.Workload(input_tokens=1000, output_tokens=201, input_spread=spread, output_spread=spread)
     drawn = draw(requests, 5000, seed)
@@ -69,7 +69,7 @@ def test_lengths_are_at_least_one_token():
     assert lengths(np.array([-3.0, 0.0, 3.0]), 7.4, 0.0).tolist() == [7, 7, 7]
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
+@each("spread", [0.0, 0.5, 1.0])
 def test_requests_in_flight_are_those_that_last(spread):
     """Of an output they have made as much as is left on average: its mean square over twice its mean."""
     requests = st.Workload(input_tokens=1000, output_tokens=400, input_spread=0.3, output_spread=spread)
@@ -252,9 +252,7 @@ def test_runs_start_in_the_steady_state():
         assert getattr(runs[0], name) == pytest.approx(getattr(runs[1], name), rel=0.07)
 
 
-@pytest.mark.parametrize(
-    ("slots", "kv_tokens", "cause"), [(60, math.inf, "slots"), (99, 60e3, "memory"), (99, math.inf, "prompt queue")]
-)
+@each("slots, kv_tokens, cause", [(60, math.inf, "slots"), (99, 60e3, "memory"), (99, math.inf, "prompt queue")])
 def test_a_queue_that_grows_names_what_is_full(slots, kv_tokens, cause):
     """55 sequences of 1,101 tokens on average: of 60 slots, or a cache of 60,000 tokens."""
     loop = Loop(deployment(CHAT, slots=slots), 40.0, 1.2)
@@ -493,8 +491,8 @@ def test_the_share_of_time_at_work_is_that_of_all_replicas():
     assert busy_share(SimpleNamespace(seconds=0 * seconds)) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("layout", "tokens", "sequences", "parts"),
+@each(
+    "layout, tokens, sequences, parts",
     [
         (Layout(), 2001, 2048 * 3.9, 3),  # of 2,048 sequences each
         (Layout(dp=64), 2001, 4096 * 3.0, 3),  # of 64 sequences of each of 64 ranks
@@ -567,8 +565,8 @@ def test_a_run_that_was_stopped_has_its_rate_and_no_figures():
     assert (found.ttft, found.mean_ttft, found.worst, found.binding) == (math.inf, math.inf, math.inf, "first token")
 
 
-@pytest.mark.parametrize(
-    ("slots", "rate", "lifetime", "count", "lasts"),
+@each(
+    "slots, rate, lifetime, count, lasts",
     [
         (4000, 1000.0, 1.0, 4096, 1.0),  # four lifetimes of 1,000 requests
         (4000, 1000.0, 2.0, 6888, 2.0),  # three of 2,000, up to the next quarter of a power of two
@@ -583,7 +581,7 @@ def test_lengths_of_runs_by_hand(slots, rate, lifetime, count, lasts):
     assert (loop.count, loop.lifetime, loop.parts) == (count, pytest.approx(lasts), 1)
 
 
-@pytest.mark.parametrize(("inputs", "output", "count"), [(128, 255, 2048), (128, 127, 4096), (32640, 1, 2048), (64, 8, 4096)])
+@each("inputs, output, count", [(128, 255, 2048), (128, 127, 4096), (32640, 1, 2048), (64, 8, 4096)])
 def test_runs_of_short_requests_have_up_to_twice_as_many(inputs, output, count):
     assert Loop(deployment(equal_requests(input_tokens=inputs, output_tokens=output)), 10.0, 1.0).count == count
 

@@ -31,7 +31,7 @@ from steptime.planning.steady_state import (
     split_chunks,
     ttft_seen,
 )
-from tests.conftest import engine, experts, machine, model_of, one_matrix
+from tests.conftest import each, engine, experts, machine, model_of, one_matrix
 from tests.planning.cases import equal_requests
 
 KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=64, heads=64)
@@ -43,8 +43,8 @@ WORK = equal_requests(input_tokens=1000, output_tokens=201)
 IDEAL = engine()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "fresh", "steps", "context"),
+@each(
+    "sizes, fresh, steps, context",
     [
         ((1000, 201, 0.0), 1000, 200, 1100.5),
         ((1000, 201, 0.25), 750, 200, 1100.5),
@@ -58,8 +58,8 @@ def test_what_a_request_brings(sizes, fresh, steps, context):
     assert (fresh_tokens(workload), decode_steps(workload), mean_context(workload)) == (fresh, steps, context)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "sequences", "growing", "expected"),
+@each(
+    "sizes, sequences, growing, expected",
     [
         ((1000, 201), 100, 0, 131),  # 100 + 3 sqrt(100 x (1 + (201 / 1,100.5)^2 / 12)) = 130.04
         ((1000, 201), 0, 0, 0),
@@ -109,16 +109,14 @@ def room(sequences: float, batch: int, state: State, step: float) -> float:
     return float(np.ceil(sequences + 3 * np.sqrt(sequences * 1.00278 / (1 - min(grows, 0.9)))))
 
 
-@pytest.mark.parametrize(
-    ("chunk", "cut"), [(500, (500, 2, 1)), (334, (334, 3, 1)), (1000, (1000, 1, 1)), (1999, (1000, 1, 1)), (3000, (1000, 1, 3))]
-)
+@each("chunk, cut", [(500, (500, 2, 1)), (334, (334, 3, 1)), (1000, (1000, 1, 1)), (1999, (1000, 1, 1)), (3000, (1000, 1, 3))])
 def test_how_prompts_are_cut(chunk, cut):
     """A prompt of 1,000 tokens: two chunks of 500, three of 334; three prompts in a chunk of 3,000."""
     assert split_chunks(WORK, chunk) == cut
 
 
-@pytest.mark.parametrize(
-    ("cached", "tokens", "reads", "prefix"),
+@each(
+    "cached, tokens, reads, prefix",
     [(0.0, 250, 1, 375), (0.0, 250, 3, 625), (0.0, 250, 9, 750), (0.25, 250, 1, 500), (0.25, 750, 5, 250), (0.0, 1000, 8, 0)],
 )
 def test_the_longest_prefix_of_several_chunks(cached, tokens, reads, prefix):
@@ -126,7 +124,7 @@ def test_the_longest_prefix_of_several_chunks(cached, tokens, reads, prefix):
     assert longest_prefix(replace(WORK, cached_share=cached), tokens, reads) == pytest.approx(prefix)
 
 
-@pytest.mark.parametrize(("batch", "replicas", "share"), [(4, 2, 7 / 8), (1, 10, 0.9), (100, 1, 0.99), (1, 1, 0.0)])
+@each("batch, replicas, share", [(4, 2, 7 / 8), (1, 10, 0.9), (100, 1, 0.99), (1, 1, 0.0)])
 def test_an_arrival_finds_the_mean_number_of_others(batch, replicas, share):
     """R B sequences share tokens where R B - 1 are in flight in the mean, and one more comes."""
     assert in_flight(batch, replicas) == pytest.approx(share)
@@ -340,7 +338,7 @@ def test_how_busy_a_prefill_pool_may_be():
     assert float(first_token(pool, 0.5, 2)) < 1.5 * once  # two that share their queue
 
 
-@pytest.mark.parametrize(("stages", "prompts"), [(2, 1), (2, 2), (5, 5)])
+@each("stages, prompts", [(2, 1), (2, 2), (5, 5)])
 def test_a_prompt_is_under_way_through_all_stages(stages, prompts):
     """P micro-batches through P stages last (2P - 1) / P of the period at which passes follow one another."""
     layout = Layout(pp=stages, microbatches=stages)

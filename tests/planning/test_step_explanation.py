@@ -15,12 +15,12 @@ from steptime.physics.time_ledger import Entry
 from steptime.planning import step_explanation
 from steptime.planning.step_explanation import _line, _over, _passes, _slower, equations
 from steptime.workload.workload import Speculation
-from tests.conftest import engine, machine
+from tests.conftest import each, engine, machine
 from tests.planning.cases import MODEL, WORK, made
 
 
-@pytest.mark.parametrize(
-    ("share", "text"),
+@each(
+    "share, text",
     [
         (1.0, ""),
         (0.9996, ""),
@@ -41,8 +41,8 @@ def test_passes_of_draft_layers_are_counted(count, formula, seconds):
     assert (line.formula, line.name, line.seconds) == (formula, "draft", pytest.approx(seconds))
 
 
-@pytest.mark.parametrize(
-    ("term", "count", "name", "formula"),
+@each(
+    "term, count, name, formula",
     [
         ("overhead", 1, "n", "1 x f"),
         ("overhead", 3, "n", "3 x f"),

@@ -10,6 +10,7 @@ from steptime.questions.plan_question import PLAN, RequestSizes, solve
 from steptime.questions.registry import find_question
 from steptime.questions.step_question import with_layout
 from steptime.workload.trace_files import PUBLIC_TRACES, few_requests_caution, read_trace, trace_lengths
+from tests.conftest import each
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
 FILES = {
@@ -67,7 +68,7 @@ def test_the_question_takes_a_trace(closed_forms):
     assert repr(traced) == repr(given)  # figures that are unknown are equal too
 
 
-@pytest.mark.parametrize("name", ["plan", "train", "rl"])
+@each("name", ["plan", "train", "rl"])
 def test_only_questions_about_one_serving_layout_get_a_default_one(name):
     values = {"model": "llama-3.3-70b", "system": "hgx-h100"}
     assert with_layout(find_question(name), values) == values

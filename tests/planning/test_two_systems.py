@@ -25,6 +25,7 @@ from steptime.planning.two_systems import (
     single_system_problems,
 )
 from steptime.units import HOUR
+from tests.conftest import each
 
 MODEL = st.load_model("llama-3.1-8b")
 H100, H200 = st.load_system("hgx-h100"), st.load_system("hgx-h200")
@@ -164,6 +165,8 @@ def test_ranges_of_a_pool_come_from_its_own_system(closed_forms):
     # TPOT belongs to the pool that decodes, TTFT to the one that prefills.
     assert vague.tpot_range[1] / vague.tpot == pytest.approx(known.tpot_range[1] / known.tpot)
     assert vague.ttft_range[1] / vague.ttft > 1.01 * known.ttft_range[1] / known.ttft
+    # Neither system alone is planned where the choice is all that is asked.
+    assert known.single_systems == ()
 
 
 @pytest.mark.thorough
@@ -197,8 +200,8 @@ def test_replay_of_a_plan_on_two_systems_meets_its_figures(planned):
 # --- refusals -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("system", "prefill_system", "settings", "words"),
+@each(
+    "system, prefill_system, settings, words",
     [
         ("hgx-h200", "mi300x-8", {}, "one vendor"),
         ("hgx-h200", None, {"prefill_chips": 8}, "prefill_chips: needs"),

@@ -10,6 +10,7 @@ import pytest
 import steptime as st
 from steptime.workload import workload
 from steptime.workload.workload import Speculation, choose_speculation, drafting_warnings, known_draftings
+from tests.conftest import each
 
 
 def test_slo_of_a_speed_is_that_of_its_time_per_token():
@@ -18,8 +19,8 @@ def test_slo_of_a_speed_is_that_of_its_time_per_token():
     assert st.Slo().tpot == st.Slo(ttft=1).tpot == math.inf
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@each(
+    "given, says",
     [
         ({"tpot": 40}, r"tpot must be at most 10 s, got 40; .*give the speed"),
         ({"ttft": 1e6}, r"ttft must be at most 86400 s, got 1e\+06; .*give the speed"),
@@ -49,8 +50,8 @@ def test_no_speculative_tokens_yield_one_token_a_step():
     assert choose_speculation(model, 0, 1.0).acceptance == 1.0
 
 
-@pytest.mark.parametrize(
-    ("drafts", "source", "warned"),
+@each(
+    "drafts, source, warned",
     [(0, "guess: none", False), (1, "guess: other models", True), (1, "measured", False), (0, "measured", False)],
 )
 def test_a_guess_of_the_acceptance_is_warned_of(drafts, source, warned):

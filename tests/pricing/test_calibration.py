@@ -23,6 +23,8 @@ from tests.planning.cases import closed_plan, equal_requests
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 from price_priors import families, known_tiers
 
+from tests.conftest import each
+
 HOPPER = ("hgx-h100", "hgx-h200")
 
 
@@ -232,7 +234,7 @@ def test_why_no_held_stands_beside_tiers_of_memory():
     assert not {one["provider"] for one in table("facts")["storage"]} & telling
 
 
-@pytest.mark.parametrize("name", ["margin", "active", "total", "step"])
+@each("name", ["margin", "active", "total", "step"])
 def test_the_page_tells_what_held(name):
     page = (Path(__file__).parents[2] / "docs" / "prices.md").read_text(encoding="utf-8")
     told = table("priors")[name]

@@ -11,6 +11,7 @@ from steptime.pricing import genai_prices_package
 from steptime.pricing.bundled_prices import Row, closed_rows
 from steptime.pricing.price_list import PRICES, PriceList, Rates, joined, shipped_leads
 from steptime.pricing.price_lookup import find_list
+from tests.conftest import each
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("genai_prices") is None, reason="genai-prices (extra [prices]) is not installed"
@@ -50,8 +51,8 @@ def test_prices_of_a_line_that_costs_otherwise_are_not_mixed():
     assert any("disagree on batch: package 1 of 2026-11 says 2.5/12.5" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(
-    ("rows", "leads"),
+@each(
+    "rows, leads",
     [
         ([("2026-10-06", 0.68, 2.09, "reported"), ("2026-10-20", 1.36, 4.18, "vendor")], True),  # its maker's page
         ([("2026-10-06", 0.68, 2.09, "reported"), ("2026-10-20", 1.36, 4.18, "reported")], True),  # 0.70/2.10 was the first

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from steptime.pricing.bundled_prices import table
 from steptime.pricing.price_inversion import read_prices
 from steptime.pricing.price_list import PriceList, Rates, checked
-from tests.conftest import examples
+from tests.conftest import each, examples
 
 prices = some.floats(0.05, 50)
 factors = some.floats(0.2, 5)
@@ -123,7 +123,7 @@ def test_flat_lists_and_odd_ones_are_answered():
     assert not free_input["active_parameters"].identifiable
 
 
-@pytest.mark.parametrize("write", [0.0, 1.0, 1.999])
+@each("write", [0.0, 1.0, 1.999])
 def test_a_write_below_the_input_price_asks_nothing_for_holding(write):
     found = read_prices({"input": 2, "output": 10, "cache_read": 0.2, "cache_write": write, "hold": "5 min"})
     for name in ("hold_price_short", "memory_tiers"):

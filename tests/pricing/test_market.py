@@ -396,8 +396,8 @@ def run(*words):
     return CliRunner().invoke(app_for(["prices"]), ["prices", *words])
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
+@each(
+    "words, told",
     [
         ("openia/gpt-6-sol --read", "did you mean openai"),
         ("openai/gpt-6-sool --read", "did you mean openai/gpt-6-sol"),

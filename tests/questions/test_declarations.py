@@ -30,6 +30,7 @@ from steptime.questions.plan_question import read_rate
 from steptime.questions.step_question import STEP, StepInputs
 from steptime.web.app import declaration
 from steptime.workload.workload import Workload
+from tests.conftest import each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def test_bind_misspelt_input_names_the_nearest():
     assert caught.value.nearest[0] == "padding"
 
 
-@pytest.mark.parametrize(("words", "value"), [("8k", 8000), (8192, 8192), ("1e3", 1000)])
+@each("words, value", [("8k", 8000), (8192, 8192), ("1e3", 1000)])
 def test_read_value_count_takes_numbers_and_suffixes(words, value):
     assert read_value("context", words, Input(kind="count", minimum=1)) == value
 
@@ -147,20 +148,20 @@ def test_ask_size_as_a_text_is_that_number(name, inputs):
 WRONG = (b"x", {"a": 1}, 1j, True, object(), ["a"], np.arange(3), 5)
 
 
-@pytest.mark.parametrize("name", ["weights", "software", "catalog", "within", "mode", "arch.by", "draft_model", "evidence"])
+@each("name", ["weights", "software", "catalog", "within", "mode", "arch.by", "draft_model", "evidence"])
 def test_ask_text_of_another_type_is_refused(name):
     for value in WRONG:
         with pytest.raises(InputError, match=rf"{name}\b"):
             st.ask("plan", **ON, speed=40, **{name: value})
 
 
-@pytest.mark.parametrize("value", [5, [5], [["a"]], {"a": "b"}, True])
+@each("value", [5, [5], [["a"]], {"a": "b"}, True])
 def test_ask_list_of_texts_of_another_type_is_refused(value):
     with pytest.raises(RangeError, match="stage"):
         st.ask("train", **ON, chips=8, batch=64, stage=value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("chips", [1, 2]), ("speed", np.array([30.0, 40.0])), ("spare", [])])
+@each("name, value", [("chips", [1, 2]), ("speed", np.array([30.0, 40.0])), ("spare", [])])
 def test_ask_array_in_place_of_one_number_is_refused(name, value):
     with pytest.raises(RangeError, match=f"{name}: must be one number"):
         st.ask("plan", **{**ON, "speed": 40, name: value})
@@ -169,8 +170,8 @@ def test_ask_array_in_place_of_one_number_is_refused(name, value):
 NUMBERS = [("step", "arch.ffn"), ("step", "batch"), ("rl", "chips"), ("plan", "imbalance")]
 
 
-@pytest.mark.parametrize("value", [{}, 1j, b"1", object(), True])
-@pytest.mark.parametrize(("question", "name"), NUMBERS)
+@each("value", [{}, 1j, b"1", object(), True])
+@each("question, name", NUMBERS)
 def test_ask_number_of_another_type_is_refused(question, name, value):
     with pytest.raises(InputError, match=name):
         st.ask(question, **ON, **{name: value})

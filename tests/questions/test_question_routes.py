@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from steptime.questions.registry import HOMES, find_question
 from steptime.web.app import app_for
+from tests.conftest import each
 
 PAIR = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 BASE = {
@@ -64,7 +65,7 @@ def test_declarations_cover_every_question(client):
     assert set(client.get("/api/questions").json()) == set(HOMES)
 
 
-@pytest.mark.parametrize("body", ["", "[1]", "{", "[" * 5000])
+@each("body", ["", "[1]", "{", "[" * 5000])
 def test_body_that_is_no_object_is_refused(client, body):
     assert client.post("/api/questions/step", content=body, headers={"Content-Type": "application/json"}).status_code == 422
 

@@ -13,6 +13,7 @@ import steptime as st
 from steptime.errors import Impossible, LayoutError, RangeError
 from steptime.questions.registry import find_question
 from steptime.questions.train_question import run_limits, size_run
+from tests.conftest import each
 
 RUN = {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 512, "seq": 4096, "tokens": "1T"}
 DAY = 86_400
@@ -55,8 +56,8 @@ def test_chips_that_end_in_time_must_be_within_the_budget(sizes):
         solve(deadline=deadline, budget=math.floor(sizes[128][1] * 0.99))
 
 
-@pytest.mark.parametrize(
-    ("inputs", "says"),
+@each(
+    "inputs, says",
     [
         ({}, "chips: give chips, or tokens with deadline or budget"),
         ({"chips": 64, "tokens": None, "deadline": "60d"}, "tokens: a deadline or a budget needs"),

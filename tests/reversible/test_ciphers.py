@@ -9,6 +9,7 @@ from steptime.errors import InputError
 from steptime.reversible import avalanche as mixing
 from steptime.reversible import random_networks as networks
 from steptime.reversible.sboxes import aes_rounds, feistel_rounds, random_tables, speck_rounds
+from tests.conftest import each
 
 
 def of_hex(text):
@@ -161,8 +162,8 @@ def test_slopes_are_those_of_the_loss():
         assert slopes[layer][place] == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("ask", "says"),
+@each(
+    "ask, says",
     [
         (lambda: mixing.cipher_curve("DES"), "unknown cipher 'DES'"),
         (lambda: mixing.network_curve("AES"), "unknown kind of network 'AES'"),

@@ -59,7 +59,7 @@ def test_additions_of_whole_numbers_are_undone(bits, rounds, left, right, modulu
     assert uncouple(*couple(left, right, *functions[:1] * 2, how), *functions[:1] * 2, how) == (left, right)
 
 
-@pytest.mark.parametrize(("dtype", "how"), [("uint8", ADD), ("int64", ADD), ("uint16", XOR), ("int32", XOR), ("bool", XOR)])
+@each("dtype, how", [("uint8", ADD), ("int64", ADD), ("uint16", XOR), ("int32", XOR), ("bool", XOR)])
 def test_arrays_of_whole_numbers_are_undone_and_wrap_around(dtype, how):
     draw = np.random.default_rng(0)
     info = (0, 2) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -81,9 +81,9 @@ def test_bits_of_gf2_and_whole_numbers_agree():
     assert as_number == tuple(int("".join(map(str, half)), 2) for half in as_bits)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("slope", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("rounds", [1, 8, 32])
+@each("dtype", ["float64", "float32"])
+@each("slope", [0.0, 0.5, 1.0])
+@each("rounds", [1, 8, 32])
 def test_floats_come_back_within_the_bound(dtype, slope, rounds):
     """tanh(s x) has the Lipschitz constant s, and numpy computes it to within four roundoffs."""
     draw = np.random.default_rng(1)
@@ -107,7 +107,7 @@ def test_the_bound_grows_as_its_recurrence_says():
     assert longer / found[1] == pytest.approx(fibonacci, rel=1e-6) == pytest.approx(float(growth(1.0)), rel=1e-6)
 
 
-@pytest.mark.parametrize("width", [1, 3, 7, 255])
+@each("width", [1, 3, 7, 255])
 def test_odd_widths_are_refused_with_the_even_ones_beside(width):
     with pytest.raises(RangeError, match=f"must be even.* not {width} bits; use .*{width + 1}|use 2"):
         split(0, width)

@@ -11,19 +11,20 @@ from steptime.errors import InputError
 from steptime.reversible import avalanche
 from steptime.reversible.avalanche import mixing_time, reached
 from steptime.reversible.sboxes import aes_rounds
+from tests.conftest import each
 
 
-@pytest.mark.parametrize("power", [1, 3, 7])
+@each("power", [1, 3, 7])
 def test_a_butterfly_takes_the_logarithm(power):
     assert mixing_time(avalanche.butterfly(2**power)) == power
 
 
-@pytest.mark.parametrize(("size", "box", "rounds"), [(64, 4, 3), (16, 4, 2), (81, 3, 4), (256, 2, 8)])
+@each("size, box, rounds", [(64, 4, 3), (16, 4, 2), (81, 3, 4), (256, 2, 8)])
 def test_a_shuffle_takes_the_logarithm_to_the_base_of_its_boxes(size, box, rounds):
     assert mixing_time(avalanche.shuffle(size, box)) == rounds
 
 
-@pytest.mark.parametrize(("size", "reach"), [(64, 1), (64, 8), (65, 8), (10, 9)])
+@each("size, reach", [(64, 1), (64, 8), (65, 8), (10, 9)])
 def test_a_window_takes_the_distance_over_its_reach(size, reach):
     assert mixing_time(avalanche.window(size, reach)) == math.ceil((size - 1) / reach)
 
@@ -61,8 +62,8 @@ def test_all_known_patterns_have_a_time():
     assert sum(math.isinf(rounds) for rounds in times.values()) == 1
 
 
-@pytest.mark.parametrize(
-    ("ask", "says"),
+@each(
+    "ask, says",
     [
         (lambda: avalanche.butterfly(48), "power of 2, not 48; use 32 or 64"),
         (lambda: avalanche.shuffle(48, 4), "power of 4, not 48; use 16 or 64"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from steptime.errors import InputError
 from steptime.reversible import sboxes
 from steptime.reversible.sboxes import PRESENT, aes_sbox, difference_table, sbox_card, walsh_table
+from tests.conftest import each
 
 # Difference distribution table of PRESENT's S-box: M. Wang, "Differential Cryptanalysis of Reduced-Round PRESENT", AFRICACRYPT
 # 2008, table 1, https://doi.org/10.1007/978-3-540-68164-9_4 (recalled), as public code that searches for trails has it
@@ -92,7 +93,7 @@ def test_a_card_tells_it_all_and_linear_boxes_are_weak():
     assert not sbox_card([0, 0, 1, 1]).bijective
 
 
-@pytest.mark.parametrize("wrong", [[1, 2, 3], [0, 1, 2, 9], [0.5, 1.0], [], [[0, 1]], [-1, 0], "des"])
+@each("wrong", [[1, 2, 3], [0, 1, 2, 9], [0.5, 1.0], [], [[0, 1]], [-1, 0], "des"])
 def test_what_is_no_sbox_is_refused(wrong):
     with pytest.raises(InputError, match="S-box"):
         sbox_card(wrong)

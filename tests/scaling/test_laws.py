@@ -54,7 +54,7 @@ def test_what_is_recalled_alone_is_used_by_no_budget_unless_told():
     assert load_law("gadre").grade == "recalled"
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@each("name", LOSSES)
 def test_laws_broadcast_and_tokens_are_the_inverse_of_losses(name):
     params, tokens = np.geomspace(1e8, 1e10, 5)[:, None], np.geomspace(1e10, 1e12, 4)
     losses = loss(name, params, tokens)
@@ -79,8 +79,8 @@ def test_hoffmann_asks_for_forty_billion_parameters_at_the_compute_of_gopher():
     assert float(optimal("hoffmann-tex", 5.76e23).params) == pytest.approx(40e9, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "compute", "params", "ratio"),
+@each(
+    "name, compute, params, ratio",
     [
         ("epoch", 1e21, 2.78e9, 21.6),
         ("epoch", 5.76e23, 7.22e10, 18.4),
@@ -123,8 +123,8 @@ def test_deepseek_splits_compute_into_its_two_powers():
     assert 6 * float(best.params) == pytest.approx(0.1715 * 1e20**0.5243, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("active", "experts", "dense", "within"),
+@each(
+    "active, experts, dense, within",
     [
         (370e6, 64, 1.37e9, 0.01),
         (1e9, 8, 1.69e9, 0.005),
@@ -141,13 +141,13 @@ def test_routed_models_have_the_dense_equivalents_of_clark(active, experts, dens
     assert float(equivalent_dense("clark-s-base", active, experts)) == pytest.approx(dense, rel=within)
 
 
-@pytest.mark.parametrize(("active", "gain"), [(370e6, 3.7), (1.3e9, 3.0), (37e9, 1.7), (100e9, 1.46)])
+@each("active, gain", [(370e6, 3.7), (1.3e9, 3.0), (37e9, 1.7), (100e9, 1.46)])
 def test_gains_of_64_experts_shrink_with_size(active, gain):
     assert float(equivalent_dense("clark-s-base", active, 64)) / active == pytest.approx(gain, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "from_rounded", "paper"),
+@each(
+    "name, from_rounded, paper",
     [("clark-s-base", 1.0e12, 937e9), ("clark-rl-r", 3.2e10, 85e9), ("clark-hash", 2.2e11, 83e9)],
 )
 def test_experts_stop_to_help_where_clark_says_to_a_factor_of_three(name, from_rounded, paper):
@@ -157,8 +157,8 @@ def test_experts_stop_to_help_where_clark_says_to_a_factor_of_three(name, from_r
     assert float(equivalent_dense(name, size, 64)) == pytest.approx(size, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("experts", "m", "mu", "n", "nu"),
+@each(
+    "experts, m, mu, n, nu",
     [
         (1, 30.3640, -0.1817, 53.9838, -0.1965),
         (2, 27.7982, -0.1780, 66.8401, -0.2065),
@@ -172,8 +172,8 @@ def test_ludziejewski_s_table_3_gives_table_4(experts, m, mu, n, nu):
     assert reduced(load_law("ludziejewski").constants, experts) == pytest.approx((m, mu, n, nu), rel=0.003)
 
 
-@pytest.mark.parametrize(
-    ("active", "tokens", "granularity", "published"),
+@each(
+    "active, tokens, granularity, published",
     [(100e6, 4.37e9, 8, 3.133), (1e9, 28.94e9, 16, 2.491), (7e9, 137.60e9, 32, 2.076), (70e9, 941.07e9, 32, 1.694)],
 )
 def test_krajewski_s_best_mixtures_have_the_losses_of_its_table(active, tokens, granularity, published):
@@ -182,7 +182,7 @@ def test_krajewski_s_best_mixtures_have_the_losses_of_its_table(active, tokens, 
     assert found == pytest.approx(published, rel=0.003)
 
 
-@pytest.mark.parametrize("params", [1e6, 1e8, 1e9, 1e10])
+@each("params", [1e6, 1e8, 1e9, 1e10])
 def test_kaplan_asks_for_its_tokens_where_overfitting_is_lost_in_the_noise_of_seeds(params):
     """Kaplan et al., equation 4.4: a loss within .02 of that of endless data takes 5e3 N^.74 tokens."""
     noise = float(loss("kaplan", params, 5e3 * params**0.74) / loss("kaplan", params, 1e30)) - 1
@@ -196,8 +196,8 @@ def test_kaplan_s_losses_fall_as_its_summary_says():
     assert 8 ** (law["alpha_N"] / law["alpha_D"]) == pytest.approx(5, rel=0.08)
 
 
-@pytest.mark.parametrize(
-    ("quality", "served", "params", "more_tokens", "saved"),
+@each(
+    "quality, served, params, more_tokens, saved",
     [
         (7e9, 1e11, 6e9, 1.18, None),  # section 2
         (13e9, 2e12, 7e9, None, 0.17),  # figure 1
@@ -220,7 +220,7 @@ def test_sardana_s_smaller_models_of_the_same_quality(quality, served, params, m
         assert 1 - bill == pytest.approx(saved, abs=0.006)
 
 
-@pytest.mark.parametrize("compute", [3e19, 1e20, 1e21])
+@each("compute", [3e19, 1e20, 1e21])
 def test_abnar_s_best_models_are_larger_and_less_active_the_sparser_they_are(compute):
     """Abnar et al., sections 2.1 and 3, figure 3: at a budget, all parameters rise, active ones and the loss fall."""
     active = np.geomspace(1e7, 3e10, 4000)

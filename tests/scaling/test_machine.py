@@ -14,7 +14,7 @@ from steptime.scaling.lifetime_compute import Demand, read_target
 from steptime.scaling.model_sizing import budget
 from steptime.scaling.scaling_laws import tokens_for
 from steptime.scaling.sizing_on_system import Serving, model_config, per_layer, shaped, training_cost
-from tests.conftest import CHOICE_ALONE
+from tests.conftest import CHOICE_ALONE, each
 
 WORK = st.Workload(input_tokens=2048, output_tokens=512)
 SERVING = Serving(
@@ -28,12 +28,12 @@ def found():
     return budget("llama-3.1-8b@15T", DEMAND, law="epoch", machine=SERVING)
 
 
-@pytest.mark.parametrize("size", [1e9, 8e9, 70e9, 405e9, 2e12])
+@each("size", [1e9, 8e9, 70e9, 405e9, 2e12])
 def test_shapes_have_the_parameters_that_are_asked_for(size):
     assert active_parameters(shaped(size)) == pytest.approx(size, rel=0.03)
 
 
-@pytest.mark.parametrize(("size", "width", "layers"), [(8.03e9, 4096, 32), (70.6e9, 8192, 80), (405.9e9, 16384, 126)])
+@each("size, width, layers", [(8.03e9, 4096, 32), (70.6e9, 8192, 80), (405.9e9, 16384, 126)])
 def test_the_rule_is_near_llama_3(size, width, layers):
     """Llama 3, Table 3: width and layers of 8 B, 70 B and 405 B."""
     made = model_config(size)

@@ -16,6 +16,7 @@ from steptime.simulation.prefix_cache import cache_with_capacities
 from steptime.simulation.run_metrics import latencies
 from steptime.simulation.scheduling_policy import policy_for
 from steptime.workload.traffic import Lengths, draw_traffic
+from tests.conftest import each
 
 SIZES = Lengths(mean=128), Lengths(mean=16)
 
@@ -34,8 +35,8 @@ def test_a_share_of_the_rate_is_a_class_of_its_own():
         assert (len(came) - 1) / (came[-1] - came[0]) == pytest.approx(rate, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@each(
+    "given, says",
     [
         ({}, "rate, clients: one of the two"), ({"rate": 1.0, "fast_share": 1.0}, "fast_share: must be"),
         ({"rate": 1.0, "fast_share": -0.1}, "fast_share: must be"),

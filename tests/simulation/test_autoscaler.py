@@ -23,6 +23,7 @@ from steptime.physics.layout import Layout
 from steptime.simulation import autoscaler as module
 from steptime.simulation.autoscaler import Autoscaler, cold_start_seconds, read_autoscale
 from steptime.simulation.simulator import simulate
+from tests.conftest import each
 
 SUBJECT = ("llama-3.1-8b", "hgx-h100")
 
@@ -31,8 +32,8 @@ def requests(rate=20.0, n=4000, seed=1, kind="poisson"):
     return open_loop(rate, n, Lengths(mean=256), Lengths(mean=64), seed=seed, kind=kind)
 
 
-@pytest.mark.parametrize(
-    ("metric", "replicas", "wanted"),
+@each(
+    "metric, replicas, wanted",
     [
         # ceil(100 / 20) = 5, at most twice as many or 4 more.
         (100.0, 3, 5), (100.0, 1, 5), (400.0, 1, 5), (400.0, 6, 12),
@@ -63,7 +64,7 @@ def test_a_cold_start_is_pull_and_load_and_start():
     assert abs(module.LOAD_BANDWIDTH - 0.892e9) < 1e6
 
 
-@pytest.mark.parametrize("text", ["3", "0:4", "5:4", "a:b", "1:2:3", "-1:2", ""])
+@each("text", ["3", "0:4", "5:4", "a:b", "1:2:3", "-1:2", ""])
 def test_a_wrong_pair_of_limits_is_refused(text):
     with pytest.raises(RangeError, match="autoscale"):
         read_autoscale(text)
@@ -194,7 +195,7 @@ def test_the_command_simulates_a_day_with_an_autoscaler():
         assert ran.exit_code != 0
 
 
-@pytest.mark.parametrize("bandwidth", ["2", "0", "-1e9", 2])
+@each("bandwidth", ["2", "0", "-1e9", 2])
 def test_a_load_bandwidth_without_its_unit_is_refused(bandwidth):
     values = {"model": "llama-3.2-1b", "system": "hgx-h100", "rate": 2, "autoscale": "1:2", "load_bandwidth": bandwidth}
     with pytest.raises(RangeError, match=r"load_bandwidth: must be at least 1 MB/s, got .* B/s; write a unit, such as 2GB/s"):

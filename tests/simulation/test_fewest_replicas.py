@@ -15,6 +15,7 @@ from steptime.simulation.max_rate import fewest_replicas, find_replicas
 from steptime.simulation.run_metrics import MOST_GROWTH, in_flight_growth
 from steptime.workload.traffic import Lengths
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 REQUEST = "simulate llama-3.1-8b hgx-h100 --rate 60 --requests 3000 --input 1000 --output 200 --lengths lognormal --spread 1"
 
@@ -105,7 +106,7 @@ def test_a_lenient_limit_does_not_name_a_saturated_number(limits):
     assert (run.answers.verdict, run.limits.is_met) == ("STABLE", True)
 
 
-@pytest.mark.parametrize("options", ["", "--ttft 1 --replicas 2", "--ttft 1 --prefill-replicas 1"])
+@each("options", ["", "--ttft 1 --replicas 2", "--ttft 1 --prefill-replicas 1"])
 def test_what_the_search_needs(options):
     assert run(f"{REQUEST} {options} --find-replicas").returncode == 2
 

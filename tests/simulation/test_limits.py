@@ -20,6 +20,7 @@ from steptime.simulation.run_metrics import (
     judge,
     latencies,
 )
+from tests.conftest import each
 
 
 def steps(of: float) -> Percentiles:
@@ -34,8 +35,8 @@ def run(**more) -> Answers:
     return Answers(**{f.name: told.get(f.name, 0.0) for f in fields(Answers)})
 
 
-@pytest.mark.parametrize(
-    ("limits", "quantile", "verdict"),
+@each(
+    "limits, quantile, verdict",
     [
         (st.Slo(ttft=0.5, tpot=0.05), "p99", PASSED),  # a limit that is reached is kept
         (st.Slo(ttft=0.499), "p99", MISSED),
@@ -69,7 +70,7 @@ def test_a_queue_that_grows_meets_no_limit():
     assert "the queue grows" in found.why
 
 
-@pytest.mark.parametrize(("quantile", "verdict"), [("p99", MISSED), ("p95", PASSED), ("mean", MISSED)])
+@each("quantile, verdict", [("p99", MISSED), ("p95", PASSED), ("mean", MISSED)])
 def test_no_more_are_rejected_than_the_quantile_leaves_out(quantile, verdict):
     found = judge(run(served=960, rejected=40, rejected_why="too long"), st.Slo(ttft=1), quantile)
     assert found.verdict == verdict

@@ -14,7 +14,7 @@ from steptime.errors import RangeError
 from steptime.simulation.max_rate import find_clients, find_rate, find_scale, highest_load, run_until_settled
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.workload.traffic import repeated_share, scaled, with_sessions
-from tests.conftest import CHOICE_ALONE
+from tests.conftest import CHOICE_ALONE, each
 
 SIZES = {"inputs": st.Lengths(mean=512), "outputs": st.Lengths(mean=64)}
 LIMITS = st.Slo(ttft=0.3, tpot=0.02)
@@ -37,8 +37,8 @@ def bursty(n=1500, rate=6.0):
 # --- the search ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("true", [1, 2, 3, 17, 40, 49])
-@pytest.mark.parametrize("start", [1, 8, 50])
+@each("true", [1, 2, 3, 17, 40, 49])
+@each("start", [1, 8, 50])
 def test_a_whole_number_is_found_from_anywhere(true, start):
     tried = []
 
@@ -118,6 +118,7 @@ def test_a_run_in_which_replicas_fill_is_repeated_though_its_queue_grows():
     assert last.answers.wait.p50 == 40
 
 
+@pytest.mark.thorough
 def test_a_replay_of_many_replicas_serves_the_rate_that_eight_of_them_serve():
     """8-token outputs on 72 replicas: 4,000 requests end while the replicas fill."""
     deployment = st.plan(

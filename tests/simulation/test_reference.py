@@ -195,6 +195,7 @@ def test_two_micro_batches_hide_attention_behind_slow_links(model, layout):
     assert pace.mixed_error < 0.025
 
 
+@pytest.mark.thorough
 def test_prompts_on_all_ranks_with_two_micro_batches_take_the_time_of_that_step():
     """16,000 prompt tokens: their all-to-all is as long as the operators, of which one rank has an eighth."""
     model, system, layout = st.load_model("qwen3-next-80b-a3b"), st.load_system("mi300x-8"), st.Layout(dp=8, microbatches=2)

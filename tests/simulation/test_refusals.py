@@ -71,8 +71,8 @@ def test_traffic_that_none_is(make, says):
         make()
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
+@each(
+    "changes, says",
     [
         ({"arrival": np.array([1.0, 0.0])}, "in order of arrival"),
         ({"arrival": np.array([0.0, math.nan])}, "arrival must be a finite number"),
@@ -89,8 +89,8 @@ def test_requests_that_none_are(changes, says):
     assert checked(Traffic(arrival=[0, 1], inputs=[5, 6], outputs=[7, 8])).inputs.dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@each(
+    "given, says",
     [
         ({"layout": st.Layout(replicas=100_000)}, "replicas must be at most"),
         ({"layout": st.Layout(tp=np.array([1, 2]))}, "one system and one layout"),
@@ -147,7 +147,7 @@ def test_code_is_compiled_anew_where_it_cannot_be_kept(monkeypatch):
     assert asked == [True, False]
 
 
-@pytest.mark.parametrize("wrong", [None, 3, 1.5])
+@each("wrong", [None, 3, 1.5])
 def test_read_trace_of_no_path_is_refused(wrong):
     with pytest.raises(InputError, match="path"):
         st.read_trace(wrong)

@@ -24,6 +24,7 @@ from steptime.workload.sessions import (
 )
 from steptime.workload.traffic import scaled
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 CHAT = PRESETS["chat"]
 # Equal turns: 100 tokens in, 50 out.
@@ -164,14 +165,14 @@ def test_a_scaled_rate_starts_more_sessions_and_keeps_think_times():
     assert np.array_equal(twice.turns.think, traffic.turns.think)
 
 
-@pytest.mark.parametrize("value", ["chta", "", None])
+@each("value", ["chta", "", None])
 def test_unknown_kinds_are_refused(value):
     with pytest.raises(UnknownName, match="kind of sessions"):
         read_turns(value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
+@each(
+    "changes, words",
     [({"turns": 0.5}, "turns"), ({"think_time": -1}, "think_time"), ({"input_tokens": 0}, "input tokens per turn")],
 )
 def test_impossible_sessions_are_refused(changes, words):
@@ -195,8 +196,8 @@ def test_the_command_reports_hits_by_tier():
     assert longer["answers"]["input_tokens_per_s"] > 1.5 * usual["answers"]["input_tokens_per_s"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
+@each(
+    "asked, words",
     [
         ("--sessions chat --concurrency 4", "--sessions needs --rate or --find-rate"),
         ("--sessions 0.5 --rate 1", "from 1 to 10,000 turns"),

@@ -54,7 +54,7 @@ from steptime.validation.ttft_fit import fit as fit_first_tokens
 from steptime.workload.trace_files import read_trace
 from steptime.workload.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
 from steptime.workload.workload import Workload
-from tests.conftest import CHOICE_ALONE
+from tests.conftest import CHOICE_ALONE, each
 from tests.planning.cases import equal_requests
 from tests.simulation import reference_loop
 
@@ -111,8 +111,8 @@ def test_many_seats_with_small_steps_are_an_mmc_queue(servers, load):
     assert wait == pytest.approx(expected, rel=0.08)
 
 
-@pytest.mark.parametrize("kind", ["continuous", "prefill-first", "static", "train"])
-@pytest.mark.parametrize("kv", [math.inf, 4000])
+@each("kind", ["continuous", "prefill-first", "static", "train"])
+@each("kv", [math.inf, 4000])
 def test_littles_law_and_conservation(kind, kv):
     random = np.random.default_rng(7)
     n = 3000
@@ -479,7 +479,7 @@ def test_a_slot_more_or_less_changes_no_pipeline_below_them():
     assert max(tpots) < 1.03 * min(tpots)
 
 
-@pytest.mark.parametrize(("batch", "rows"), [(0, 1), (1, 3), (5, 40), (63, 100), (7, 1000), (900, 12)])
+@each("batch, rows", [(0, 1), (1, 3), (5, 40), (63, 100), (7, 1000), (900, 12)])
 def test_the_factor_of_joint_steps_lies_between_powers_of_two(batch, rows):
     table = np.random.default_rng(3).uniform(0.8, 1.2, (7, 8))
     assert event_loop.joint_factor(table, batch, rows) == pytest.approx(reference_loop._joint(table, batch, rows))
@@ -864,8 +864,8 @@ def test_what_cannot_be_served_is_rejected_and_counted():
     assert (found["status"] == REJECTED).sum() == 4
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
+@each(
+    "make, says",
     [
         (lambda: Policy(kind="sorted"), "unknown policy"),
         (lambda: Policy(kind="train"), "interval"),
@@ -930,7 +930,7 @@ def test_files(tmp_path, llama):
         write_requests(tmp_path / "r.txt", found.requests)
 
 
-@pytest.mark.parametrize("clients", [1, 2, 7])
+@each("clients", [1, 2, 7])
 def test_a_closed_loop_on_separate_pools_is_what_open_arrivals_at_its_times_are(clients):
     """The fixed point: sent at the times found, as open traffic, requests end when the next ones were sent."""
     shape = {"shape": "lognormal", "spread": 1.0}

@@ -18,8 +18,8 @@ STEP = find_question("step")
 ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
+@each(
+    "text, values",
     [
         ("1:16:log2", [1, 2, 4, 8, 16]),
         ("3:20:log2", [3, 6, 12, 20]),

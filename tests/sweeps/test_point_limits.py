@@ -12,6 +12,7 @@ from steptime.questions.declaration import COUNT, Input
 from steptime.questions.step_question import STEP
 from steptime.sweeps import axes
 from steptime.sweeps.axes import count_values, read_axes, read_values
+from tests.conftest import each
 
 FIXED = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 
@@ -33,6 +34,6 @@ def test_sweep_of_texts_with_too_many_points_is_refused_before_values_are_made(m
         st.sweep("step", {"batch": "1:1e9:40000000", "context": "1:1e6:10000"}, **FIXED)
 
 
-@pytest.mark.parametrize("text", ["1:4096:log2", "1:100:10", "1:3000:7log", "5", "1,2,8:16:3"])
+@each("text", ["1:4096:log2", "1:100:10", "1:3000:7log", "5", "1,2,8:16:3"])
 def test_count_values_is_at_least_the_number_made(text):
     assert count_values("batch", text, Input(kind=COUNT)) >= len(read_values("batch", text, Input(kind=COUNT)))

@@ -19,6 +19,7 @@ from steptime.sweeps.parameter_ranges import HALF_WIDTHS
 from steptime.sweeps.sensitivity import sensitivity
 from steptime.sweeps.sensitivity_result import Swing
 from steptime.units import GRADES
+from tests.conftest import each
 
 STEP = {"model": "llama-3.3-70b", "system": "hgx-h100", "tp": 8, "batch": 256}
 PLAN = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "mode": "aggregated", "speed": 40}
@@ -219,8 +220,8 @@ def test_a_function_of_ones_own():
     assert (found.base, found.swings[0].at_low, found.swings[0].at_high) == (4, 2, 6)
 
 
-@pytest.mark.parametrize(
-    ("given", "kind", "says"),
+@each(
+    "given, kind, says",
     [
         ({"answer": "tpot"}, UnknownName, "unknown answer of step"),
         ({"answer": "bound"}, InputError, "bound is a text"),

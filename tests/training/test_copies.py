@@ -6,7 +6,7 @@ import pytest
 
 from steptime.training.layer_time import ChipParameters, exposed_exchange_seconds, optimizer_seconds, sharding_ranks
 from steptime.training.training_job import TrainingLayout
-from tests.conftest import machine
+from tests.conftest import each, machine
 from tests.training.cases import LINKED, job, lossy
 
 HELD = ChipParameters(1e9, 0.0)
@@ -107,8 +107,8 @@ def test_a_frozen_base_is_not_reduced():
     assert float(optimizer_seconds(HELD, frozen, LINKED, TrainingLayout(dp=8))) == 0
 
 
-@pytest.mark.parametrize(
-    ("sharding", "bytes_"),
+@each(
+    "sharding, bytes_",
     [
         ("none", 24 + 4 + 2 + 4),  # states read and written, gradients read, weights written; and the norm of gradients
         ("zero1", (24 + 4 + 2) / 8 + 4),

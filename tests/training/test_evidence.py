@@ -50,8 +50,8 @@ def test_kinds_are_measured_within_the_limits_of_runs(seq, layout, is_measured):
     assert measured(job(seq=seq, batch=64), **layout) is is_measured
 
 
-@pytest.mark.parametrize(
-    ("layout", "is_measured"),
+@each(
+    "layout, is_measured",
     [({"ep": 64, "pp": 4, "dp": 64}, True), ({"ep": 8, "tp": 4, "dp": 16}, False), ({"ep": 128, "dp": 128}, False),
      ({"ep": 8, "cp": 2, "dp": 16}, False), ({"ep": 8, "etp": 2, "dp": 16}, False)],
 )  # fmt: skip
@@ -138,8 +138,8 @@ def test_the_bound_has_no_correction():
     assert SEARCH_TERM not in found.step.terms
 
 
-@pytest.mark.parametrize("experts", [False, True])
-@pytest.mark.parametrize("name", ["megatron", "megatron-lm", "typical", "maxtext", "llm-foundry"])
+@each("experts", [False, True])
+@each("name", ["megatron", "megatron-lm", "typical", "maxtext", "llm-foundry"])
 def test_no_search_is_made_faster(name, experts):
     assert search_optimism(training_engine(name, system()), system(), experts=experts).factor >= 1
 
@@ -162,7 +162,7 @@ def test_factors_of_a_stack_and_of_a_new_chip_are_not_multiplied():
     assert typical.elsewhere < 1
 
 
-@pytest.mark.parametrize("on", ["hgx-a100", "hgx-h100", "hgx-b200", "gb300-nvl72"])
+@each("on", ["hgx-a100", "hgx-h100", "hgx-b200", "gb300-nvl72"])
 def test_no_product_in_16_bits_is_faster_than_timed_ones(on):
     """Even a stack that claims to reach its data sheet; the bound does reach it."""
     engine = training_engine("megatron", system(on))

@@ -21,7 +21,7 @@ from steptime.training.training_rules import check_layout
 from steptime.training.training_runs import forward_flops
 from steptime.training.training_stack import on_chip, training_engine
 from steptime.training.training_step import parameters_per_layer, step_seconds
-from tests.conftest import every, examples
+from tests.conftest import each, every, examples
 from tests.training.cases import LINKED, SMALL, SPARSE, job, lossy, model, system
 
 MODELS = (SMALL, SPARSE, "deepseek-ai/DeepSeek-V3", "google/gemma-2-9b")
@@ -149,8 +149,8 @@ def test_recomputation_is_never_faster(asked, on):
     assert seconds(*asked, system(), on) >= seconds(name, given_, replace(x, recompute="none"), system(), on) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", [*MODELS, "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct"])
-@pytest.mark.parametrize("seq", [1, 128, 4096, 131072])
+@each("name", [*MODELS, "openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct"])
+@each("seq", [1, 128, 4096, 131072])
 def test_a_forward_pass_of_training_is_a_prefill_but_for_the_head(name, seq):
     """Serving runs the head on the last token, training on every one."""
     head = stem_profile(model(name)).head_flops

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from steptime.training.schedules.schedule import schedule_named
+from tests.conftest import each
 from tests.training.shapes import equal
 
 SPEED = {"1f1b": 235.7, "interleaved": 257.3, "zb-h1": 268.0, "zbv": 265.9, "v-half": 255.1, "v-min": 208.5}  # TFLOP/s
@@ -46,7 +47,7 @@ def test_micro_batches_follow_from_the_interleaved_row() -> None:
     assert STAGES * round(found / STAGES) == MICROBATCHES
 
 
-@pytest.mark.parametrize("name", list(SPEED)[1:])
+@each("name", list(SPEED)[1:])
 def test_speeds_against_1f1b(name: str) -> None:
     """Within 5 %: -2 % (ZB-H1), +4 % (ZBV), -1 % (V-half), +3 % (V-min)."""
     assert step("1f1b") / step(name) == pytest.approx(SPEED[name] / SPEED["1f1b"], rel=0.05)
@@ -61,7 +62,7 @@ def test_v_min_pays_for_attention_with_every_micro_batch() -> None:
     assert SPEED["v-min"] < SPEED["1f1b"]
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "v-half", "v-min"])
+@each("name", ["zb-h1", "v-half", "v-min"])
 def test_memory_against_1f1b(name: str) -> None:
     """Within 5 %: ZB-H1 -2 %, V-half -3 %, V-min +3 %, of rows that fitted nothing."""
     n = {row: in_flight(row) for row in MEMORY}

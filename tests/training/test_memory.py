@@ -61,8 +61,8 @@ def test_states_are_divided_by_tensor_and_pipeline_parallelism():
     assert states(pp=4, sharding="none") == pytest.approx(18 * ALL / 4)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 8, 16])
-@pytest.mark.parametrize("name", [SMALL, "llama-3.1-405b"])
+@each("tp", [1, 2, 8, 16])
+@each("name", [SMALL, "llama-3.1-405b"])
 def test_shards_of_products_are_the_whole(name, tp):
     """Keys and values of eight heads are whole on each of more ranks, norms on all."""
     for sheet, _ in layer_profiles(model(name)):
@@ -73,7 +73,7 @@ def test_shards_of_products_are_the_whole(name, tp):
         assert doubled == 0 or tp > 8
 
 
-@pytest.mark.parametrize("ep", [1, 4, 16, 128])
+@each("ep", [1, 4, 16, 128])
 def test_shards_of_experts_are_the_whole(ep):
     ((sheet, _),) = layer_profiles(model(SPARSE))
     held = parameters_per_layer(sheet, TrainingLayout(dp=128, ep=ep))
@@ -96,8 +96,8 @@ def test_activations_of_a_layer_are_divided_by_tensor_and_context_parallelism():
     assert float(kept) == float(whole) == 4 * 8192 / 2 / 8 * 274_688
 
 
-@pytest.mark.parametrize(
-    ("recompute", "kept"),
+@each(
+    "recompute, kept",
     [
         ("none", 274_688),
         ("full", 2 * 8192),
@@ -116,7 +116,7 @@ def test_what_recomputation_leaves_of_a_layer_of_70b(recompute, kept):
     assert float(whole) == 4096 * 274_688
 
 
-@pytest.mark.parametrize(("schedule", "virtual", "flight"), [("gpipe", 1, 8), ("1f1b", 1, 3), ("interleaved", 2, None)])
+@each("schedule, virtual, flight", [("gpipe", 1, 8), ("1f1b", 1, 3), ("interleaved", 2, None)])
 def test_reversible_stages_keep_two_streams_of_each_micro_batch_in_flight(schedule, virtual, flight):
     """What a chunk puts out, in 16 bits, for each micro-batch that has passed it; by 1F1B a middle stage is fullest, with 3."""
 
@@ -163,8 +163,8 @@ def test_scores_take_five_bytes_where_attention_is_not_fused_and_selective_drops
     assert float(dropped) == 2048 * (274_688 + masks) / 8
 
 
-@pytest.mark.parametrize(
-    ("sequence_parallel", "recompute", "per_value"),
+@each(
+    "sequence_parallel, recompute, per_value",
     [
         (False, "none", 10 + 24 / 8 + 5 * 64 * 2048 / 6144 / 8), (True, "none", (34 + 5 * 64 * 2048 / 6144) / 8),
         (False, "selective", 10 + 24 / 8), (True, "selective", 34 / 8), (False, "full", 2), (True, "full", 2 / 8),
@@ -179,7 +179,7 @@ def test_activations_of_a_gpt_layer_are_those_of_korthikanti_s_table_2(sequence_
     assert float(kept) == pytest.approx(2048 * 6144 * per_value, rel=2e-3)
 
 
-@pytest.mark.parametrize(("recompute", "kept"), [("none", True), ("norms", False), ("full", False), ("alternate", False)])
+@each("recompute, kept", [("none", True), ("norms", False), ("full", False), ("alternate", False)])
 def test_gathered_inputs_stay_where_the_backward_pass_does_not_gather_them(recompute, kept):
     """The input of attention and of the feed-forward block, whole on each of eight ranks: 2 x 2 h bytes a row."""
     ((sheet, _),) = layer_profiles(model("llama-3-70b"))

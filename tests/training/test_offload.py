@@ -20,6 +20,7 @@ from steptime.training.training_memory import BUFFERED_LAYERS, training_memory
 from steptime.training.training_runs import LARGEST_RUN_OVERHEAD, TYPICAL_RUN_OVERHEAD
 from steptime.training.training_stack import IDEAL, load_stack
 from steptime.training.training_step import fullest_stage_parameters, step_seconds
+from tests.conftest import each
 from tests.training.cases import SMALL, job, model, system
 
 HOST = 55e9
@@ -57,7 +58,7 @@ def test_activations_cross_the_link_once_in_each_pass():
     assert float(half.forward["offload"]) == pytest.approx(max(moved - 0.5 * computed, 0.0))
 
 
-@pytest.mark.parametrize("offload", PARTS)
+@each("offload", PARTS)
 def test_bytes_move_from_the_chip_to_the_host(offload):
     x, of, on = TrainingLayout(dp=8, micro_batch=4), model(SMALL), system()
     asked = job(seq=8192)

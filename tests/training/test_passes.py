@@ -25,7 +25,7 @@ from steptime.training.layer_time import (
 from steptime.training.training_job import TrainingLayout
 from steptime.training.training_stack import IDEAL, load_stack
 from steptime.training.training_step import step_seconds
-from tests.conftest import experts, machine, matrix, model_of
+from tests.conftest import each, experts, machine, matrix, model_of
 from tests.training.cases import ALONE, CHIP, LINKED, ROWS, SMALL, SPARSE, job, lossy, model, system, toy
 
 SEQ = 4096
@@ -404,8 +404,8 @@ def test_words_for_recomputation():
     assert recomputed_modules("moe+norms+moe_act+shared_experts") == ("moe", "norms")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "peak", "constant"),
+@each(
+    "dtype, peak, constant",
     [
         ("bf16", 989e12, "compute_efficiency"),
         ("fp8", 1979e12, "eight_bit_efficiency"),

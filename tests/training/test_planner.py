@@ -28,6 +28,7 @@ from steptime.training.training_stack import (
     training_engine,
 )
 from steptime.training.training_step import step_seconds
+from tests.conftest import each
 from tests.training.cases import CHIP, SMALL, SPARSE, job, model, system, toy
 
 ASKED = {"seq": 4096, "batch": 64}
@@ -38,9 +39,7 @@ def step(name=SMALL, layout=None, **given):
     return st.training_step(name, "hgx-h100", layout=layout or st.TrainingLayout(dp=8), **ASKED | given)
 
 
-@pytest.mark.parametrize(
-    "layout", [st.TrainingLayout(dp=8), PIPED, st.TrainingLayout(cp=2, dp=4, recompute="full", sharding="zero3")]
-)
+@each("layout", [st.TrainingLayout(dp=8), PIPED, st.TrainingLayout(cp=2, dp=4, recompute="full", sharding="zero3")])
 def test_a_step_is_the_sum_of_its_terms(layout):
     found = step(layout=layout, engine="typical")
     assert float(found.total) == pytest.approx(sum(float(value) for value in found.terms.values()))
@@ -104,13 +103,13 @@ def test_the_fastest_layout_is_at_least_as_fast_as_any_given():
 
 
 def test_changes_are_those_that_bring_something_most_first():
-    found = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128)
+    found = st.train(SMALL, "hgx-h100", chips=8, **ASKED)
     faster = [change.faster for change in found.changes]
     assert faster == sorted(faster, reverse=True)
     assert min(faster) >= MIN_SPEEDUP
     told = {change.description: change.faster for change in found.changes}
     assert 1 < told["twice the FLOP/s"] <= 2
-    narrow = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128, dtype="fp8", changes=False)
+    narrow = st.train(SMALL, "hgx-h100", chips=8, dtype="fp8", changes=False, **ASKED)
     assert told["--dtype fp8"] == pytest.approx(float(found.step.total / narrow.step.total), rel=1e-6)
     assert st.train(SMALL, "hgx-h100", chips=8, **ASKED, changes=False).changes == ()
 

@@ -15,6 +15,7 @@ from steptime.training.training_runs import model_flops
 from steptime.training.training_stack import training_engine
 from steptime.validation.training_run_table import read_training_runs
 from steptime.validation.training_validation import predict_training, validate_training
+from tests.conftest import each
 from tests.training.cases import SHARED, golden, gpt, job, model, system
 
 WITHIN = 0.12
@@ -75,7 +76,7 @@ def test_recomputation_of_korthikanti(tmp_path):
 
 
 @pytest.mark.parametrize("row", golden("llama3")["rows"], ids=lambda row: f"{row['chips']} chips")
-@pytest.mark.parametrize("full", [True, False])
+@each("full", [True, False])
 def test_llama_3_405b_reaches_what_its_paper_prints(row, full):
     """430 and 400 TFLOP/s inside the range, whichever convention they count in; 126 + 2 layers on 16 stages of eight chunks."""
     x = st.TrainingLayout(tp=row["tp"], pp=row["pp"], cp=row["cp"], dp=row["dp"], sharding="zero2", virtual_stages=8,
@@ -123,8 +124,8 @@ def test_four_times_the_chips_lose_what_they_did():
     assert kept == pytest.approx(measured, abs=0.03)
 
 
-@pytest.mark.parametrize(
-    ("name", "seq", "mtp", "full", "giga"),
+@each(
+    "name, seq, mtp, full, giga",
     [
         ("llama-3.1-405b", 8192, False, False, 2524),  # 6 N + 6 L h s, with N of 403.8e9
         ("llama-3.1-405b", 8192, False, True, 2625),

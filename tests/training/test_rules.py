@@ -113,8 +113,8 @@ def test_layouts_that_cannot_run_are_refused_by_name(given, kind, says):
         step(**given)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@each(
+    "given, says",
     [
         ({"chips": 512, "layout": {"tp": 3}}, "tp=3 does not divide 512 chips"),
         ({"chips": 8, "layout": {"tp": 2, "pp": 8}}, "tp=2 x pp=8 = 16 does not divide 8 chips"),
@@ -178,7 +178,7 @@ def test_the_nearest_divisors():
     assert nearest_divisors(16, 32) == "16"
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@each("optimizer", sorted(OPTIMIZERS))
 def test_every_optimizer_is_known(optimizer):
     assert float(step(optimizer=optimizer, dp=8).total) > 0
     assert OPTIMIZERS[optimizer].source

@@ -39,8 +39,8 @@ def test_all_that_are_known_and_no_two_share_a_name() -> None:
     assert all(schedule.source.startswith("https://") for schedule in KNOWN.values())
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
+@each(
+    "typed, name",
     [("1F1B", "1f1b"), ("ZB1P", "zb-h1"), ("zb2p", "zb-h2"), ("ZBVZeroBubble", "zbv"), ("Interleaved1F1B", "interleaved"),
      ("GPipe", "gpipe"), ("DualPipeV", "dualpipev"), ("V_Half", "v-half")],
 )  # fmt: skip
@@ -201,8 +201,8 @@ def test_legal_says_of_arrays_what_check_says_of_each(name: str) -> None:
                         schedule.check(p, m, v)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "words"),
+@each(
+    "name, shape, words",
     [
         ("1f1b", (4, 8, 2), "has no virtual stages, got vpp=2; leave --vpp out, or take interleaved"),
         ("interleaved", (4, 8, 1), "needs at least 2 virtual stages"),
@@ -227,7 +227,7 @@ def test_lecture_bubble_of_a_training_step() -> None:
         assert done.idle / done.total == pytest.approx(bubble_fraction(p, m))
 
 
-@pytest.mark.parametrize(("microbatches", "idles"), [(3, True), (4, False), (5, False)])
+@each("microbatches, idles", [(3, True), (4, False), (5, False)])
 def test_lecture_four_micro_batches_fill_a_loop_of_four_stages(microbatches: int, idles: bool) -> None:
     """Lecture, section 10: decoding goes round and round; P = 4 stages need four micro-batches to have no idle time."""
     rounds = 6
@@ -237,7 +237,7 @@ def test_lecture_four_micro_batches_fill_a_loop_of_four_stages(microbatches: int
     assert (done.span > done.busy + 1e-9).any() == idles
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if KNOWN[name].legal(1, 5, 1)])
+@each("name", [name for name in NAMES if KNOWN[name].legal(1, 5, 1)])
 def test_one_stage_never_waits(name: str) -> None:
     done = equal(KNOWN[name], 1, 5, 1, 1.0, 2.0, 1.0)
     assert done.total == 15

@@ -24,7 +24,7 @@ from steptime.training.training_search import (
 )
 from steptime.training.training_stack import on_chip, training_engine
 from steptime.training.training_step import step_seconds
-from tests.conftest import every
+from tests.conftest import each, every
 from tests.training.cases import SMALL, SPARSE, job, model, system
 
 FEW = {"recomputes": ("none", "full"), "shardings": ("zero1", "zero3"), "schedules": ("1f1b", "interleaved", "zb-h1")}
@@ -121,7 +121,7 @@ def test_without_a_pipeline_dualpipe_hides_no_exchange():
     assert seconds[0] == seconds[1]
 
 
-@pytest.mark.parametrize(("seq", "largest"), [(512, 64), (2048, 32), (4096, 16), (8192, 16)])
+@each("seq, largest", [(512, 64), (2048, 32), (4096, 16), (8192, 16)])
 def test_micro_batches_of_short_sequences_have_as_many_tokens(seq, largest):
     found = found_by(SMALL, 8, seq=seq, batch=1024, fixed={"tp": 1, "pp": 1})
     sizes = np.concatenate([np.atleast_1d(group.layout.micro_batch) for group in found.groups])

@@ -9,6 +9,7 @@ import pytest
 from steptime.models.model import active_parameters, matmul_flops_per_token, total_parameters
 from steptime.models.model_loading import read_model
 from steptime.training.layer_profile import MODULES, draft_layer_profiles, layer_profiles, stem_profile
+from tests.conftest import each
 from tests.training.cases import SMALL, SPARSE, golden, gpt, model
 
 EVERY = (SMALL, "llama-3.1-405b", SPARSE, "deepseek-ai/DeepSeek-V3", "google/gemma-2-9b", "openai/gpt-oss-120b")
@@ -79,7 +80,7 @@ def test_latent_attention_keeps_latents_and_what_is_expanded_from_them():
     assert kept("deepseek-ai/DeepSeek-V3", 1)["shared_experts"] == 2 * 3 * 2048
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each("name", EVERY)
 def test_products_and_what_is_small_are_all_of_the_model(name):
     """FLOPs and parameters of sheets and stem are the model's."""
     whole = model(name)
@@ -93,7 +94,7 @@ def test_products_and_what_is_small_are_all_of_the_model(name):
     assert sum(op.weights == 0 for layer, _ in whole.layers for op in layer.ops if op.flops_per_row) == 0
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each("name", EVERY)
 def test_each_module_can_be_computed_again(name):
     for sheet, _ in layer_profiles(model(name)):
         assert set(MODULES) == set(sheet.module_bytes) - {"rest"} == set(sheet.recompute_work)

@@ -103,13 +103,13 @@ def test_embedding_and_head_are_chunks_too():
     assert max_chunks(model("llama-3.1-405b")) == 128
 
 
-@pytest.mark.parametrize("text", ["7,8x14,7", "7, 8*14, 7", "7,8,8x12,8,7"])
+@each("text", ["7,8x14,7", "7, 8*14, 7", "7,8,8x12,8,7"])
 def test_layers_by_chunk_are_read_and_shown(text):
     assert read_layers(text) == (7, *[8] * 14, 7)
     assert show_layers(read_layers(text)) == "7,8x14,7"
 
 
-@pytest.mark.parametrize("text", ["7,8y", "7,,8", "7,8x", "7,8x0", "-7,8", "7.5,8", "7,8x2x2", "99999"])
+@each("text", ["7,8y", "7,,8", "7,8x", "7,8x0", "-7,8", "7.5,8", "7,8x2x2", "99999"])
 def test_what_is_no_list_of_layers_is_refused(text):
     with pytest.raises(LayoutError, match="is not a number of layers"):
         read_layers(text)
@@ -177,8 +177,8 @@ def test_an_embedding_that_is_the_head_is_held_once_by_a_device_that_has_both():
     )
 
 
-@pytest.mark.parametrize(
-    ("layout", "words"),
+@each(
+    "layout, words",
     [
         ({"layers": "7,8x14"}, "has 119 layers, and meta-llama/Llama-3.1-405B has 126; try layers=8,9x6,8x8"),
         ({"layers": "7,8x14,7", "pp": 8, "virtual_stages": 1}, "has 16 chunks, and pp x vpp = 8"),

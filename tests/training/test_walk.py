@@ -11,7 +11,7 @@ from steptime.errors import InputError
 from steptime.training.schedule_timeline import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, interleaved_path, step_order
-from tests.conftest import every, examples
+from tests.conftest import each, every, examples
 from tests.training.shapes import NAMES, by_hand, closed_step, equal, legal
 
 KNOWN = known_schedules()
@@ -103,10 +103,8 @@ def test_the_closed_form_of_unequal_stages_is_near_the_walk(name: str, number: i
     assert said == pytest.approx(float(done.total), rel=max(FAR[name][number], 1e-9))
 
 
-@pytest.mark.parametrize(
-    ("name", "far"), [(name, 0.03 if name[:1] in "dv" else 0.01 if name == "zbv" else 1e-9) for name in NAMES]
-)
-@pytest.mark.parametrize("p", [4, 8])
+@each("name, far", [(name, 0.03 if name[:1] in "dv" else 0.01 if name == "zbv" else 1e-9) for name in NAMES])
+@each("p", [4, 8])
 def test_the_closed_form_of_a_last_stage_with_a_head(name: str, far: float, p: int) -> None:
     """A quarter of a device more on the last stage of the model: exact but for schedules that overlap or go by a block."""
     schedule, v = KNOWN[name], KNOWN[name].virtual or 2

@@ -14,6 +14,7 @@ from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.validation import predictions as validate
 from steptime.validation.closed_loop import round_time, running_sequences
 from steptime.validation.predictions import grouped, predict, solve_closed_loops
+from tests.conftest import each
 from tests.validation.rows import deepseek, plain
 
 
@@ -99,7 +100,7 @@ def test_throughput_is_littles_law():
     assert found.output_tok_s[0] == pytest.approx(16 * 256 / (found.ttft[0] + 255 * found.tpot[0]))
 
 
-@pytest.mark.parametrize("clients", [4, 16, 64, 256])
+@each("clients", [4, 16, 64, 256])
 def test_a_loop_ends_with_its_last_request(clients):
     """Ten requests for each client, of lengths drawn evenly from 0.8 to 1 of the longest: whoever is free takes the next."""
     random = np.random.default_rng(0)

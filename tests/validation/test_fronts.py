@@ -14,6 +14,7 @@ from fit_fronts import Compared, Front, Point, compared, fronts, holds, left_out
 
 from steptime.planning.plan_intervals import OPTIMISM, OPTIMISM_DEVIATION
 from steptime.validation.run_table import read_runs
+from tests.conftest import each
 from tests.validation.rows import SHARED
 
 RUNS = [SHARED / name for name in ("serving.csv", "serving_models.csv", "serving_groups.csv")]
@@ -45,7 +46,7 @@ def test_a_choice_that_does_not_reach_the_speed_delivers_nothing():
     assert math.isnan(last.chosen)
 
 
-@pytest.mark.parametrize(("off", "deviation", "held"), [(1.0, 0, True), (1.3, 0, False), (0.75, 0, False), (1.3, 0.15, True)])
+@each("off, deviation, held", [(1.0, 0, True), (1.3, 0, False), (0.75, 0, False), (1.3, 0.15, True)])
 def test_a_range_holds_the_measured_one(off, deviation, held):
     """A range of 0.8 to 1.25 times the prediction, which is off by a factor; the mean optimism moves it."""
     point = Compared(off, off, 1.0, (0.8 * off, 1.25 * off))

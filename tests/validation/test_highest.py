@@ -28,6 +28,7 @@ from steptime.validation.predictions import predict
 from steptime.validation.published_deployments import as_launched, is_scripted
 from steptime.validation.run_table import read_runs, served_model
 from steptime.validation.scenario_uncertainty import scenario_distances, tuning
+from tests.conftest import each
 from tests.planning.cases import equal_requests
 from tests.validation.rows import SHARED, offline
 
@@ -130,8 +131,8 @@ def test_each_row_is_checked_against_physics():
     assert reasons == ["", "cannot be right", "cannot be right", ""]
 
 
-@pytest.mark.parametrize(
-    ("model", "engine_version", "mean"),
+@each(
+    "model, engine_version, mean",
     [
         ("gpt-oss-120b", "v6.0", -0.21),
         ("gpt-oss-120b", "v6.1", 0.0),
@@ -145,7 +146,7 @@ def test_tuning_of_first_and_later_rounds(model, engine_version, mean):
     assert tuning(offline(model=model, engine_version=engine_version))[0] == pytest.approx(mean, abs=1e-9)
 
 
-@pytest.mark.parametrize(("scenario", "deviation"), [("Offline", 0.15), ("Server", 0.2), ("Interactive", 0.35)])
+@each("scenario, deviation", [("Offline", 0.15), ("Server", 0.2), ("Interactive", 0.35)])
 def test_ranges_contain_tuning_of_benchmarks_and_submitters(scenario, deviation):
     """Llama-2-70B, two later rounds: 0.15 sqrt(1 - 0.045 / 0.055) = 0.064 remains; 90 % are 1.645 deviations."""
     remaining = 0.15 if scenario == "Interactive" else 0.0640

@@ -41,8 +41,8 @@ FOUR = DECEMBER | {
 }
 
 
-@pytest.mark.parametrize(
-    ("changes", "contexts"),
+@each(
+    "changes, contexts",
     [
         ({}, PAIRS),
         ({"input_tokens": "1024", "output_tokens": "8192"}, PAIRS),
@@ -194,8 +194,8 @@ ASSUMED = {"spec": "mtp", "drafted": "3.0", "acceptance": "2.6", "acceptance_ass
 MI355 = {"system": "mi355x-8", "weight_dtype": "fp8", "expert_dtype": "fp8", "concurrency": "32"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "drafted", "acceptance"),
+@each(
+    "changes, drafted, acceptance",
     [
         ({"engine": "trtllm"}, "3", "2.5"),
         ({"engine": "trtllm", "dp": "8", "input_tokens": "1024"}, "2", ""),

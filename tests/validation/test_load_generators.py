@@ -18,6 +18,7 @@ from steptime.validation.bench_results import convert_result, objects, read_file
 from steptime.validation.predictions import grouped, predict
 from steptime.validation.run_table import checker
 from tests.cli.test_commands import run
+from tests.conftest import each
 from tests.validation.test_validation import one, written
 
 GIVEN = {"system": "hgx-h100", "tp": "1", "weight_dtype": "bf16"}
@@ -122,8 +123,8 @@ def test_sglang_old_and_new():
     assert float(traced["concurrency_mean"]) == pytest.approx(6.4 * 9.8)
 
 
-@pytest.mark.parametrize(
-    ("result", "spread"),
+@each(
+    "result, spread",
     [
         (VLLM, 1 / 9),  # nothing tells: what is usual
         (VLLM_OLD, 0),  # its lists: all alike
@@ -269,6 +270,7 @@ def test_what_is_not_told_or_told_wrong_gets_one_line_and_exit_code_2(tmp_path, 
     assert not (tmp_path / "mine.toml").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_of_ones_own_is_validated_and_calibrated_in_one_command(tmp_path):
     pytest.importorskip("scipy")
     (tmp_path / "runs").mkdir()

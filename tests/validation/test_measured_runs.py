@@ -9,6 +9,7 @@ import pytest
 
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import read_runs
+from tests.conftest import each
 
 RUNS = Path(__file__).parents[1] / "golden" / "measured_runs.csv"
 
@@ -41,7 +42,7 @@ def test_times_per_token_are_as_far_off_as_they_were(runs):
     assert np.sum(inside) >= 49
 
 
-@pytest.mark.parametrize(("engine", "most"), [("sglang", 0.13), ("trtllm", 0.09), ("vllm", 0.095)])
+@each("engine, most", [("sglang", 0.13), ("trtllm", 0.09), ("vllm", 0.095)])
 def test_each_engine_is_as_far_off_as_it_was(runs, engine, most):
     """Engines that differ little err more on runs like those fitted, and less on new models."""
     rows, found, measured = runs

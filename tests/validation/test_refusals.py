@@ -14,6 +14,7 @@ from steptime.physics.engine import load_engine
 from steptime.validation.bench_results import read_files
 from steptime.validation.engine_fit import calibrated_engine
 from steptime.validation.run_table import COLUMNS, read_runs
+from tests.conftest import each
 
 ROW = dict(
     zip(COLUMNS, ("a", "llama-3.1-8b", "hgx-h100", "vllm", "1024", "128", "16", "1", "1", "1", "1", "bf16", ""), strict=True)
@@ -46,7 +47,7 @@ def test_a_column_that_stands_twice_is_refused(tmp_path):
         read_runs(written(tmp_path / "runs.csv", [*ROW, "tpot_s"], [*ROW.values(), "0.02"]))
 
 
-@pytest.mark.parametrize("name", ["n" * 5000 + ".csv", "a\0b.csv", "nowhere.csv"])
+@each("name", ["n" * 5000 + ".csv", "a\0b.csv", "nowhere.csv"])
 def test_files_that_cannot_be(name):
     with pytest.raises(DataFileError) as caught:
         read_files([name])

@@ -14,7 +14,7 @@ from steptime.validation.output_lengths import Lengths, integral
 from steptime.validation.predictions import predict
 from steptime.validation.published_deployments import count_requests
 from steptime.validation.run_table import checker
-from tests.conftest import machine, one_matrix
+from tests.conftest import each, machine, one_matrix
 from tests.validation.rows import offline
 
 MODELS = {kind: one_matrix(kv_bytes=read) for kind, read in (("spread", 1e5), ("lognormal", 1e4))}
@@ -75,7 +75,7 @@ def test_steps_that_take_as_long_with_one_sequence_last_as_long_as_the_longest()
     assert together == pytest.approx(100 * step, rel=0.01)
 
 
-@pytest.mark.parametrize(("mean", "deviation", "longest"), [(3700.0, 1.17, 20_000.0), (100.0, 0.6, 20_000.0), (10.0, 0.5, 1e4)])
+@each("mean, deviation, longest", [(3700.0, 1.17, 20_000.0), (100.0, 0.6, 20_000.0), (10.0, 0.5, 1e4)])
 def test_outputs_that_are_cut_off_have_their_moments(mean, deviation, longest):
     lengths = Lengths(mean=mean, deviation=deviation, longest=longest)
     assert integral(lengths.survival, lengths.tokens) == pytest.approx(mean, rel=0.01)
@@ -131,6 +131,6 @@ def test_a_division_that_is_not_known_is_near_the_best_for_the_run():
     assert max(given) > 1.5 * given[0]
 
 
-@pytest.mark.parametrize("wrong", ["0.5", "0", "5e-324", "x"])
+@each("wrong", ["0.5", "0", "5e-324", "x"])
 def test_a_run_has_a_request_at_least(wrong):
     assert checker()(offline(requests=wrong)).startswith("requests must be")

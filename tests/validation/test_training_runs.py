@@ -230,8 +230,8 @@ def test_files_that_are_no_training_runs(tmp_path):
     assert not is_training(["seq_len", "tpot_s"])
 
 
-@pytest.mark.parametrize(
-    ("note", "outer"),
+@each(
+    "note, outer",
     [
         ("4x100 Gb/s OPA per node", 400 / 8 / 8 * 1e9),  # four ports of 100 Gb/s, which eight chips share
         ("1600 Gbps node-node", 1600 / 8 / 8 * 1e9),

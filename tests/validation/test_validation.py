@@ -20,6 +20,7 @@ from steptime.validation.engine_fit import NAMES, engine_file, engine_from
 from steptime.validation.error_summary import errors, report, write_predictions
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import COLUMNS, OPTIONAL, read_runs
+from tests.conftest import each
 
 DOCS = Path(__file__).parents[2] / "docs"
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "measured" / "serving.csv"
@@ -44,7 +45,7 @@ def written(path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@each("name", SHIPPED)
 def test_shipped_engines_are_physical(name):
     engine = load_engine(name)
     fitted = engine.fit["names"]

@@ -29,6 +29,7 @@ from steptime.validation.engine_metrics import (
 )
 from steptime.validation.live_drift import QUANTITIES, DriftSums, Exporter, Watcher, watch_windows
 from tests.cli.test_commands import run
+from tests.conftest import each
 from tests.validation.fake_engine import FakeEngine, serving
 
 DEPLOYMENT = {"model": "llama-3.1-8b", "system": "hgx-h100", "weights": "bf16"}
@@ -100,8 +101,8 @@ def test_a_restart_is_seen():
     assert is_restarted(first, replace(second, model="another"))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@each(
+    "text, says",
     [
         ("<html>", "is no /metrics of vLLM or SGLang, but HTML"),
         ("go_goroutines 3\n", "a text without vllm: or sglang: metrics"),
@@ -130,7 +131,7 @@ def test_one_of_several_models_is_chosen():
 # --- addresses and transfers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["", "ftp://a", "http://", "http://a b", "http://[::1", "file:///etc/passwd", "http://a:99999"])
+@each("url", ["", "ftp://a", "http://", "http://a b", "http://[::1", "file:///etc/passwd", "http://a:99999"])
 def test_addresses_of_another_kind_are_refused(url: str):
     with pytest.raises(InputError, match="URL: "):
         metrics_url(url)
@@ -304,8 +305,8 @@ def test_text_names_the_load_and_what_drifted():
     assert re.search(r"TPOT\s+30\.0 ms", text)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
+@each(
+    "words, says",
     [
         ("watch", "watch needs the URL of a server"),
         ("watch localhost:1 --model llama-3.1-8b", "watch needs --system and --weights"),

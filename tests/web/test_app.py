@@ -209,9 +209,7 @@ def test_pages_of_other_hosts_are_not_answered_and_nothing_may_be_loaded_from_el
         assert "http://" not in text.replace("http://www.w3.org", "")
 
 
-@pytest.mark.parametrize(
-    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/app.py", "/data/start.json"]
-)
+@each("path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/app.py", "/data/start.json"])
 def test_no_file_is_had_by_its_name_but_those_of_the_page(path):
     assert CLIENT.get(path).status_code in (404, 405)
 

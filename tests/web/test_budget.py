@@ -8,6 +8,7 @@ pytest.importorskip("fastapi")
 
 import steptime as st
 from steptime.scaling.scaling_laws import loss, tokens_for
+from tests.conftest import each
 from tests.web.page_client import CLIENT
 
 ROUTE = "/api/boards/budget"
@@ -42,7 +43,7 @@ def test_sizes_that_no_tokens_make_as_good_have_no_bill():
     assert bill["total"][-1] > 0
 
 
-@pytest.mark.parametrize("quality", ["large", "100B@", "no-such-model@1T"])
+@each("quality", ["large", "100B@", "no-such-model@1T"])
 def test_a_wrong_quality_is_told_at_its_field(quality):
     answer = CLIENT.post(ROUTE, json={"quality": quality})
     assert answer.status_code == 422

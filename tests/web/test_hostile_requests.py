@@ -112,6 +112,7 @@ KNOWN = tuple(
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_none_breaks_the_server_opens_a_foreign_file_or_is_answered_for_a_foreign_site(opened):
     for method, path, headers, body, is_foreign in EVERY:
         del opened[:]

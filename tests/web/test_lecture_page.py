@@ -47,6 +47,7 @@ from steptime.physics.engine import engine_for
 from steptime.physics.layout_space import legal, most_spread
 from steptime.physics.step import decode_step
 from steptime.web.lecture_page import FIXED, FOLDER, export_lecture, inline, javascript_forms, lecture_html
+from tests.conftest import each
 
 NODE = shutil.which("node")
 CHAPTERS = chapters()
@@ -269,7 +270,7 @@ def test_numbers_of_the_text_multiply_and_cells_are_escaped():
     assert not re.search(r"\b1 (questions|token are|times the floor)", page)
 
 
-@pytest.mark.parametrize("context", [1, 400, 5000, 100_000])
+@each("context", [1, 400, 5000, 100_000])
 def test_a_lone_token_costs_what_the_cost_of_its_pass_says_at_any_context(context):
     numbers = evaluate(dict(defaults()) | {"batch": 1.0, "context": float(context)})
     assert float(numbers["cost_alone"]) == pytest.approx(float(numbers["cost_over_floor"]), rel=1e-9)

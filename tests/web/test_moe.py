@@ -5,6 +5,7 @@ pytest.importorskip("fastapi")
 
 
 import steptime as st
+from tests.conftest import each
 from tests.web.page_client import CLIENT
 
 
@@ -50,9 +51,7 @@ def test_a_law_far_outside_its_runs_says_so():
     assert answer["marks"]["gain"] is None
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"), [({"experts": 0}, "experts"), ({"law": "chinchilla"}, "law"), ({"system": "cs-3"}, "system")]
-)
+@each("wrong, field", [({"experts": 0}, "experts"), ({"law": "chinchilla"}, "law"), ({"system": "cs-3"}, "system")])
 def test_wrong_input_is_told_at_its_field(wrong, field):
     answer = CLIENT.post("/api/boards/moe", json=wrong)
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)

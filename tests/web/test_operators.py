@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("fastapi")
 
 from steptime.web.boards.operators import Inputs, answer
+from tests.conftest import each
 
 
-@pytest.mark.parametrize("batch", [1, 256, 8192])
-@pytest.mark.parametrize("engine", ["", "ideal"])
+@each("batch", [1, 256, 8192])
+@each("engine", ["", "ideal"])
 def test_operators_are_under_the_roofline_and_within_the_step(batch, engine):
     data = answer(Inputs(batch=batch, engine=engine)).to_dict()
     rows = {name: np.array(column) for name, column in data["tables"]["operators"].items() if name not in ("name", "term")}

@@ -9,6 +9,7 @@ pytest.importorskip("fastapi")
 from steptime.training.schedule_timeline import simulate_step
 from steptime.training.schedules.schedule import schedule_named
 from steptime.web.boards.schedule import NAMES
+from tests.conftest import each
 from tests.web.page_client import CLIENT
 
 ROUTE = "/api/boards/schedule"
@@ -24,7 +25,7 @@ def test_its_boxes_are_those_of_the_walk():
     assert shown["marks"]["held"] == pytest.approx(float(done.in_flight.max()), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_the_walk_is_as_the_closed_form_says(name):
     shown = CLIENT.post(ROUTE, json={"schedule": name, "stages": 4, "microbatches": 12}).json()
     figures = {figure["name"]: figure["value"] for figure in shown["figures"]}

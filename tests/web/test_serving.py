@@ -168,6 +168,7 @@ def test_idle_connection_answers_again_and_is_closed_in_time(server):
             assert time.monotonic() - started < 8
 
 
+@pytest.mark.thorough
 def test_server_that_is_killed_leaves_no_worker(tmp_path):
     server = Server(tmp_path)
     children = server.children()

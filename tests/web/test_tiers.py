@@ -7,6 +7,7 @@ pytest.importorskip("fastapi")
 import steptime as st
 from steptime.describe.kv_tradeoff import cache_trade
 from steptime.pricing.kv_storage_cost import tiers
+from tests.conftest import each
 from tests.web.page_client import CLIENT
 
 PAIR = {"model": "deepseek-ai/DeepSeek-V3", "system": "gb200-nvl72"}
@@ -53,9 +54,7 @@ def test_a_cache_that_no_memory_pays_for_is_made_again():
     assert answer["marks"]["tier"] == "again"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"), [({"context": 4_000_000}, "context"), ({"hold_seconds": 0}, "hold_seconds"), ({"price": "x"}, "price")]
-)
+@each("wrong, field", [({"context": 4_000_000}, "context"), ({"hold_seconds": 0}, "hold_seconds"), ({"price": "x"}, "price")])
 def test_wrong_input_is_told_at_its_field(wrong, field):
     answer = CLIENT.post("/api/boards/tiers", json=PAIR | wrong)
     assert (answer.status_code, answer.json()["detail"][0]["field"]) == (422, field)

@@ -18,6 +18,7 @@ from steptime.web import page_subject
 from steptime.web.app import app_for
 from steptime.web.board import LONGEST, LONGEST_NAME, described, load_boards
 from steptime.web.server import Limits
+from tests.conftest import each
 
 BOARDS = sorted(load_boards())
 CLIENT = TestClient(app_for(), base_url="http://localhost:8421")
@@ -33,7 +34,7 @@ CROSS_SITE = [
 
 
 @pytest.mark.parametrize("headers", CROSS_SITE, ids=str)
-@pytest.mark.parametrize("path", ["/api/start", "/api/boards/step"])
+@each("path", ["/api/start", "/api/boards/step"])
 def test_request_of_another_site_is_refused(path, headers):
     assert CLIENT.get(path, headers=headers).status_code == 403
     if path != "/api/start":
