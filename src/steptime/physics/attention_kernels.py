@@ -250,14 +250,14 @@ def select_kernel(
     Returns:
         The kernels; with constants in arrays where numbers of heads have different kernels.
     """
-    kernels = load_kernels(AttentionKernel)
+    kernels: Mapping[Any, Any] = load_kernels(AttentionKernel)
     keys = (operation, engine, chips, form), (operation, "", chips, form), (operation, "", ANY, form)
     key = next(key for key in keys if (*key, math.inf) in kernels)
-    by_heads = [kernels[*key, most] for most in HEADS if (*key, most) in kernels]
+    by_heads = [kernels[*key, limit] for limit in HEADS if (*key, limit) in kernels]
     limits = [kernel.most_heads for kernel in by_heads[:-1]]
-    chosen = np.searchsorted(limits, np.asarray(heads, dtype=np.float64))
-    kernel: AttentionKernel = by_heads[int(chosen.flat[0])]
-    if chosen.size > 1 and np.any(chosen != chosen.flat[0]):
-        values = {name: np.array([getattr(one, name) for one in by_heads])[chosen] for name in CONSTANTS[operation]}
+    places = np.searchsorted(limits, np.asarray(heads, dtype=np.float64))
+    kernel: AttentionKernel = by_heads[int(places.flat[0])]
+    if places.size > 1 and np.any(places != places.flat[0]):
+        values: dict[str, Any] = {name: np.array([getattr(k, name) for k in by_heads])[places] for name in CONSTANTS[operation]}
         kernel = replace(kernel, **values)
     return kernel if type(factor) is float and factor == 1 else kernel.slowed(factor)

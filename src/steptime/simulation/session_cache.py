@@ -1,6 +1,6 @@
 """Sessions of a simulation: the prefix cache of their turns over memory tiers, and turns that follow their answers.
 
-**Cache.** A look-up tells which leading blocks of the history of a turn are cached.
+**Cache.** A look-up gives the cached leading blocks of the history of a turn.
 
 Each replica has tiers, fastest first, with least-recently-used eviction. What a tier evicts moves to the front of the next.
 Engines evict the end of a history first. The blocks of a session in a tier are therefore one segment, and counts stand for

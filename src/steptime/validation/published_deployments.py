@@ -125,8 +125,8 @@ def is_unversioned(row: Mapping[str, str]) -> bool:
     [True, False, False]
     """
     version = row.get("engine_version") or ""
-    known = any(mark.isdigit() for mark in version) and "dynamo" not in version
-    return row["engine"] == "trtllm" and not known and "" < (row.get("measured") or "") < NEXT_IMAGE
+    has_version = any(mark.isdigit() for mark in version) and "dynamo" not in version
+    return row["engine"] == "trtllm" and not has_version and "" < (row.get("measured") or "") < NEXT_IMAGE
 
 
 def latent_contexts(row: Mapping[str, str]) -> float:
