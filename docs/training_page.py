@@ -45,7 +45,7 @@ by `docs/generate.py`.
 | offload | `--offload optimizer`: the CPU reads and writes the states at the bandwidth of host memory, while gradients and weights cross the link. `--offload activations`: saved activations cross the link once in each pass, hidden by computation as data-parallel exchanges are; two layers stay on the chip | arXiv 2101.06840, [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/training/cpu-offloading.md) |
 | optimizer | states, gradients and weights are read and written once, at the data sheet bandwidth | |
 | gathered inputs | saved by stacks on DTensor (torchtitan), which then do not gather them again; others save their part | [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py) |
-| experts of the busiest rank | `--expert-imbalance`: its rows over the mean multiply the time and the buffers of experts | |
+| experts of the busiest rank | `--imbalance`: its rows over the mean multiply the time and the buffers of experts | |
 | memory | states by sharding, activations by operator and recomputation, micro-batches in flight by schedule, logits, gathered weights of one layer | arXiv 2205.05198 |
 | run | steps, failures at a rate per chip, checkpoints at Daly's interval, restarts; other overhead (slow periods, evaluations, network problems): a factor of 1.08, the median of five published runs (0.99 to 1.27; `--overhead`) | FGCS 22(3), 2006; [`training_runs.py`](../src/steptime/training/training_runs.py) |
 

@@ -207,5 +207,5 @@ def test_a_load_bandwidth_may_have_its_unit():
         inputs = bind(AutoscalerInputs, {"autoscale": "1:2", "load_bandwidth": written}, "simulate")
         rule = inputs.autoscaler(st.load_model("llama-3.2-1b"), 8)
         assert rule.cold_start == pytest.approx(510 + 2.4716e9 / 2e9 + 64, rel=1e-4)
-    with pytest.raises(UnitError, match="load_bandwidth: '2 GB' is a quantity in B"):
+    with pytest.raises(UnitError, match="load_bandwidth: must be a number in B/s, got '2 GB', which is a quantity in B"):
         bind(AutoscalerInputs, {"load_bandwidth": "2 GB"}, "simulate")

@@ -254,7 +254,7 @@ def test_files_are_known_by_what_they_hold(tmp_path):
         (OPTIONS + " --kv fp9", VLLM, "unknown KV format 'fp9'"),
         (OPTIONS + " --model lama-3.1-8b", VLLM, "steptime: unknown model 'lama-3.1-8b'; did you mean"),
         (OPTIONS, VLLM | {"model_id": "/models/own"}, "--model NAME replaces it"),
-        (OPTIONS.replace("tp 1", "tp 7"), VLLM, "tp=7 does not divide the 32 heads"),
+        (OPTIONS.replace("tp 1", "tp 7"), VLLM, "--tp 7 does not divide the 32 heads"),
         (OPTIONS + " --ep 2", VLLM, "has no experts"),
         (OPTIONS, VLLM | {"failed": 3}, "r.json:1: has 3 failed requests and 160 completed ones; --skip-bad"),
         (OPTIONS + " --skip-bad", VLLM | {"failed": 3}, "r.json: has no runs: line 1: has 3 failed requests"),

@@ -367,7 +367,7 @@ def test_validate_and_calibrate_know_the_file_by_its_columns(tmp_path):
     assert found["runs"] == 2
     both = run(f"validate {path} {path}")
     assert both.returncode == 2
-    assert "holds training runs: give it alone" in both.stderr
+    assert "has training runs; give no other file with it" in both.stderr
 
 
 def test_a_stack_fitted_to_ones_own_runs_goes_half_the_way_and_more(tmp_path):
