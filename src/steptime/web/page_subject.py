@@ -407,8 +407,8 @@ def loaded(inputs: Shared, *, is_served: bool = False) -> tuple[str, str]:
         Names, or a call of `st.load_model` for other number formats.
     """
     model, system = subject_names(inputs)
-    chosen = _engine_formats(bar_inputs(inputs)) if is_served else {}
-    formats = {name: value for name in ("weights", "kv") if (value := getattr(inputs, name))} | chosen
+    engine_formats = _engine_formats(bar_inputs(inputs)) if is_served else {}
+    formats = {name: value for name in ("weights", "kv") if (value := getattr(inputs, name))} | engine_formats
     texts = [repr(model), *(f"{name}={value!r}" for name, value in formats.items())]
     return (f"st.load_model({', '.join(texts)})" if formats else repr(model)), repr(system)
 
