@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 EIGHT_BITS = {"model": "deepseek-ai/DeepSeek-V3", "system": "hgx-b200", "context": 4096}
 CASES = {name: (name, {}) for name in load_boards()}
 CASES |= {f"{name}, 8 bits": (name, EIGHT_BITS) for name in ("step", "operators", "context", "cost", "speed")}
-CASES |= {"tiers, 8 bits": ("tiers", {**EIGHT_BITS, "price": "chip", "waits": "chip"})}
 # Boards whose command searches plans on a busy machine.
 SECONDS = 300
 
