@@ -139,7 +139,7 @@ def test_a_plan_is_refused_whose_step_takes_another_time(monkeypatch, seconds, d
     pool = replace(plan.pools[0], step=SimpleNamespace(total=0.01))
     loaded = SimpleNamespace(name="x")
     if differs:
-        with pytest.raises(InputError, match="a serve step takes (10|9.99999)"):
+        with pytest.raises(InputError, match="a serve step takes "):
             plan_as_traffic._check(plan, pool, loaded, loaded, loaded)
     else:
         plan_as_traffic._check(plan, pool, loaded, loaded, loaded)
