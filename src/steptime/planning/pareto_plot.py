@@ -65,7 +65,7 @@ def draw_pareto_front(plan: Plan) -> Any:
             axis.set_minor_locator(matplotlib.ticker.NullLocator())
         axes.set_xlabel("output tokens per second per user")
         axes.set_ylabel("USD per million output tokens" if with_cost else "output tokens per second per chip")
-        axes.legend(fontsize=8.5, frameon=False, loc="upper left" if with_cost else "upper right")
+        axes.legend(fontsize=8.5, framealpha=1, edgecolor="none", loc="upper left" if with_cost else "upper right")
         lengths = f"{plan.workload.input_tokens:,} tokens in, {plan.workload.output_tokens:,} out"
         title = f"{plan.model} on {plan.machines_text}, {lengths}"
         figure.suptitle(title, fontsize=10.5, x=0.01, ha="left")
