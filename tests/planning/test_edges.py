@@ -103,9 +103,9 @@ def test_seats_are_those_of_all_replicas():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("speed", "least", "most"), [(98, 120, 140), (90, 40, 47)])
+@pytest.mark.parametrize(("speed", "least", "most"), [(98, 80, 95), (90, 34, 42)])
 def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most):
-    """DeepSeek-V3 on eight H200: alone 9.8 ms, two at once 10.5; at 98 tok/s a token meets half another."""
+    """DeepSeek-V3 on eight H200: alone 9.7 ms, two at once 10.3; at 98 tok/s a token meets three quarters of another."""
     pytest.importorskip("numba")
     from benchmarks.plan_vs_simulation import compare
 
@@ -121,12 +121,12 @@ def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most)
 
 @pytest.mark.thorough
 def test_a_token_may_be_made_among_five_and_a_half_in_the_mean():
-    """GLM-4.5 on eight H200 at 58 tok/s: five are cheaper than 17.2 ms allows, and six are too many for it."""
+    """GLM-4.5 on eight H200 at 60 tok/s: five are cheaper than 16.7 ms allows, and six are too many for it."""
     pytest.importorskip("numba")
     from benchmarks.plan_vs_simulation import compare
 
     work = equal_requests(input_tokens=4096, output_tokens=512)
-    found = closed_plan("glm-4.5", "hgx-h200", work, st.Slo(tpot=1 / 58, ttft=2), alternatives=False)
+    found = closed_plan("glm-4.5", "hgx-h200", work, st.Slo(tpot=1 / 60, ttft=2), alternatives=False)
     pool = found.pools[-1]
     assert 5 < pool.batch < 6
     assert found.usd_per_million_output_tokens < 26

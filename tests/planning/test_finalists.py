@@ -236,7 +236,7 @@ def test_any_mode_serves_as_much_as_one_pool():
 @pytest.mark.thorough
 def test_pools_of_many_chips_have_prefill_replicas_for_their_prompts():
     """Without larger steps of prefill pools 64 chips serve less than in one pool (11.5 requests/s a chip)."""
-    assert st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=64, **LATE).requests_per_second > 12.5 * 64
+    assert st.plan("mistralai/Mistral-7B-v0.1", "tpu-8t", chips=64, **LATE).requests_per_second > 12.2 * 64
 
 
 def test_leaders_are_the_best_of_each_mode_with_four_fifths_of_the_best_rate():

@@ -114,7 +114,7 @@ def test_a_run_in_which_replicas_fill_is_repeated_though_its_queue_grows():
         return st.Traffic(arrival=np.arange(count) / rate, inputs=np.full(count, 10), outputs=np.full(count, 10))
 
     last = run_until_settled(run, traffic, 100.0, 100, 20.0)
-    assert sent == [100, 400, 1600]
+    assert sent == [100, 400, 1600, 6400]
     assert last.answers.wait.p50 == 40
 
 
