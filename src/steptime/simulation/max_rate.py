@@ -303,7 +303,7 @@ def run_until_settled(
         answers = simulation.answers
         if settled(answers, lifetimes) or requests >= MAX_REQUESTS:
             return simulation
-        # While replicas fill, waits grow in any run. A growing queue is certain after twice as many lifetimes without the waits.
+        # While replicas fill, waits grow in any run. A growing queue is certain after twice as many lifetimes, without waits.
         if answers.verdict == OVERLOADED and answers.arriving >= 2 * lifetimes * (answers.end_to_end.p50 - answers.wait.p50):
             return simulation
         requests = min(REQUESTS_FACTOR * requests, MAX_REQUESTS)
