@@ -465,7 +465,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
         info = {
             "names": [*FITTED, "expert_time"],
             "covariance": of.covariance(covariances[name], name).tolist(),
-            "prior": dict(NOT_DETERMINED),
+            "prior": {n: deviation for n, deviation in NOT_DETERMINED.items() if n != "launch_time" or name in LAUNCH_TIME},
             "interval": ranges,
             "runs": int(of_name.sum()),
         }

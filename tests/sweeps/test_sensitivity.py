@@ -87,7 +87,10 @@ def test_the_engine_alone_makes_the_range_that_a_step_states():
                 for one in engine if one.name == "scatter"]  # fmt: skip
         # Errors of constants are correlated, effects are not quite linear, and constants with a small effect have no row.
         constants = [0.5 * math.log(one.at_high / one.at_low) for one in engine if one.name != "scatter"]
-        assert math.sqrt(sum(x * x for x in [*logs, *constants])) == pytest.approx(abs(math.log(end / seconds)), rel=0.05)
+        # A step that is more certain than the fitted runs keeps their range.
+        usual = 1.645**2 * load_engine("vllm").fit["parameter_variance"]["tpot"]["decode"]
+        squares = [x * x for x in logs] + [max(usual, sum(x * x for x in constants))]
+        assert math.sqrt(sum(squares)) == pytest.approx(abs(math.log(end / seconds)), rel=0.05)
 
 
 def test_grades_have_widths_in_their_order():
