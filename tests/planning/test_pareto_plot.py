@@ -138,7 +138,7 @@ def test_plan_stands_out_from_its_front():
     assert [part.get_linewidth().tolist() for part in axes.collections] == [[1.2]] * 2
     assert axes.figure.get_size_inches().tolist() == [7.2, 4.4]
     legend, title = axes.get_legend(), axes.figure._suptitle
-    assert (legend._loc, drawn(FREE)[0].get_legend()._loc, legend.get_frame_on()) == (2, 1, False)
+    assert (legend._loc, drawn(FREE)[0].get_legend()._loc, legend.get_frame().get_alpha()) == (2, 1, 1)
     assert legend.get_texts()[0].get_fontsize() == 8.5
     assert (title.get_fontsize(), title.get_position()[0], title.get_ha()) == (10.5, 0.01, "left")
 
