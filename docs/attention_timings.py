@@ -59,11 +59,11 @@ RUN_BY: Final = {
 # Kernels of latents in decode: on Blackwell TensorRT-LLM's through FlashInfer in SGLang and vLLM (`trtllm_mla`), and in its own
 # release; on Hopper FlashAttention-3 (SGLang) and TensorRT-LLM's.
 LATENTS_RUN_BY: Final = {
-    ("sglang", "blackwell"): ("sglang", "trtllm_mla"),
-    ("sglang", "hopper"): ("sglang", "flash_attention"),
-    ("trtllm", "blackwell"): ("trtllm", "default"),
-    ("trtllm", "hopper"): ("trtllm", "default"),
-    ("vllm", "blackwell"): ("sglang", "trtllm_mla"),
+    ("sglang", "blackwell"): ("trtllm_mla",),
+    ("sglang", "hopper"): ("flash_attention",),
+    ("trtllm", "blackwell"): ("default",),
+    ("trtllm", "hopper"): ("default",),
+    ("vllm", "blackwell"): ("trtllm_mla",),
 }
 # Most query heads of a KV head: models have up to 16 (Qwen3-235B); kernels for more are 10 to 100 times slower.
 MOST_SHARING: Final = 16
@@ -204,11 +204,9 @@ def families(table: pd.DataFrame, operation: str) -> dict[tuple[str, str, str], 
     """Return timings by engine, generation of chips and format; "" has those of all engines, `ANY` those of all chips."""
     parts = {("", str(chips), str(form)): part for (chips, form), part in table.groupby(["chips", "form"])}
     parts |= {("", ANY, str(form)): part for form, part in table.groupby("form")}
-    for (engine, chips), names in RUN_BY.items() if operation not in LATENTS else ():
+    known = {LATENT_DECODE: LATENTS_RUN_BY, LATENT_PREFILL: {}}.get(operation, RUN_BY)
+    for (engine, chips), names in known.items():
         mine = table[table.kernel_source.isin(names) & (table.chips == chips)]
-        parts |= {(engine, chips, str(form)): part for form, part in mine.groupby("form")}
-    for (engine, chips), (timed, name) in LATENTS_RUN_BY.items() if operation == LATENT_DECODE else ():
-        mine = table[(table.engine == timed) & (table.kernel_source == name) & (table.chips == chips)]
         parts |= {(engine, chips, str(form)): part for form, part in mine.groupby("form")}
     return {key: part for key, part in sorted(parts.items()) if len(part) >= LEAST}
 

@@ -440,8 +440,9 @@ def kernels_note() -> list[str]:
         "[AIConfigurator](https://github.com/ai-dynamo/aiconfigurator) (`docs/fit_kernels.py`). Where it is known which",
         "kernels an engine runs, it has them alone (`kernel_engine` of its file); elsewhere the timings of all engines count.",
         "An engine that is calibrated from one of these, or copied from its file, runs its kernels. An engine file has factors",
-        "on these times from whole runs (`[[experts]]`: chips, stored, factor). Where ranks exchange experts with scales for",
-        "blocks, other kernels run and the factor is 1. Chips without timings have the kernels of all chips (`any`).",
+        "on these times from whole runs (`[[experts]]`: chips, stored, factor). Where ranks exchange tokens, experts with",
+        "scales for blocks run in other kernels, whose factor is that of `fp8_block, exchanged`. Chips without timings have",
+        "the kernels of all chips (`any`).",
         "Experts without runs have a factor of 1 with a prior deviation of 0.15, which widens ranges.",
         "",
         "| chips | stored | engine | computed | call | memory | compute | fill, columns | tile, rows | tokens, passes "

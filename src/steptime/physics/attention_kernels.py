@@ -254,10 +254,14 @@ def select_kernel(
     keys = (operation, engine, chips, form), (operation, "", chips, form), (operation, "", ANY, form)
     key = next(key for key in keys if (*key, math.inf) in kernels)
     by_heads = [kernels[*key, limit] for limit in HEADS if (*key, limit) in kernels]
-    limits = [kernel.most_heads for kernel in by_heads[:-1]]
-    places = np.searchsorted(limits, np.asarray(heads, dtype=np.float64))
-    kernel: AttentionKernel = by_heads[int(places.flat[0])]
-    if places.size > 1 and np.any(places != places.flat[0]):
-        values: dict[str, Any] = {name: np.array([getattr(k, name) for k in by_heads])[places] for name in CONSTANTS[operation]}
-        kernel = replace(kernel, **values)
+    kernel: AttentionKernel = by_heads[0]
+    # Only decode from latents has more than one kernel.
+    if len(by_heads) > 1:
+        places = np.searchsorted([kernel.most_heads for kernel in by_heads[:-1]], np.asarray(heads, dtype=np.float64))
+        kernel = by_heads[int(places.flat[0])]
+        if np.any(places != places.flat[0]):
+            values: dict[str, Any] = {
+                name: np.array([getattr(choice, name) for choice in by_heads])[places] for name in CONSTANTS[operation]
+            }
+            kernel = replace(kernel, **values)
     return kernel if type(factor) is float and factor == 1 else kernel.slowed(factor)

@@ -374,9 +374,12 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     if plain and has_nonzero(kernel.activation_share):
         width = op.inputs / instances
         # Where ranks exchange tokens, a chip receives those with an expert there.
-        exchanges = exchanges_experts(layout) & ~(np.asarray(context.engine.kernels.gathers_tokens) > 0)
-        share = np.where(exchanges, distinct_hit(op.experts, round(op.active), layout.ep) / layout.ep, 1.0)
-        moved = activation_bytes(kernel, rows, work.everywhere * share, width, columns, matrices)
+        received: Number = work.everywhere
+        exchanges = exchanges_tokens(context)
+        if has_nonzero(exchanges):
+            share = distinct_hit(op.experts, round(op.active), layout.ep) / layout.ep
+            received = received * np.where(exchanges, share, 1.0)
+        moved = activation_bytes(kernel, rows, received, width, columns, matrices)
         activations = instances * moved * factor
     if has_nonzero(kernel.tile_rows):
         rows = np.hypot(rows, touched * kernel.tile_rows)
@@ -389,6 +392,18 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         memory_efficiency=memory_share(kernel, columns) / factor,
         seconds=kernel.seconds * experts.expert_call * factor,
     )
+
+
+def exchanges_tokens(context: Pass) -> Any:
+    """Check whether data-parallel ranks send each token to its experts, where they do not gather all tokens.
+
+    Args:
+        context: Work of a micro-batch on a chip.
+
+    Returns:
+        Booleans with the broadcast shape of the layout.
+    """
+    return exchanges_experts(context.layout) & ~(np.asarray(context.engine.kernels.gathers_tokens) > 0)
 
 
 def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
@@ -407,8 +422,7 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
     if not has_nonzero(context.engine.kernels.timed_kernels):
         return _dense_shares(op, context), experts.expert_time
     factor = expert_factor(context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time)
-    exchanges = has_exchange_kernel(chip.generation, stored) & exchanges_experts(context.layout)
-    exchanges = exchanges & (np.asarray(context.engine.kernels.gathers_tokens) < 1)
+    exchanges = has_exchange_kernel(chip.generation, stored) & exchanges_tokens(context)
     if has_nonzero(exchanges):
         # Other kernels than those of runs without exchange, with their own factor.
         exchanged = expert_factor(context.engine.expert_factors, chip.generation, EXCHANGED, experts.unmeasured_expert_time)

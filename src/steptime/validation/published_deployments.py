@@ -94,9 +94,7 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     """
     if row.get("part") == MLPERF:
         return as_submitted(row)
-    row = with_drafts(row)
-    if is_unversioned(row):
-        row = {**row, "engine_version": EARLY_IMAGE}
+    row = with_image(with_drafts(row))
     if mixes_chunks(row) and not row.get(PREFILL_SCHEDULE):
         row = {**row, PREFILL_SCHEDULE: MIXED}
     if not row.get("kv_dtype") and (kv := cache_format(row)):
@@ -111,22 +109,25 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     return launched_row | (dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _whole_cells(row, PREFILL_WAYS) == GROUPED else {})
 
 
-def is_unversioned(row: Mapping[str, str]) -> bool:
-    """Check whether a run is one of InferenceX's on TensorRT-LLM whose image is known by its day only (module docstring).
+def with_image(row: dict[str, str]) -> dict[str, str]:
+    """Add the version to a run on TensorRT-LLM whose image is known by its day only (module docstring).
 
     Args:
         row: Run.
 
     Returns:
-        True for runs without a version until the day of the next image.
+        A changed copy, or the same row if it has a version, or was measured on the day of the next image or later.
 
     >>> row = {"engine": "trtllm", "measured": "2026-01-14", "engine_version": "trt nan"}
-    >>> [is_unversioned(row | other) for other in ({}, {"engine_version": "1.2.0rc2"}, {"measured": "2026-01-29"})]
-    [True, False, False]
+    >>> rows = [row | other for other in ({}, {"engine_version": "1.2.0rc2"}, {"measured": "2026-01-29"})]
+    >>> [with_image(one)["engine_version"] for one in rows]
+    ['1.1.0rc2.post2', '1.2.0rc2', 'trt nan']
     """
     version = row.get("engine_version") or ""
     has_version = any(mark.isdigit() for mark in version) and "dynamo" not in version
-    return row["engine"] == "trtllm" and not has_version and "" < (row.get("measured") or "") < NEXT_IMAGE
+    if row["engine"] != "trtllm" or has_version or not "" < (row.get("measured") or "") < NEXT_IMAGE:
+        return row
+    return {**row, "engine_version": EARLY_IMAGE}
 
 
 def latent_contexts(row: Mapping[str, str]) -> float:
@@ -154,9 +155,8 @@ def is_scripted(row: dict[str, str]) -> bool:
     Returns:
         True if its script replaces a column or limits attention.
     """
-    version = "engine_version"
-    launched = row.get("part") != MLPERF and as_launched(row) | {version: row.get(version)} != row | {version: row.get(version)}
-    return launched or math.isfinite(latent_contexts(row))
+    imaged = with_image(row)
+    return (row.get("part") != MLPERF and as_launched(imaged) is not imaged) or math.isfinite(latent_contexts(row))
 
 
 def mixes_chunks(row: Mapping[str, str]) -> bool:
