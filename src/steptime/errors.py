@@ -169,7 +169,14 @@ class UnknownName(InputError):
 
 
 class UnitError(InputError):
-    """A text that is not a number with the needed unit."""
+    """A text that is not a number with the needed unit.
+
+    dimension: Base unit of the quantity that the text has instead; "" where it has none.
+    """
+
+    def __init__(self, message: str, dimension: str = "") -> None:
+        self.dimension = dimension
+        super().__init__(message)
 
 
 class DataFileError(InputError):

@@ -171,7 +171,7 @@ def parse(text: str | float, unit: str = "") -> float:
         raise UnitError(f"{short_repr(text)} is in bits, but a capacity is in bytes; did you mean {in_bytes}?")
     if dimension != unit:
         needed = f"one in {unit} is needed, such as {_EXAMPLE.get(unit, unit)!r}" if unit else "a plain number is needed"
-        raise UnitError(f"{short_repr(text)} is a quantity in {dimension}, but {needed}")
+        raise UnitError(f"{short_repr(text)} is a quantity in {dimension}, but {needed}", dimension)
     if not math.isfinite(number * size):
         raise UnitError(f"{short_repr(text)} is not a finite number")
     return number * size

@@ -467,7 +467,8 @@ def number_in_unit(name: str, text: str, unit: str) -> float:
         return parse(text, unit)
     except (UnitError, KeyError) as problem:
         words = f" in {unit}" if unit else ""
-        reason = f", which is {str(problem).partition(' is ')[2].partition(',')[0]}" if "quantity in" in str(problem) else ""
+        dimension = getattr(problem, "dimension", "")
+        reason = f", which is a quantity in {dimension}" if dimension else ""
         point = f"; write {text.replace(',', '.')}" if DECIMAL_COMMA.fullmatch(text) else ""
         raise UnitError(f"{name}: must be a number{words}, got {short_repr(text)}{reason}{point}") from None
 
