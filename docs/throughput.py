@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.catalog.hardware_loading import load_system
 from steptime.number_checks import Array
 from steptime.physics.uncertainty import Z90
 from steptime.units import percent
@@ -21,12 +22,14 @@ from steptime.validation.max_throughput import DEPLOYMENT_COLUMNS, SINGLE_COUNTS
 from steptime.validation.mlperf_data_sets import DATA_SETS, find_data_set
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import HIGHEST, INTERACTIVE, MAXIMUM, MLPERF, OFFLINE, SERVER, read_runs, run_kind
-from steptime.validation.scenario_uncertainty import SCENARIO_DEVIATIONS, tuning
+from steptime.validation.scenario_uncertainty import SCENARIO_DEVIATIONS, VENDORS, tuning
 
 PAGE = Path(__file__).with_name("throughput.md")
 GROUP = ("model", "system", "engine", "weight_dtype", "engine_version", "kind")
 KINDS = (OFFLINE, SERVER, INTERACTIVE, HIGHEST)
 Tuning = Callable[[Mapping[str, str]], tuple[float, float]]
+# Vendor of most submissions, whose chips the table of benchmarks is of, and the fewest groups that show what another one adds.
+USUAL, LEAST_GROUPS = "NVIDIA", 6
 
 
 class Comparison:
@@ -42,8 +45,11 @@ class Comparison:
         good = (found.reason == "") & np.isfinite(found.output_tok_s) & np.isfinite(measured)
         self.all_rows, self.left_out = rows, [found.reason[i] for i in np.flatnonzero(~good)]
         self.speeds = found.output_tok_s
-        self.rows = [{**rows[i], "kind": run_kind(rows[i])} for i in np.flatnonzero(good)]
-        used = np.array([tuning(row) for row in self.rows])
+        vendors = {name: load_system(name).chip.vendor for name in {rows[i]["system"] for i in np.flatnonzero(good)}}
+        self.rows = [
+            {**rows[i], "kind": run_kind(rows[i]), "vendor": vendors[rows[i]["system"]]} for i in np.flatnonzero(good)
+        ]
+        used = np.array([as_shipped(row) for row in self.rows])
         speed, low, high = (getattr(found, f"output_tok_s{end}")[good] for end in ("", "_low", "_high"))
         self.ratio = np.log(measured[good] / speed) + used[:, 0]
         kinds = np.array([SCENARIO_DEVIATIONS[row["kind"]] for row in self.rows])
@@ -58,9 +64,9 @@ class Comparison:
         """Return which runs pass a test."""
         return np.array([test(row) for row in self.rows])
 
-    def group_medians(self, mask: Array) -> Array:
-        """Return the median ratio of each group with runs in a mask."""
-        return np.array([np.median(self.ratio[mask & (self.groups == name)]) for name in np.unique(self.groups[mask])])
+    def group_medians(self, values: Array, mask: Array) -> Array:
+        """Return the median value of each group with runs in a mask."""
+        return np.array([np.median(values[mask & (self.groups == name)]) for name in np.unique(self.groups[mask])])
 
     def errors(self, expected: Tuning, mask: Array, deviations: Mapping[str, float]) -> dict[str, float]:
         """Return error figures of runs with an expected tuning, and coverage and width of the range."""
@@ -78,21 +84,39 @@ class Comparison:
         }  # fmt: skip
 
 
-def is_closed(row: Mapping[str, str]) -> bool:
-    """Check whether a run of MLPerf is in the closed division."""
-    return row.get("part") == MLPERF and not (row.get("note") or "").startswith("open")
+def as_shipped(row: Mapping[str, str]) -> tuple[float, float]:
+    """Return the tuning that predictions use."""
+    return tuning(row, row["vendor"])
+
+
+def is_counted(row: Mapping[str, str]) -> bool:
+    """Check whether a run shows tuning: Offline or Server of MLPerf's closed division."""
+    is_closed = row.get("part") == MLPERF and not (row.get("note") or "").startswith("open")
+    return is_closed and row["kind"] in (OFFLINE, SERVER)
 
 
 def round_means(compared: Comparison, benchmark: str) -> dict[str, float]:
-    """Return the log ratio of a benchmark by round: the median over groups of Offline and Server in the closed division."""
-    is_counted = compared.mask(
-        lambda row: is_closed(row) and row["kind"] in (OFFLINE, SERVER) and benchmark_of(row) == benchmark
-    )
+    """Return the log ratio of a benchmark by round: the median over groups on chips of the usual vendor."""
+    counted = compared.mask(lambda row: is_counted(row) and row["vendor"] == USUAL and benchmark_of(row) == benchmark)
     versions = np.array([row["engine_version"] for row in compared.rows])
     return {
-        name: float(np.median(compared.group_medians(is_counted & (versions == name))))
-        for name in sorted(set(versions[is_counted]))
+        name: float(np.median(compared.group_medians(compared.ratio, counted & (versions == name))))
+        for name in sorted(set(versions[counted]))
     }
+
+
+def vendor_ratios(compared: Comparison, table: Mapping[str, Mapping[str, float]], mask: Array) -> dict[str, float]:
+    """Return the log ratios of other vendors to the usual one: medians over groups of runs in a mask."""
+    expected = tuning_from(table, {})
+    off = compared.ratio - np.array([expected(row)[0] for row in compared.rows])
+    found = {}
+    for vendor in sorted({row["vendor"] for row in compared.rows} - {USUAL}):
+        medians = compared.group_medians(
+            off, mask & compared.mask(lambda row, vendor=vendor: is_counted(row) and row["vendor"] == vendor)
+        )
+        if len(medians) >= LEAST_GROUPS:
+            found[vendor] = float(np.median(medians))
+    return found
 
 
 def benchmark_of(row: Mapping[str, str]) -> str:
@@ -101,18 +125,17 @@ def benchmark_of(row: Mapping[str, str]) -> str:
     return row["model"] if data_set is None else data_set.name
 
 
-def tuning_from(table: Mapping[str, Mapping[str, float]], without: str = "") -> Tuning:
-    """Return the tuning that benchmarks show.
+def tuning_from(table: Mapping[str, Mapping[str, float]], vendors: Mapping[str, float]) -> Tuning:
+    """Return the tuning that benchmarks and vendors show.
 
     Args:
         table: Log ratios by benchmark and round.
-        without: Benchmark that is left out.
+        vendors: Log ratios of vendors to the usual one.
     """
     first_rounds = {data_set.name: data_set.first_round for data_set in DATA_SETS}
-    kept = {name: means for name, means in table.items() if name != without}
-    first = [mean for name, means in kept.items() for when, mean in means.items() if when == first_rounds[name]]
-    later = {name: [mean for when, mean in means.items() if when != first_rounds[name]] for name, means in kept.items()}
-    return lambda row: tuning(row, later, float(np.mean(first)) if first else 0.0)
+    first = [mean for name, means in table.items() for when, mean in means.items() if when == first_rounds[name]]
+    later = {name: [mean for when, mean in means.items() if when != first_rounds[name]] for name, means in table.items()}
+    return lambda row: tuning(row, row["vendor"], later, float(np.mean(first)) if first else 0.0, vendors)
 
 
 def calibrated(compared: Comparison, expected: Tuning, mask: Array) -> dict[str, float]:
@@ -129,9 +152,14 @@ def calibrated(compared: Comparison, expected: Tuning, mask: Array) -> dict[str,
     return out
 
 
-def left_out(table: Mapping[str, Mapping[str, float]]) -> Tuning:
-    """Return the tuning of each run that the other benchmarks show."""
-    return lambda row: tuning_from(table, without=benchmark_of(row))(row)
+def left_out(compared: Comparison, table: Mapping[str, Mapping[str, float]], mask: Array) -> Tuning:
+    """Return the tuning of each run that the runs of other benchmarks in a mask show."""
+    expected = {}
+    for benchmark in {benchmark_of(row) for row in compared.rows}:
+        kept = {name: means for name, means in table.items() if name != benchmark}
+        others = mask & compared.mask(lambda row, benchmark=benchmark: benchmark_of(row) != benchmark)
+        expected[benchmark] = tuning_from(kept, vendor_ratios(compared, kept, others))
+    return lambda row: expected[benchmark_of(row)](row)
 
 
 def server_above_offline(compared: Comparison) -> tuple[int, int]:
@@ -160,8 +188,8 @@ RUNS.csv ...` makes this page in a minute. The bias is that of the median predic
 last column but one weights each group of a model, system, engine, format, round and scenario as if a hundred runs were ten.
 """
 TEXT = """
-- **Left out.** The first line takes all estimates (tuning, deviations between groups) from the first of the two rounds, and
-  scores the second. The second line predicts each benchmark with the tuning of the others.
+- **Left out.** The first line takes all estimates (tuning, deviations between groups, other vendors against NVIDIA) from the first of the
+  two rounds, and scores the second. The second line predicts each benchmark with the tuning of the others.
 - **What was seen before.** The rows of both rounds were looked at when the structure was chosen: first and later rounds,
   batches and layouts that are not stated, prompts of gpt-oss-120b. No row of a later round was. Lengths of outputs, durations
   and the distance from limits come from logs of the first round.
@@ -205,15 +233,16 @@ def main() -> None:
 
     # Estimates of the earlier rounds, and of all with each benchmark left out.
     early_table = {name: {when: mean for when, mean in means.items() if when != last} for name, means in table.items()}
-    early, others = tuning_from(early_table), left_out(table)
-    early_deviations = calibrated(compared, left_out(early_table), mlperf & ~newest)
+    early = tuning_from(early_table, vendor_ratios(compared, early_table, mlperf & ~newest))
+    others = left_out(compared, table, mlperf)
+    early_deviations = calibrated(compared, left_out(compared, early_table, mlperf & ~newest), mlperf & ~newest)
     deviations = calibrated(compared, others, np.ones(len(compared.rows), dtype=bool))
     lines = (
         (f"MLPerf {last}, estimates of {', '.join(earlier)} only", early, newest, {**deviations, **early_deviations}),
         ("MLPerf, whole benchmarks left out", others, mlperf, SCENARIO_DEVIATIONS),
         ("MLPerf, without tuning", no_tuning, mlperf, SCENARIO_DEVIATIONS),
-        ("MLPerf, as shipped", tuning, mlperf, SCENARIO_DEVIATIONS),
-        ("tables of maximum throughput", tuning, ~mlperf, SCENARIO_DEVIATIONS),
+        ("MLPerf, as shipped", as_shipped, mlperf, SCENARIO_DEVIATIONS),
+        ("tables of maximum throughput", as_shipped, ~mlperf, SCENARIO_DEVIATIONS),
     )
     pairs, above = server_above_offline(compared)
     refused = Counter(
@@ -239,6 +268,9 @@ def main() -> None:
     page.append(
         f"are in the range: {figures}; shipped " + ", ".join(f"{SCENARIO_DEVIATIONS[kind]:.2f}" for kind in KINDS) + "):\n"
     )
+    vendors = ", ".join(f"{name} {ratio:+.2f}" for name, ratio in vendor_ratios(compared, table, mlperf).items())
+    shipped = ", ".join(f"{name} {ratio:+.2f}" for name, ratio in VENDORS.items())
+    page.append(f"Chips of {USUAL}; log ratio of other vendors to it: {vendors} (shipped {shipped}).\n")
     page.append("| benchmark | " + " | ".join((*earlier, last)) + " |\n|---|" + "---|" * (len(earlier) + 1))
     for name, means in table.items():
         page.append(

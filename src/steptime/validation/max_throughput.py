@@ -152,7 +152,7 @@ def predict_highest(rows: list[dict[str, str]], model: Model, system: System, en
     figures["ttft"] = figures["ttft"] if math.isfinite(scenario_limits(row)[0]) else math.nan
     typical = likely[int(np.argmax(shares))][0]
     figures["bound"] = typical["bound"]
-    figures["output_tok_s"] *= math.exp(tuning(row)[0])
+    figures["output_tok_s"] *= math.exp(tuning(row, system.chip.vendor)[0])
     # The deviations between groups of submissions contain those of systems with few fitted runs.
     flags = (
         *(
