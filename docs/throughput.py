@@ -188,8 +188,8 @@ RUNS.csv ...` makes this page in a minute. The bias is that of the median predic
 last column but one weights each group of a model, system, engine, format, round and scenario as if a hundred runs were ten.
 """
 TEXT = """
-- **Left out.** The first line takes all estimates (tuning, deviations between groups, other vendors against NVIDIA) from the first of the
-  two rounds, and scores the second. The second line predicts each benchmark with the tuning of the others.
+- **Left out.** The first line takes all estimates (tuning, deviations between groups, other vendors against NVIDIA) from the
+  first of the two rounds, and scores the second. The second line predicts each benchmark with the tuning of the others.
 - **What was seen before.** The rows of both rounds were looked at when the structure was chosen: first and later rounds,
   batches and layouts that are not stated, prompts of gpt-oss-120b. No row of a later round was. Lengths of outputs, durations
   and the distance from limits come from logs of the first round.

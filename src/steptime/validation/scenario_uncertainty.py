@@ -22,8 +22,9 @@ $$ \hat\beta = \frac{n \tau^2}{n \tau^2 + \sigma^2}\,\bar\beta. $$
 Here $n$ is the number of later rounds. $\tau$ is the deviation between benchmarks (`BENCHMARK_DEVIATION`), and $\sigma$ that
 between rounds of one benchmark (`ROUND_DEVIATION`).
 
-Submissions on chips of other vendors are faster than these means by `VENDORS`, in all scenarios: vendors tune products and kernels
-for them, but constants of engines rest on public runs of untuned engines for AMD's chips, and on no run at all for Intel's.
+Submissions on chips of other vendors are faster than these means by `VENDORS`, in all scenarios: vendors tune products and
+kernels for them, but constants of engines rest on public runs of untuned engines for AMD's chips, and on no run at all for
+Intel's.
 
 **Range.** The range of an engine is that of closed loops on a known layout. Independent errors add in quadrature:
 
