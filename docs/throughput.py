@@ -46,9 +46,7 @@ class Comparison:
         self.all_rows, self.left_out = rows, [found.reason[i] for i in np.flatnonzero(~good)]
         self.speeds = found.output_tok_s
         vendors = {name: load_system(name).chip.vendor for name in {rows[i]["system"] for i in np.flatnonzero(good)}}
-        self.rows = [
-            {**rows[i], "kind": run_kind(rows[i]), "vendor": vendors[rows[i]["system"]]} for i in np.flatnonzero(good)
-        ]
+        self.rows = [{**rows[i], "kind": run_kind(rows[i]), "vendor": vendors[rows[i]["system"]]} for i in np.flatnonzero(good)]
         used = np.array([as_shipped(row) for row in self.rows])
         speed, low, high = (getattr(found, f"output_tok_s{end}")[good] for end in ("", "_low", "_high"))
         self.ratio = np.log(measured[good] / speed) + used[:, 0]
