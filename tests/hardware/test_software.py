@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import steptime as st
@@ -14,21 +16,21 @@ NEWEST = {"mi355x-8": 0.86, "mi300x-8": 0.71}
 
 
 @each(
-    "system, day, share",
+    "system, day, share, launches",
     [
-        ("mi355x-8", "2025-10-06", 0.57),
-        ("mi355x-8", "2025-12-18", 0.57),
-        ("mi355x-8", "2025-12-19", 0.86),
-        ("mi355x-8", "2026-06-11", 0.86),
-        ("mi300x-8", "2026-02-27", 0.57),
-        ("mi300x-8", "2026-04-01", 0.71),  # between two periods: the next
-        ("mi300x-8", "2026-05-18", 0.71),
+        ("mi355x-8", "2025-10-06", 0.95, 2.3),
+        ("mi355x-8", "2025-12-18", 0.95, 2.3),
+        ("mi355x-8", "2025-12-19", 0.86, 1.0),
+        ("mi355x-8", "2026-06-11", 0.86, 1.0),
+        ("mi300x-8", "2025-12-10", 0.9, 2.3),
+        ("mi325x-8", "2026-02-27", 0.75, 2.3),
+        ("mi300x-8", "2026-04-01", 0.71, 1.0),  # between two periods: the next
+        ("mi300x-8", "2026-05-18", 0.71, 1.0),
     ],
 )
-def test_a_day_has_the_share_of_its_period(system, day, share):
-    found = with_software(st.load_system(system), day)
-    assert found.chip.reached["software"] == share
-    assert as_measured(st.load_system(system), {"measured": day}).chip.reached["software"] == share
+def test_a_day_has_the_share_of_its_period_and_its_factor_on_fixed_times(system, day, share, launches):
+    for found in (with_software(st.load_system(system), day), as_measured(st.load_system(system), {"measured": day})):
+        assert (found.chip.reached["software"], found.chip.reached["launches"]) == (share, launches)
 
 
 @pytest.mark.parametrize("system", list(NEWEST))
@@ -39,11 +41,15 @@ def test_the_newest_is_taken_unless_a_day_is_told(system):
     assert as_measured(machine, {}) == machine
 
 
-def test_older_software_is_slower_by_the_ratio_of_the_shares():
+def test_older_software_is_slower_by_the_ratio_of_the_shares_and_by_its_launches():
+    """All times follow the share; fixed times of kernels and collectives, which are a part of them, take 2.3 times as long."""
     new = st.load_system("mi355x-8")
     old = with_software(new, "2025-11-01")
-    times = [st.decode_step("deepseek-v3", of, batch=8, context=1000, layout=st.Layout(tp=8)).total for of in (new, old)]
-    assert float(times[1] / times[0]) == pytest.approx(0.86 / 0.57)
+    prompt = replace(old, chip=replace(old.chip, reached={**old.chip.reached, "launches": 1.0}))
+    case = {"batch": 8, "context": 1000, "layout": st.Layout(tp=8), "engine": "sglang"}
+    times = [float(st.decode_step("deepseek-v3", system, **case).total) for system in (new, prompt, old)]
+    assert times[1] / times[0] == pytest.approx(0.86 / 0.95)
+    assert 1.3 < times[2] / times[1] < 2.3
 
 
 @each(

@@ -25,7 +25,7 @@ from steptime.catalog.schema import (
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, short_repr
 from steptime.hardware import rental_prices, what_if
-from steptime.hardware.number_formats import SOFTWARE, is_day
+from steptime.hardware.number_formats import is_day, reached_by
 from steptime.hardware.rental_prices import KINDS, OWNERS, RENTED
 from steptime.hardware.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System, checked
 from steptime.number_checks import Number, positive, share
@@ -147,7 +147,7 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
 
     # The usable capacity may exceed a label in GiB, the rates may not.
     gates = {"capacity": lambda place, value, _: positive(place, value, maximum=2**30 / 1e9)}
-    reached = {
+    reached: dict[str, Number] = {
         kind: reader.number(f"chip.reached.{kind}", part, "", gates.get(kind, _share)) for kind, part in entry.reached.items()
     }
     software = _software(entry, reader)
@@ -160,7 +160,7 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
         peak={kind: reader.number(f"chip.peak.{kind}", rate, "FLOP/s") for kind, rate in entry.peak.items()},
         memory=tuple(reader.tier(f"chip.{tier.name}", tier) for tier in entry.memory),
         power_w=math.nan if limit is None else reader.number("chip.power", limit, "W"),
-        reached=reached | ({SOFTWARE: software[-1].share} if software else {}),
+        reached=reached | (reached_by(software[-1]) if software else {}),
         software=software,
     )
 
@@ -186,7 +186,10 @@ def _software(entry: ChipEntry, reader: Reader) -> tuple[Software, ...]:
         raise DataFileError(reader.path, problem, reader.line("chip.software"))
     return tuple(
         Software(
-            first=period.first, last=period.last, share=reader.number(f"chip.software.{period.first}", period.share, "", _share)
+            first=period.first,
+            last=period.last,
+            share=reader.number(f"chip.software.{period.first}", period.share, "", _share),
+            launches=1.0 if period.launches is None else reader.number(f"chip.launches.{period.first}", period.launches, ""),
         )
         for period in entry.software
     )

@@ -245,11 +245,12 @@ class MemoryEntry(Table):
 
 
 class SoftwareEntry(Table):
-    """A period of measurements on a chip, and the share of the usual speed reached."""
+    """A period of measurements on a chip, the share of the usual speed reached, and the factor on fixed times of kernels."""
 
     first: str
     last: str
     share: Entry
+    launches: Entry | None = None
 
 
 class ChipEntry(_Thing):

@@ -39,7 +39,7 @@ NOTES: Final = {
 # Power of one chip in W. tdp: its limit. whole: its limit including the machine. all_in: with its share of host, network
 # and cooling.""",
     "reached": "\n# Shares of the data sheet: measured rate of plain matrix products, and capacity that the driver reports.",
-    "software": "\n# Shares of their usual speed that engines reached on this chip, by day of measurement.",
+    "software": "\n# By day of measurement: share of their usual speed that engines reached, and factor on fixed times.",
 }
 
 

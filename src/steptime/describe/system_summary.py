@@ -146,7 +146,9 @@ class SystemCard(SystemRow):
         metadata=unit("", "chips, power_w, weight_kg, cables, links of a chip, and limits; unknown figures are missing")
     )
     software: tuple[Software, ...] = field(
-        metadata=unit("", "shares of peak that engines reached on the chip, by date, if known")
+        metadata=unit(
+            "", "shares of their usual speed that engines reached on the chip, and factors on fixed times, by date, if known"
+        )
     )
     scale_up_links: Links = field(metadata=unit("", "links of the scale-up domain"))
     physical_limits: Mapping[str, Any] = field(

@@ -22,7 +22,8 @@ from datetime import date
 from typing import Any, Final
 
 from steptime.errors import RangeError, UnknownName, short_repr
-from steptime.hardware.system import System
+from steptime.hardware.system import Software, System
+from steptime.number_checks import Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +254,7 @@ def missing_units(formats: Iterable[str], arithmetic: Container[str], system: st
 
 
 # Key of the software's share in `Chip.reached`.
-SOFTWARE = "software"
+SOFTWARE, SLOWER_LAUNCHES = "software", "launches"
 
 
 def with_software(system: System, day: str) -> System:
@@ -278,7 +279,7 @@ def with_software(system: System, day: str) -> System:
     first, last = periods[0].first, periods[-1].last
     if not first <= day <= last:
         raise RangeError(f"software: known for {system.name} from {first} to {last}, got {day}")
-    return _with_software_share(system, day)
+    return _with_software_of(system, day)
 
 
 def is_day(text: str) -> bool:
@@ -311,7 +312,7 @@ def as_measured(system: System, row: Mapping[str, str]) -> System:
         without a day.
     """
     day = software_day(system, row)
-    return _with_software_share(system, day) if is_day(day) else system
+    return _with_software_of(system, day) if is_day(day) else system
 
 
 def software_day(system: System, row: Mapping[str, str]) -> str:
@@ -327,9 +328,20 @@ def software_day(system: System, row: Mapping[str, str]) -> str:
     return (row.get("measured") or "") if system.chip.software else ""
 
 
-def _with_software_share(system: System, day: str) -> System:
-    periods = system.chip.software
+def _with_software_of(system: System, day: str) -> System:
+    periods, chip = system.chip.software, system.chip
     # A day between two periods belongs to the next one, and a day after all of them to the newest.
-    share = next((period.share for period in periods if day <= period.last), periods[-1].share)
-    chip = system.chip
-    return replace(system, chip=replace(chip, reached={**chip.reached, SOFTWARE: share}))
+    period = next((period for period in periods if day <= period.last), periods[-1])
+    return replace(system, chip=replace(chip, reached={**chip.reached, **reached_by(period)}))
+
+
+def reached_by(period: Software) -> dict[str, Number]:
+    """Return what engines reach on a chip with the software of a period, by name.
+
+    Args:
+        period: The period.
+
+    Returns:
+        The share of the usual speed, and the factor on fixed times.
+    """
+    return {SOFTWARE: period.share, SLOWER_LAUNCHES: period.launches}

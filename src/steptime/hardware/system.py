@@ -87,6 +87,7 @@ class Software(Result):
     first: str = field(metadata=unit("", "first day, such as 2025-12-31"))
     last: str = field(metadata=unit("", "last day"))
     share: float = field(metadata=unit("", "share of the speed that the constants of engines predict"))
+    launches: float = field(default=1.0, metadata=unit("", "factor on the fixed times of kernels and collectives"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the share and the period.
@@ -105,8 +106,8 @@ class Chip(Result):
     reached: Measured shares. "memory" and "compute": of the data sheet's bandwidth and bf16 rate, in plain
     matrix products.
     "capacity": of the label's bytes, as a driver counts them (labels mostly round down). "software": of the speed that the
-    constants of engines predict, with the newest software.
-    software: The same share by period.
+    constants of engines predict, with the newest software. "launches": factor on the fixed times of kernels and collectives.
+    software: The last two by period.
     generation: Chips that run the same kernels, such as "hopper"; "" where no kernel was timed.
     """
 

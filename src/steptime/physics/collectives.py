@@ -199,7 +199,7 @@ def collective_phase(system: System, engine: Engine) -> Number:
     Returns:
         Seconds.
     """
-    return launch_factor(engine, system.chip.generation) * engine.overheads.seconds_per_collective
+    return launch_factor(engine, system.chip) * engine.overheads.seconds_per_collective
 
 
 def exchange_phase(system: System, engine: Engine) -> Number:

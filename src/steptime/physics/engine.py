@@ -18,8 +18,8 @@ import numpy as np
 
 from steptime.catalog.data_files import check_entry_name, find, read_file
 from steptime.errors import DataFileError, RangeError, UnknownName, did_you_mean, expect, short_repr
-from steptime.hardware.number_formats import GGUF
-from steptime.hardware.system import System
+from steptime.hardware.number_formats import GGUF, SLOWER_LAUNCHES
+from steptime.hardware.system import Chip, System
 from steptime.models.model import Model, with_gguf_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import Number, has_nonzero
@@ -247,7 +247,7 @@ def with_launches(engine: Engine, factor: float) -> Engine:
     return replace(engine, overheads=replace(engine.overheads, **seconds, graph_tokens=0.0))
 
 
-def launch_factor(engine: Engine, generation: str) -> Number:
+def launch_factor(engine: Engine, chip: Chip) -> Number:
     """Return the factor on the fixed times of kernels and collectives.
 
     Programmatic dependent launch starts a kernel while the one before it ends. Chips have it since Hopper.
@@ -255,16 +255,13 @@ def launch_factor(engine: Engine, generation: str) -> Number:
 
     Args:
         engine: The engine.
-        generation: Generation of the chips.
+        chip: The chip; its software may launch kernels more slowly (`Software.launches`).
 
     Returns:
-        `launch_time` of the engine; 1 on older chips.
-
-    >>> engine = with_constants(IDEAL, {"launch_time": 0.75})
-    >>> launch_factor(engine, "hopper"), launch_factor(engine, "ampere")
-    (0.75, 1.0)
+        `launch_time` of the engine, 1 on older chips, times the factor of the chip's software.
     """
-    return 1.0 if generation in LAUNCHED_IN_TURN else engine.overheads.launch_time
+    early = 1.0 if chip.generation in LAUNCHED_IN_TURN else engine.overheads.launch_time
+    return early * chip.reached.get(SLOWER_LAUNCHES, 1.0)
 
 
 def launches_kernels(engine: Engine) -> bool:

@@ -187,7 +187,7 @@ def run_operators(layers: Clock, stem: Clock, model: Model, context: Pass, *, me
     """
     system, engine, chip = context.system, context.engine, context.system.chip
     totals, overheads = ledger(model, merged=merged), engine.overheads
-    launch = launch_factor(engine, chip.generation)
+    launch = launch_factor(engine, chip)
     products = collect_products(model, merged=merged, vendor=chip.vendor, peak=tuple(chip.peak), rules=engine.arithmetic)
     run_products(layers, stem, products, context)
     operators = []

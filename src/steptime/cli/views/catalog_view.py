@@ -438,7 +438,10 @@ def system_view(card: SystemCard) -> Answer:
     vendor_year = ", ".join(str(part) for part in (card.vendor, card.year) if part)
     hbm, links, rent = card.memory[0], card.scale_up_links, card.rent_range
     total_rent = f", {show(card.chips * rent.typical, 'USD/s')}" if has_rent(rent) else ""
-    days = "; ".join(f"{period.share:.2g} from {period.first} to {period.last}" for period in card.software)
+    slower = {period.launches: f" (fixed times x {period.launches:.3g})" for period in card.software if period.launches != 1}
+    days = "; ".join(
+        f"{period.share:.2g}{slower.get(period.launches, '')} from {period.first} to {period.last}" for period in card.software
+    )
     other_rents = [other_rent for other_rent in card.rents if other_rent != rent]
     pairs = [
         ("Chip", f"{card.chip_title or card.chip}{f' ({vendor_year})' if vendor_year else ''}"),
