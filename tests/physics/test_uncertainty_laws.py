@@ -225,3 +225,13 @@ def test_the_default_engine_is_a_real_one():
     assert default_engine(st.load_system("gb200-nvl72")) == "vllm"
     for system in ("tpu7x", "trn2-16", "mi300x-8", "cs-3"):
         assert default_engine(st.load_system(system)) == "typical"
+    assert default_engine(st.load_system("m3-ultra")) == "llama.cpp"
+
+
+def test_a_step_on_an_apple_chip_is_that_of_llama_cpp():
+    """A decoded token of Llama 2 7B in Q4_0 takes 12.04 ms on an M4 Max: github.com/ggml-org/llama.cpp/discussions/4167."""
+    step = st.decode_step(st.load_model("llama-2-7b", weights="q4_0"), "m4-max", batch=1, context=64)
+    assert float(step.total) == pytest.approx(12.04e-3, rel=0.1)
+    # A model by name has the formats of its GGUF file.
+    by_name = st.decode_step("gpt-oss-20b", "m4-max", batch=1, context=64)
+    assert float(by_name.total) == float(st.decode_step("gpt-oss-20b", "m4-max", batch=1, context=64, engine="llama.cpp").total)

@@ -92,7 +92,7 @@ def predictor(
             "Serving engine: a name (`steptime engines`), a file, or ideal.",
             TABLE,
             metavar="NAME",
-            show_default="vllm on NVIDIA chips, typical on others",
+            show_default="vllm on NVIDIA chips, llama.cpp on Apple's, typical on others",
         ),
     ] = None,
     weights: Annotated[

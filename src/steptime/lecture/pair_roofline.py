@@ -13,7 +13,7 @@ from steptime.blackboard.decode_latency import balance, drain_seconds, mean_wait
 from steptime.blackboard.expert_activation import across_racks, pipeline_condition, weights_touched
 from steptime.blackboard.token_cost import cost_per_token
 from steptime.blackboard.training_compute import optimal_batch
-from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.catalog.hardware_loading import SystemLike
 from steptime.errors import InputError, RangeError
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
@@ -23,7 +23,7 @@ from steptime.models.model_loading import ModelLike
 from steptime.number_checks import Array, whole_number
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.compute_dtype import as_served
-from steptime.physics.engine import Engine, engine_for, model_for
+from steptime.physics.engine import Engine, engine_for, model_and_system
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
 from steptime.questions.declaration import Answer as QuestionAnswer
@@ -150,8 +150,8 @@ def roofline(
     Raises:
         RangeError: The weights and one sequence do not fit the domain, or the context is too long for the model.
     """
-    machine = resolve_system(system)
-    used, described = engine_for(machine, engine), model_for(model, engine)
+    described, machine = model_and_system(model, system, engine)
+    used = engine_for(machine, engine)
     if weights is not None:
         form = number_format(weights)
         described = with_formats(described, weights=form, experts=form)

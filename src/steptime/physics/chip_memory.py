@@ -20,7 +20,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, cache_bytes, cache_entries
 from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
-from steptime.physics.engine import Engine, engine_for, model_for
+from steptime.physics.engine import Engine, engine_for, model_and_system
 from steptime.physics.layout import NAMES, Layout, check_ways, shard_count
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.lora_adapters import adapter_bytes
@@ -374,7 +374,7 @@ def memory_per_chip(
     Raises:
         LayoutError: The layout cannot run the model.
     """
-    model, system = model_for(model, engine), resolve_system(system)
+    model, system = model_and_system(model, system, engine)
     layout, runs_on = Layout() if layout is None else layout, engine_for(system, engine)
 
     # A search checks its sizes and layouts once, before it calls this thousands of times.

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.catalog.data_files import check_entry_name, find, read_file
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import DataFileError, RangeError, UnknownName, did_you_mean, expect, short_repr
 from steptime.hardware.number_formats import GGUF, SLOWER_LAUNCHES
 from steptime.hardware.system import Chip, System
@@ -106,8 +107,9 @@ class Engine(Result):
 
 
 IDEAL = Engine(name="ideal", title="no losses: every efficiency is 1, every overhead is 0")
-# The most common engine, and the vendor of the chips on which it was measured.
-DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"
+# Default engines by vendor of the chips, each measured on these chips. vLLM itself uses only the CPU of Apple's chips
+# (docs.vllm.ai, installation on Apple silicon).
+DEFAULTS = {"NVIDIA": "vllm", "Apple": "llama.cpp"}
 EntryKind = TypeVar("EntryKind")
 # Largest factor, or variance of a logarithm, in an engine file.
 MOST_FIGURE = 1e6
@@ -122,8 +124,9 @@ TYPICAL = "typical"
 def default_engine(system: System) -> str:
     """Return the name of the engine that a plan uses for a system by default.
 
-    It is `vllm` on NVIDIA chips, on which it was measured. Other chips (TPUs, Trainium, AMD and others) run engines, or
-    ports of engines, without fitted constants. There it is `typical`, which stands for an unknown engine.
+    It is `vllm` on NVIDIA chips and `llama.cpp` on Apple's, on which each was measured. Other chips (TPUs, Trainium, AMD and
+    others) run engines, or ports of engines, without fitted constants. There it is `typical`, which stands for an unknown
+    engine.
 
     Args:
         system: The system.
@@ -131,7 +134,7 @@ def default_engine(system: System) -> str:
     Returns:
         Name of an engine file.
     """
-    return DEFAULT if system.chip.vendor == DEFAULT_VENDOR else TYPICAL
+    return DEFAULTS.get(system.chip.vendor, TYPICAL)
 
 
 def engine_for(system: System, engine: Engine | str | None = None, catalog: str | os.PathLike[str] | None = None) -> Engine:
@@ -148,33 +151,37 @@ def engine_for(system: System, engine: Engine | str | None = None, catalog: str 
     return load_engine(default_engine(system) if engine is None else engine, catalog)
 
 
-def default_formats(model: Model, engine: Engine | str | None) -> Model:
+def default_formats(model: Model, engine: Engine) -> Model:
     """Return a model in the default formats of an engine: those of a GGUF file (`gguf_formats`) where it runs such files.
 
     Args:
         model: A model in the formats of its config.
-        engine: An engine, its name or its file; None for the default of a system.
+        engine: The engine.
 
     Returns:
         The model.
     """
     # An engine that runs GGUF files has a rule for the arithmetic of their formats.
-    if engine is None or all(rule.stored != GGUF for rule in load_engine(engine).arithmetic):
+    if all(rule.stored != GGUF for rule in engine.arithmetic):
         return model
     return with_gguf_formats(model)
 
 
-def model_for(model: ModelLike, engine: Engine | str | None) -> Model:
-    """Return a model as it is, or load it in the default formats of an engine. A loaded model has the formats of its user.
+def model_and_system(model: ModelLike, system: SystemLike, engine: Engine | str | None) -> tuple[Model, System]:
+    """Return a model and a system. A model by name has the default formats of the engine; a loaded one is as it is.
 
     Args:
         model: A model, or what `load_model` accepts.
-        engine: An engine, its name or its file; None for the default of a system.
+        system: A system, or what `load_system` accepts.
+        engine: An engine, its name or its file; None for the default of the system.
 
     Returns:
-        The model.
+        Model and system.
     """
-    return model if isinstance(model, Model) else default_formats(resolve_model(model), engine)
+    loaded_model, loaded_system = resolve_model(model), resolve_system(system)
+    if isinstance(model, Model):
+        return loaded_model, loaded_system
+    return default_formats(loaded_model, engine_for(loaded_system, engine)), loaded_system
 
 
 def anchored(

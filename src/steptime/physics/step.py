@@ -43,7 +43,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.catalog.hardware_loading import SystemLike
 from steptime.errors import RangeError, short_repr
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
@@ -64,7 +64,7 @@ from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import stage_share
 from steptime.physics.chunked_evaluation import Assembly, block_slices, in_threads, split_blocks
 from steptime.physics.collectives import run_network
-from steptime.physics.engine import Engine, anchored, engine_for, model_for
+from steptime.physics.engine import Engine, anchored, engine_for, model_and_system
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.op_work import Pass, build_work, slowness
@@ -368,7 +368,7 @@ def mixed_step(
     """
     if parts not in (True, False, *PARTS_OF_STEP):
         raise RangeError(f"parts: must be True, False, {' or '.join(map(repr, PARTS_OF_STEP))}, got {short_repr(parts)}")
-    model, system = model_for(model, engine), resolve_system(system)
+    model, system = model_and_system(model, system, engine)
     runs_on = engine_for(system, engine)
     if anchor is not None:
         runs_on = anchored(runs_on, anchor, model=model.name, system=system.name, formats=stored_formats(model))

@@ -46,7 +46,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.catalog.hardware_loading import SystemLike
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
 from steptime.models.model import stored_formats
@@ -61,7 +61,7 @@ from steptime.physics.engine import (
     constant,
     engine_for,
     load_engine,
-    model_for,
+    model_and_system,
     with_constants,
 )
 from steptime.physics.layout import NAMES, Layout
@@ -595,7 +595,7 @@ def explained_step_range(
     Returns:
         The step, its range (None for the ideal engine), and `range_shares` (empty for several steps and the ideal engine).
     """
-    loaded_model, loaded_system = model_for(model, engine), resolve_system(system)
+    loaded_model, loaded_system = model_and_system(model, system, engine)
     formats = stored_formats(loaded_model)
     engine = engine_for(loaded_system, engine)
     engine = anchored(engine, anchor, model=loaded_model.name, system=loaded_system.name, formats=formats)

@@ -36,7 +36,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import MOST_RATE, Array, positive, whole_number
-from steptime.physics.engine import default_formats, load_engine
+from steptime.physics.engine import default_formats, engine_for, load_engine
 from steptime.physics.run_covariance import read_covariances
 from steptime.planning.fleet_program import (
     DaySolution,
@@ -449,12 +449,13 @@ def fleet_options(
         for s, (system, machine) in enumerate(zip(systems, machines, strict=True)):
             if model.systems and system.name not in model.systems:
                 continue
-            loaded = config_model if model.weights else default_formats(config_model, system.engine or None)
+            engine = engine_for(machine, system.engine or None)
+            loaded = config_model if model.weights else default_formats(config_model, engine)
             best, larger, reason = 0.0, 0, "no size fits"
             for chips in _sizes(min(system.chips, machine.chips)):
                 try:
                     deployment = plan(
-                        loaded, machine, model.workload, model.slo, chips=chips, engine=system.engine or None, quick=True,
+                        loaded, machine, model.workload, model.slo, chips=chips, engine=engine, quick=True,
                         alternatives=False, elasticities=False, front=False, diagnostics=False, percentile=model.percentile,
                         sure=model.sure,
                     )  # fmt: skip

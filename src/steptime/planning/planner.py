@@ -28,7 +28,7 @@ from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.physics.compute_dtype import as_served
-from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, model_for, serving_engine
+from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, bare, model_and_system, serving_engine
 from steptime.physics.engine_rules import has_pools, most_sequences
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
@@ -211,10 +211,11 @@ def plan(
     if spare and rate is None and power_cap is None:
         raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate), or a power (--power-cap)")
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
-    problem = _make_problem(model_for(model, engine), resolve_system(system), workload, slo, chips, engine, anchor)
+    model, system = model_and_system(model, system, engine)
+    problem = _make_problem(model, system, workload, slo, chips, engine, anchor)
     modes = _modes_of_engine(problem.engine, modes)
     if prefill_system is not None:
-        problem = with_prefill_system(problem, model_for(model, engine), resolve_system(prefill_system), prefill_chips)
+        problem = with_prefill_system(problem, model, resolve_system(prefill_system), prefill_chips)
     case = replace(
         problem,
         sure=sure,
@@ -242,8 +243,7 @@ def plan(
         best_plan, kind = _with_most_evidence(case, evidence, modes, price, **effects)
         best_plan = _with_cheaper_plans(case, best_plan, kind, evidence, modes, price)
     best_plan = replace(best_plan, energy=plan_energy(case, best_plan, price=price, carbon=grid_carbon))
-    best_plan = _with_fleet(case, best_plan, rate, spare, cap)
-    return replace(best_plan, search_seconds=time.perf_counter() - started)
+    return replace(_with_fleet(case, best_plan, rate, spare, cap), search_seconds=time.perf_counter() - started)
 
 
 def likely_prefill(
@@ -278,8 +278,8 @@ def likely_prefill(
         InputError: The two systems cannot exchange KV caches.
     """
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
-    model = model_for(model, engine)
-    problem = _make_problem(model, resolve_system(system), workload, slo, chips, engine, None)
+    model, system = model_and_system(model, system, engine)
+    problem = _make_problem(model, system, workload, slo, chips, engine, None)
     problem = with_prefill_system(problem, model, resolve_system(prefill_system), None)
     case = replace(problem, limits=slo, slo=levels[0], levels=tuple(levels), percentile=percentile, front=False)
     return likely_pair(case, evidence)

@@ -24,14 +24,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.catalog.hardware_loading import SystemLike
 from steptime.errors import RangeError, UnknownName, expect
 from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cached_token_bytes, stored_formats
 from steptime.models.model_loading import ModelLike
 from steptime.physics.chip_memory import cache_parts
 from steptime.physics.compute_dtype import as_served
-from steptime.physics.engine import anchored, model_for, serving_engine
+from steptime.physics.engine import anchored, model_and_system, serving_engine
 from steptime.physics.uncertainty import has_range
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED
 from steptime.planning.plan_problem import DISAGGREGATED
@@ -179,7 +179,7 @@ def plan_sessions(
     for name in ("prefill_system", "prefill_chips"):
         if settings.get(name) is not None:
             raise RangeError(f"{name}: histories of sessions are on one system; leave out {name}, or sessions")
-    model, system = model_for(model, settings.get("engine")), resolve_system(system)
+    model, system = model_and_system(model, system, settings.get("engine"))
     engine, formats = serving_engine(system, settings.get("engine")), stored_formats(model)
     runs_on = anchored(engine, settings.get("anchor"), model=model.name, system=system.name, formats=formats)
     modes = settings.get("modes", MODES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.catalog.hardware_loading import SystemLike
 from steptime.errors import InputError, LayoutError, RangeError, short_repr
 from steptime.hardware.number_formats import missing_units
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million
@@ -22,7 +22,7 @@ from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import Memory, weights_per_chip
 from steptime.physics.chip_power import StepEnergy, step_energy
 from steptime.physics.compute_dtype import as_served, has_rule
-from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for, model_for
+from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for, model_and_system
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.speculative_step import drafted_memory, drafted_step
@@ -319,9 +319,9 @@ def step_summary(
     Returns:
         The step and everything that `steptime step` shows.
     """
-    system = resolve_system(system)
+    model, system = model_and_system(model, system, engine)
     layout, runs_on = layout or Layout(), engine_for(system, engine)
-    model = as_served(model_for(model, engine), system, runs_on)
+    model = as_served(model, system, runs_on)
     engine = anchored(runs_on, anchor, model=model.name, system=system.name, formats=stored_formats(model))
     work: dict[str, Any] = {**NO_PASS, **sizes}
     drafts = speculation.drafts

@@ -94,7 +94,7 @@ class Subject(ModelOnSystem):
     engine: Any = text(
         None,
         "serving engine: a name (`steptime engines`), a file of constants, or ideal (no losses)",
-        default_words="vllm on NVIDIA chips, typical on others",
+        default_words="vllm on NVIDIA chips, llama.cpp on Apple's, typical on others",
         group=SUBJECT_GROUP,
     )
     weights: str | None = _number_format(

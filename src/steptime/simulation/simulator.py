@@ -20,7 +20,7 @@ from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.compute_dtype import as_served
-from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, model_for, serving_engine
+from steptime.physics.engine import IDEAL, Engine, anchored, at_workload, model_and_system, serving_engine
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import stays_inside
@@ -193,7 +193,7 @@ def simulate(
         RangeError: Arguments are arrays, out of range, or cannot be combined.
         LayoutError: A layout breaks a rule.
     """
-    model, system = model_for(model, engine), resolve_system(system)
+    model, system = model_and_system(model, system, engine)
     layout, policy, slo, percentile = layout or Layout(), policy or Policy(), slo or Slo(), check_percentile(percentile)
     runs_on = anchored(
         serving_engine(system, engine), anchor, model=model.name, system=system.name, formats=stored_formats(model)

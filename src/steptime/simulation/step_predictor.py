@@ -41,7 +41,7 @@ from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, load_model
 from steptime.number_checks import Array, between
 from steptime.physics.compute_dtype import as_served
-from steptime.physics.engine import Engine, default_formats, engine_for, launches_kernels, model_for, with_launches
+from steptime.physics.engine import Engine, default_formats, engine_for, launches_kernels, model_and_system, with_launches
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.op_work import has_joint_calls
@@ -346,7 +346,7 @@ def compile_predictor(
         loaded = load_model(model, weights=weights, experts=experts, kv=kv)
         loaded = loaded if weights else default_formats(loaded, runs_on)
     else:
-        loaded = model_for(model, runs_on)
+        loaded, _ = model_and_system(model, machine, runs_on)
     loaded = as_served(loaded, machine, runs_on)
     degrees = default_layout(loaded, machine) if layout is None else layout
     if degrees.dp != 1 or degrees.pp != 1 or degrees.microbatches != 1:

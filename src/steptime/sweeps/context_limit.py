@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from steptime.blackboard.token_cost import cost_per_token
-from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.catalog.hardware_loading import SystemLike
 from steptime.errors import InputError, RangeError
 from steptime.hardware.rental_prices import usd
 from steptime.hardware.system import System
@@ -34,7 +34,7 @@ from steptime.models.model_loading import ModelLike
 from steptime.number_checks import MOST_CHIPS, Array, Number, limit, positive, single, whole_number
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.compute_dtype import as_served
-from steptime.physics.engine import Engine, engine_for, model_for
+from steptime.physics.engine import Engine, engine_for, model_and_system
 from steptime.physics.layout import Layout, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
@@ -269,7 +269,7 @@ def context_walls(
         InputError: If a technique does not exist, or does not suit the model.
         RangeError: If a value is outside its bounds, or the system has no rent and a price is limited.
     """
-    resolved_model, resolved_system = model_for(model, engine), resolve_system(system)
+    resolved_model, resolved_system = model_and_system(model, system, engine)
     techniques = [techniques] if isinstance(techniques, str) else techniques
     if techniques is not None and not all(words.strip() for words in techniques):
         raise InputError("technique: is empty; the unchanged model comes first in any case")

@@ -566,8 +566,8 @@ def engines_view(engines: EngineTable, *, stacks: Sequence[str], catalog: str | 
         The answer.
     """
     return Answer(
-        sentence=f"{counted(len(engines.engines), 'serving engine')}; without --engine, vllm on NVIDIA chips and typical on "
-        "others. `steptime engines NAME` shows the constants of one.",
+        sentence=f"{counted(len(engines.engines), 'serving engine')}; without --engine, vllm on NVIDIA chips, llama.cpp on "
+        "Apple's, and typical on others. `steptime engines NAME` shows the constants of one.",
         body=[listing("Engine: {name} | Title: {title}", engines.engines), stacks_view(stacks, catalog)],
     )
 
