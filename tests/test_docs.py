@@ -39,6 +39,14 @@ def test_the_page_of_engines_is_up_to_date(generator):
     assert PAGE.with_name("engines.md").read_text(encoding="utf-8") == generator.engines_page()
 
 
+def test_no_text_has_the_marks_of_an_unfinished_merge():
+    root = PAGE.parents[1]
+    texts = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "src" / "steptime" / "data").rglob("*.toml")]
+    marked = [path.name for path in texts if re.search(rb"^(<<<<<<<|>>>>>>>) ", path.read_bytes(), re.MULTILINE)]
+    assert len(texts) > 100
+    assert not marked
+
+
 ARCHITECTURE = PAGE.with_name("architecture.md").read_text(encoding="utf-8")
 SOURCE = PAGE.parents[1] / "src" / "steptime"
 

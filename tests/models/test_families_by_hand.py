@@ -16,6 +16,7 @@ from steptime.models.model import (
     total_parameters,
     weight_bytes,
 )
+from tests.conftest import each
 
 D, VOCABULARY, ATTENTION, CONVOLUTIONS = 2048, 65_536, 6, 10
 
@@ -98,3 +99,28 @@ def test_kimi_k2_thinking_stores_routed_experts_in_four_bits():
     others = total_parameters(model) - experts
     assert weight_bytes(model) == experts * (4 + 16 / 32) / 8 + 60 * 384 * 3 * 16 + 2 * others
     assert weight_bytes(model) == pytest.approx(594e9, rel=2e-3)
+
+
+PUBLISHED_GEMMA_3 = {"hidden_size": 3840, "intermediate_size": 15360, "num_attention_heads": 16, "num_hidden_layers": 48,
+                     "num_key_value_heads": 8, "sliding_window": 1024}  # fmt: skip
+
+
+@each(
+    "config, heads, kv_heads, head_dim",
+    [
+        # google/gemma-3-12b-it and 4b-it as published: text_config without the sizes that equal transformers' defaults.
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"} | PUBLISHED_GEMMA_3}, 16, 8, 256),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+                                                  "num_hidden_layers": 34, "sliding_window": 1024}}, 8, 4, 256),
+        # transformers' Qwen3Config has 128 values a head whatever the width; LlamaConfig shares the width.
+        ({"model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32,
+          "num_hidden_layers": 36, "num_key_value_heads": 8, "vocab_size": 151_936}, 32, 8, 128),
+        ({"model_type": "llama", "hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32,
+          "num_hidden_layers": 36, "num_key_value_heads": 8, "vocab_size": 151_936}, 32, 8, 80),
+    ],
+)  # fmt: skip
+def test_a_config_without_a_default_size_has_that_of_transformers(config, heads, kv_heads, head_dim):
+    model = st.load_model(config)
+    depth = sum(count for _, count in model.layers)
+    assert model.heads == heads
+    assert kv_bytes_per_token(model) == depth * 2 * kv_heads * head_dim * 2

@@ -22,6 +22,33 @@ LARGEST: Final = 1e12
 DEEPEST: Final = 1_000
 # KV format of vLLM for latent attention only, see `blocks.latent`.
 LATENT_FP8_MIXED: Final = "fp8_ds_mla"
+# Values per head of a config without head_dim, for kinds whose class in transformers 5.24 has a fixed default. Of other
+# kinds the heads share the width.
+HEAD_DIMS: Final[dict[str, int]] = (
+    {"gpt_oss": 64, "mimo_v2_flash": 192, "deepseek_v4": 512}
+    | dict.fromkeys(
+        (
+            "afmoe", "cohere2_moe", "cwm", "ernie4_5", "flint", "glm", "glm4", "helium", "hrm_text", "hy_v3", "inkling_text",
+            "internlm3", "iquestcoder", "kolibri1", "laguna", "lfm3", "llama4_text", "mellum", "minimax_m2",
+            "minimax_m3_vl_text", "ministral3", "nemotron_h", "qwen3", "qwen3_vl_text", "seed_oss", "solar_open", "step3p5",
+            "zaya",
+        ),
+        128,
+    )
+    | dict.fromkeys(
+        (
+            "dots3_note_text", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text",
+            "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "vaultgemma",
+        ),
+        256,
+    )
+)  # fmt: skip
+# Published files of Gemma 3 omit the fields of text_config that equal transformers' defaults.
+TEXT_DEFAULTS: Final[dict[str, dict[str, int]]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072,
+    },
+}  # fmt: skip
 _MISSING: Final = object()
 
 
@@ -331,7 +358,12 @@ class Config:
     @cached_property
     def language(self) -> Config:
         """Config of the language part, which vision-language models nest."""
-        return self.inner("text_config") if self.has("text_config") else self
+        if not self.has("text_config"):
+            return self
+        text = self.inner("text_config")
+        defaults = TEXT_DEFAULTS.get(str(text.fields.get("model_type")), {})
+        text.fields = {**defaults, **text.fields}
+        return text
 
     @cached_property
     def depth(self) -> int:
@@ -361,6 +393,8 @@ class Config:
         """Values per head."""
         if self.has("head_dim"):
             return self.integer("head_dim")
+        if (kind := str(self.fields.get("model_type"))) in HEAD_DIMS:
+            return HEAD_DIMS[kind]
         # Without head_dim, the heads share the width equally.
         if self.width % self.heads:
             problem = f"must divide the width {self.width}, got {self.heads}; or give 'head_dim'"
