@@ -47,7 +47,7 @@ from steptime.simulation.replica_pools import PORTION, serve, serve_disaggregate
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, STABLE, answers, inter_token_percentiles
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulation_result import write_chrome_trace, write_requests
-from steptime.simulation.simulator import kv_room, simulate, user_visible_times
+from steptime.simulation.simulator import kv_room, pool_server, simulate, user_visible_times
 from steptime.simulation.step_time_model import Pace, linear_pace, sample_pace
 from steptime.validation.ttft_fit import closed_loops
 from steptime.validation.ttft_fit import fit as fit_first_tokens
@@ -327,6 +327,22 @@ def test_coefficients_stand_for_steps(name, system, layout, most):
     pace = sample_pace(st.load_model(name), st.load_system(system), layout=layout, engine="ideal")
     assert pace.decode_error < most
     assert pace.mixed_error < most
+
+
+def test_steps_of_unequal_contexts_take_their_mean_where_a_window_ends_long_ones():
+    """Log-normal prompts of 4,000 tokens: a window of 4,096 reads 3,000 tokens of a mean context of 4,500."""
+    model, system, batch, tokens = st.load_model("mistralai/Mistral-7B-v0.1"), st.load_system("tpu-8t"), 91, 1000
+    requests = Workload(input_tokens=4000, output_tokens=500, input_spread=1.0, output_spread=1.0)
+    traffic = workload_traffic(requests, 1.0, 4000, seed=1, exact=True, longest=32_768)
+    given = {"layout": st.Layout(), "engine": st.load_engine("ideal")}
+    pace = pool_server(model, system, given["engine"], traffic, given["layout"], Policy(max_num_seqs=128), 1).pace
+    # Sequences that decode at a time, in the middle of their output on average.
+    contexts = np.repeat(traffic.inputs + traffic.outputs / 2, np.ceil(traffic.outputs / 100).astype(int))
+    sums = batch, batch * np.mean(contexts)
+    decode = st.decode_step(model, system, batch=batch, context=contexts, **given).total
+    assert float(pace.seconds(*sums)) == pytest.approx(np.mean(decode), rel=0.01)
+    # The line does not enter the factor on steps with prompts.
+    assert np.max(np.abs(pace.joint - 1)) < 0.05
 
 
 def test_coefficients_count_the_prompts_whose_experts_are_uneven():

@@ -45,6 +45,9 @@ from steptime.simulation.step_time_model import Pace, sample_pace, slowed
 from steptime.workload.traffic import Traffic, checked
 from steptime.workload.workload import Slo
 
+# Contexts at which decode steps are sampled, requests from which they come, and their places in an output.
+FREQUENT_CONTEXTS, CONTEXT_REQUESTS, OUTPUT_PLACES = 5, 8192, (1 / 6, 1 / 2, 5 / 6)
+
 
 def user_visible_times(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -> Any:
     """Return finished requests with the times that their users see.
@@ -381,7 +384,8 @@ def pool_server(
     sampled = sample_pace(
         model, system, layout=layout, engine=engine, max_num_seqs=fitted.max_num_seqs,
         max_num_batched_tokens=min(fitted.max_num_batched_tokens, 1 << 16),
-        contexts=_contexts(traffic, float(model.max_context)), query=fitted.speculative_tokens + 1, check=check,
+        contexts=_contexts(traffic, float(model.max_context)),
+        frequent_contexts=_frequent_contexts(traffic, float(model.max_context)), query=fitted.speculative_tokens + 1, check=check,
         prompt_tokens=max(1.0, float(np.mean(traffic.inputs)) if prompt_tokens is None else prompt_tokens),
         has_mixed_steps=has_mixed_steps, legal=True,
     )  # fmt: skip
@@ -536,6 +540,21 @@ def _use_prefix_cache(cache: Cache, traffic: Traffic, model: Model, reader: Serv
 def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:
     inputs, outputs = (np.clip(x, 1, longest) for x in (traffic.inputs, traffic.outputs))
     return float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))
+
+
+def _frequent_contexts(traffic: Traffic, longest: float) -> Any:
+    """Return contexts of decoding sequences, each the mean over an equal share of the decoded tokens, the shortest first."""
+    step = max(1, len(traffic.inputs) // CONTEXT_REQUESTS)
+    inputs, outputs = (np.clip(x[::step], 1, longest) for x in (traffic.inputs, traffic.outputs))
+    contexts = np.concatenate([inputs + place * outputs for place in OUTPUT_PLACES])
+    order = np.argsort(contexts, kind="stable")
+    # A request decodes for as long as its output.
+    weights = np.tile(outputs, len(OUTPUT_PLACES))[order]
+    tokens, products = (np.append(0.0, np.cumsum(values)) for values in (weights, weights * contexts[order]))
+    ends = np.interp(np.linspace(0.0, tokens[-1], FREQUENT_CONTEXTS + 1), tokens, products)
+    means = np.diff(ends) * (FREQUENT_CONTEXTS / tokens[-1])
+    # A line needs contexts that differ.
+    return means + np.linspace(-0.5, 0.5, FREQUENT_CONTEXTS)
 
 
 def _mean_context(traffic: Traffic, model: Model) -> float:

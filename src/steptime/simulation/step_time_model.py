@@ -8,7 +8,8 @@ $$ t = d_b + x_b C + (r_{b+P} - r_b) + q\,Q + k\,K $$
 A factor (`joint`) multiplies the first two parts. It covers waits that decode and prefill share and that are
 no sums: collectives that overlap with operators, and the cycle of a pipeline.
 
-$d_b$ and $x_b$ are a line through decode steps of $b$ sequences at several contexts. $r_n$ is the pass of $n$
+$d_b$ and $x_b$ are a line through decode steps of $b$ sequences at contexts that are equally frequent, so that the mean step
+is that of all contexts also where a window ends the reads of long ones. $r_n$ is the pass of $n$
 prompt tokens without their attention. The weights stream once for decode and prefill, so that prefill rows
 cost only their own compute and traffic. $q$ and $k$ are the attention of prompts. This is exact for full
 attention on an ideal machine with one limit at a time. `decode_error` and `mixed_error` give the deviation
@@ -267,6 +268,7 @@ def sample_pace(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 2048,
     contexts: tuple[float, float] = (1.0, 8192.0),
+    frequent_contexts: Any = None,
     query: int = 1,
     prompt_tokens: float = math.inf,
     check: bool = True,
@@ -287,6 +289,7 @@ def sample_pace(
         max_num_seqs: Slots per replica.
         max_num_batched_tokens: Tokens of a data-parallel rank in a step.
         contexts: Range of the context of a decoding sequence [tokens].
+        frequent_contexts: Contexts of decoding sequences that are equally frequent [tokens]; by default five over the range.
         query: Tokens per sequence in a decode step: 1 plus speculative tokens.
         prompt_tokens: Mean new tokens of a prompt. The tokens of a rank come from as many prompts: experts are more even
             over several requests. By default they come from one prompt.
@@ -303,6 +306,7 @@ def sample_pace(
     """
     layout = layout or Layout()
     low, high = max(1.0, contexts[0]), max(contexts[0] + 1.0, contexts[1])
+    frequent = np.linspace(low, high, 5) if frequent_contexts is None else np.asarray(frequent_contexts, dtype=np.float64)
     if max_num_seqs < 1 or max_num_batched_tokens < 1:
         raise RangeError(
             f"max_num_seqs, max_num_batched_tokens: must be at least 1, got {max_num_seqs} and {max_num_batched_tokens}"
@@ -320,7 +324,7 @@ def sample_pace(
     without_links = _without_links(system) if overlaps else system
     even = _even_prompts(tokens, groups, prompt_tokens)
     samples = {
-        "decode": (model, system, {"batch": _knots(max_num_seqs)[:, None], "context": np.linspace(low, high, 5)}),
+        "decode": (model, system, {"batch": _knots(max_num_seqs)[:, None], "context": frequent}),
         "even": (model, system, even),
         "even operators": (model, without_links, even),
         "attention": (model, without_links, _chunks_of_prompts(budget / groups, groups, high)),
@@ -331,7 +335,7 @@ def sample_pace(
     if has_mixed_steps:
         # Collectives would hide attention of prompts.
         model_of_rows = _without_prompt_attention(model) if overlaps else model
-        mixed = _mixed_sizes(max_num_seqs, budget, groups, (low + high) / 2, prompt_tokens)
+        mixed = _mixed_sizes(max_num_seqs, budget, groups, float(np.mean(frequent)), prompt_tokens)
         for name, machine in (("", system), (" operators", without_links)):
             samples["mixed" + name] = (model_of_rows, machine, mixed)
             samples["mixed decode" + name] = (model_of_rows, machine, {key: mixed[key] for key in ("batch", "context")})
@@ -450,14 +454,12 @@ def _sampled(samples: Mapping[str, tuple[Model, System, dict[str, Any]]], settin
 def _decode_coefficients(sizes: dict[str, Any], times: Any) -> tuple[Any, Any]:
     """Return decode step time at no context, and per token of total context, by batch up to the last one."""
     batch, contexts = sizes["batch"], sizes["context"]
-    # Weights make the error relative, so that short steps count as much as long ones.
-    weight = 1 / times
-    total = batch * contexts
-    s0, s1, s2 = (weight**2).sum(1), (weight**2 * total).sum(1), (weight**2 * total**2).sum(1)
-    y0, y1 = (weight**2 * times).sum(1), (weight**2 * times * total).sum(1)
-    slope = np.maximum((s0 * y1 - s1 * y0) / (s0 * s2 - s1 * s1), 0.0)
-    base = np.maximum((y0 - slope * s1) / s0, 0.0)
-    rows = batch[:, 0]
+    rows, mean_time, mean_context = batch[:, 0], times.mean(1), contexts.mean()
+    deviations = contexts - mean_context
+    # Equal weights keep the mean step.
+    slope = (times * deviations).sum(1) / ((deviations**2).sum() * rows)
+    slope = np.clip(slope, 0.0, mean_time / (rows * mean_context))
+    base = mean_time - slope * rows * mean_context
     batches = np.arange(rows[-1] + 1)
     decode, context = np.interp(batches, rows, base), np.interp(batches, rows, slope)
     decode[0] = context[0] = 0.0
@@ -505,7 +507,9 @@ def _joint_factors(pace: Pace, sizes: dict[str, Any], times: Mapping[str, _Times
         return times["mixed" + name].total - (np.maximum(attention, 0.0) if overlaps else attention)
 
     total = without_attention("")
-    summed = pace.seconds(batch, batch * sizes["context"], tokens)
+    # Decode at this context itself: the line through all contexts is another value where windows bend it.
+    decode = np.where(batch > 0, times["mixed decode"].total, 0.0)
+    summed = decode + pace.seconds(batch, 0.0, tokens) - pace.seconds(batch, 0.0)
     return total / summed, np.maximum(total - without_attention(" operators"), 0.0)
 
 
