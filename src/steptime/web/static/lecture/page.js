@@ -218,7 +218,8 @@ function slider(name) {
   const output = el("output", { for: id });
   const input = el("input", { id, type: "range", min: 0, max: 1000, step: 1 });
   const box = el("div", { class: "slider" }, [el("label", { for: id }, [one.label]), output, input]);
-  input.addEventListener("input", () => change({ [name]: fromTrack(one, input.value / 1000) }, false));
+  // Between two whole numbers the knob stays at the one that is shown.
+  input.addEventListener("input", () => { if (!change({ [name]: fromTrack(one, input.value / 1000) }, false)) show(); });
   input.addEventListener("change", () => change({}, true));
   input.addEventListener("keydown", (event) => stepByKey(event, one));
   const show = () => {
@@ -341,7 +342,7 @@ for (const kind of ["model", "system"]) {
   // With a server the lists have all names of the catalogue.
   if (DATA.live) list.addEventListener("pointerenter", () => addNames(kind, list, option), { once: true });
   if (DATA.live) list.addEventListener("focus", () => addNames(kind, list, option), { once: true });
-  watchers.push(() => { list.value = state[kind]; });
+  watchers.push(() => { if (list.value !== state[kind]) list.value = state[kind]; });
 }
 const THEMES = { light: "dark", dark: "light" };
 $("#theme").addEventListener("click", () => {

@@ -106,10 +106,12 @@ const fromTrack = (one, place) => rounded(one, one.log ? one.low * (one.high / o
 
 let now = derive(state.values);
 let frame = 0, pendingHistory = false, changing = false;
+// Set variables; a drag that stays on the same number draws nothing. Returns whether the page changes.
 function change(values, settled = true) {
-  for (const [name, value] of Object.entries(values)) {
+  const given = Object.entries(values).filter(([name, value]) => VARIABLES.has(name) && Number.isFinite(value));
+  if (!settled && given.every(([name, value]) => state.values[name] === value)) return false;
+  for (const [name, value] of given) {
     const one = VARIABLES.get(name);
-    if (!one || !Number.isFinite(value)) continue;
     state.values[name] = value;
     // Total parameters are never below the active ones.
     if (one.at_least && value < state.values[one.at_least]) state.values[one.at_least] = value;
@@ -118,6 +120,7 @@ function change(values, settled = true) {
   pendingHistory ||= settled;
   changing = !settled;
   if (!frame) frame = requestAnimationFrame(update);
+  return true;
 }
 function update() {
   frame = 0;
