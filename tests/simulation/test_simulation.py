@@ -331,7 +331,7 @@ def test_coefficients_stand_for_steps(name, system, layout, most):
 
 def test_steps_of_unequal_contexts_take_their_mean_where_a_window_ends_long_ones():
     """Log-normal prompts of 4,000 tokens: a window of 4,096 reads 3,000 tokens of a mean context of 4,500."""
-    model, system, batch, tokens = st.load_model("mistralai/Mistral-7B-v0.1"), st.load_system("tpu-8t"), 91, 1000
+    model, system, batch = st.load_model("mistralai/Mistral-7B-v0.1"), st.load_system("tpu-8t"), 91
     requests = Workload(input_tokens=4000, output_tokens=500, input_spread=1.0, output_spread=1.0)
     traffic = workload_traffic(requests, 1.0, 4000, seed=1, exact=True, longest=32_768)
     given = {"layout": st.Layout(), "engine": st.load_engine("ideal")}
