@@ -56,12 +56,10 @@ NOT_MODELLED = """## What is not modelled
   Llama-2-70B in bf16, but 3,009 were measured: two results are refused. In int8 all seven are inside the range.
 - Host work of a speculative step that chips wait for. SGLang overlaps it only with `SGLANG_ENABLE_SPEC_V2`. The script of
   DeepSeek-R1 in FP8 on hgx-b200 sets it but does not export it. Its 24 runs are predicted 21 % too fast at the median.
-- Products of FP8 blocks without DeepGEMM. Prefill pools of SGLang on hgx-b200 reach at most 3,400 prompt tokens per
-  second and chip if their scripts disable it. Others reach 5,200. Both have the same prediction.
 - Flags that no column records and that change times most. Scripts give some of them, and public runs are predicted with those
   (`validation/published_deployments.py`). They are 8-bit KV caches, tokens of a prefill pass, polling, prompts in
-  decode steps, and speculative tokens of separate pools. A file of runs has them as `kv_dtype`,
-  `max_num_batched_tokens`, `stream_interval`, `prefill_schedule` and `drafted`. In runs of SGLang on
+  decode steps, products without DeepGEMM, sizes of CUDA graphs, and speculative tokens of separate pools. A file of runs
+  has them as `kv_dtype`, `max_num_batched_tokens`, `stream_interval`, `prefill_schedule` and `drafted`. In runs of SGLang on
   hgx-b200 and hgx-b300 with a median TTFT, first tokens come late: 9 decode steps at the median below 16 clients, and 17
   steps from 16 clients on. In runs with a mean TTFT they come two to three times as late. InferenceMAX starts these with a
   scheduler that polls for requests every 10 steps, or every 30 from 16 clients on (`--scheduler-recv-interval`, default 1). A

@@ -119,3 +119,13 @@ def test_load_model_every_name_of_measured_runs_resolves():
         asked, taken = parse_release(name), parse_release(model.name)
         sizes = [word for word in asked.core if any(mark.isdigit() for mark in word)]
         assert set(sizes) <= set(taken.core) | {"meta"}, (name, model.name)
+
+
+def test_releases_in_eight_bits_have_the_scales_of_their_maker():
+    """FP8 of GLM-5 and Qwen3.5 has one scale per 128 x 128 weights, by name and by format; GLM-4.6 and Llama have not."""
+    names = ("zai-org/GLM-5", "Qwen/Qwen3.5-397B-A17B", "zai-org/GLM-4.6", "meta-llama/Llama-3.3-70B-Instruct")
+    models = [load_model(name, weights="fp8") for name in names]
+    blocks = [{op.format.block for layer, _ in m.layers for op in layer.ops if op.format.name == "fp8"} for m in models]
+    assert blocks == [{128}, {128}, {0}, {0}]
+    named, given = load_model("Qwen/Qwen3.5-397B-A17B-FP8"), models[1]
+    assert named.layers == given.layers

@@ -8,23 +8,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.physics.engine import IDEAL, load_engine, with_constants
+from steptime.physics.engine import IDEAL, constant, load_engine, with_constants
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from steptime.validation.predictions import grouped, predict, predict_runs
 from steptime.validation.published_deployments import (
+    FLASHINFER_SHARE,
     PAIRS,
     PoolLaunch,
     as_launched,
     cache_format,
     is_scripted,
     latent_contexts,
+    launch_constants,
+    output_format,
     pool_launch,
     token_budget,
     with_contexts,
     with_gathering,
 )
-from steptime.validation.run_table import POOLS, TOKEN_BUDGET, is_drafted, read_runs, run_kind
+from steptime.validation.run_table import OUTPUT_FORMAT, POOLS, TOKEN_BUDGET, is_drafted, read_runs, run_kind
 from tests.conftest import each
 from tests.validation.rows import SHARED, apart, deepseek
 
@@ -58,7 +61,7 @@ FOUR = DECEMBER | {
 def test_runs_whose_attention_splits_no_context(changes, contexts):
     row = apart(**WIDE | changes)
     assert latent_contexts(row) == contexts
-    assert is_scripted(row) == (math.isfinite(contexts) or bool(cache_format(row)))
+    assert is_scripted(row) == (math.isfinite(contexts) or bool(cache_format(row) or output_format(row)))
 
 
 @each(
@@ -84,11 +87,11 @@ def test_groups_that_were_none(changes, ways):
     told = dict(row)
     found = as_launched(row)
     assert tuple(found[name] for name in ("tp", "dp", "ep")) == ways
-    assert found.get("kv_dtype") == (None if found == row else "fp8")
+    assert found.get("kv_dtype") == (None if {**found, OUTPUT_FORMAT: ""} == {**row, OUTPUT_FORMAT: ""} else "fp8")
     assert as_launched(found) == found
     assert row == told
-    assert is_scripted(row) == (found != row)
-    assert not is_scripted(found)
+    assert is_scripted(row) == (found != row or bool(launch_constants(row)))
+    assert is_scripted(found) == bool(launch_constants(found))
     assert found["prefill_tp"] == "8.0"
     reads = as_launched(row | {"prefill_tp": "1.0", "prefill_dp": "4.0", "prefill_ep": "4.0"})
     assert (reads["prefill_tp"] == "4") == (ways == ("4", "1", "1"))
@@ -283,16 +286,76 @@ def test_scripts_without_a_flag_keep_the_cache_in_sixteen_bits():
         assert as_launched(row | {"system": name, "measured": day}).get("kv_dtype", "") == ""
 
 
-@each("version, measured, share", [
-    ("dynamo-trt nan", "2026-01-14", 1.0),
-    ("dynamo-trt 0.5.1-rc0.pre3", "2025-12-19", 1.0),
-    ("dynamo-trt 0.8.1.post2", "2026-02-05", 0.765),
-    ("1.1.0rc2.post2", "2026-02-05", 1.0),
-    ("1.2.0rc6.post2", "2026-01-14", 0.765),
+@each("version, measured, ranks, share", [
+    ("dynamo-trt nan", "2026-01-14", "8", 1.0),
+    ("dynamo-trt 0.5.1-rc0.pre3", "2025-12-19", "8", 1.0),
+    ("dynamo-trt nan", "2026-01-14", "1", 0.765),  # TRTLLM_ENABLE_PDL
+    ("dynamo-trt 0.8.1.post2", "2026-02-05", "8", 0.765),
+    ("1.1.0rc2.post2", "2026-02-05", "1", 1.0),
+    ("1.2.0rc6.post2", "2026-01-14", "1", 0.765),
 ])  # fmt: skip
-def test_pools_run_the_release_of_their_image(version, measured, share):
-    """TensorRT-LLM launches kernels before their predecessors end since 1.2; a pool of 1.1 is slower."""
-    row = apart(**DECEMBER | {"engine": "trtllm", "engine_version": version, "measured": measured})
+def test_pools_run_the_release_of_their_image(version, measured, ranks, share):
+    """TensorRT-LLM launches kernels before their predecessors end since 1.2; in 1.1 if the script of a pool asks for it."""
+    sizes = {"tp": "8", "dp": "1", "ep": "8"} if ranks == "1" else {"tp": "1", "dp": ranks, "ep": ranks}
+    row = apart(**DECEMBER | sizes | {"engine": "trtllm", "engine_version": version, "measured": measured})
     given = with_constants(load_engine("trtllm"), {"launch_time": share})
     times = [predict([row], engine=on, by_simulation=False).tpot for on in (None, replace(given, releases=()))]
     assert times[0] == pytest.approx(times[1], rel=1e-9)
+
+
+SLOW_PRODUCTS = {"block_efficiency": FLASHINFER_SHARE}
+
+
+@each(
+    "changes, constants",
+    [
+        ({}, SLOW_PRODUCTS),
+        ({"weight_dtype": "nvfp4"}, {}),
+        ({"part": ""}, {}),  # a run of one's own
+        ({"system": "hgx-h200"}, {}),
+        ({"model": "zai-org/GLM-5"}, {}),
+        ({"model": "Qwen/Qwen3.5-397B-A17B", "measured": "2026-04-29"}, SLOW_PRODUCTS),
+        ({"model": "Qwen/Qwen3.5-397B-A17B", "measured": "2026-04-30"}, {}),
+        ({"part": "ix_disaggregated", "input_tokens": "8192", "measured": "2026-02-07"}, SLOW_PRODUCTS),
+        ({"part": "ix_disaggregated", "input_tokens": "8192", "measured": "2026-03-18"}, {}),
+        ({"part": "ix_disaggregated", "input_tokens": "1024", "measured": "2026-03-18"}, SLOW_PRODUCTS),
+        ({"part": "ix_disaggregated", "system": "gb200-nvl72"}, SLOW_PRODUCTS),
+        ({"part": "ix_disaggregated", "system": "gb200-nvl72", "prefill_dp": "8"}, {}),
+        ({"engine": "vllm", "model": "openai/gpt-oss-120b", "weight_dtype": "bf16"}, {"graph_tokens": 2048.0}),
+        ({"engine": "vllm", "model": "MiniMaxAI/MiniMax-M2.5", "measured": "2026-04-02"}, {}),
+        ({"engine": "vllm", "model": "MiniMaxAI/MiniMax-M2.5", "measured": "2026-04-03"}, {"graph_tokens": 2048.0}),
+    ],
+)
+def test_scripts_change_constants_of_their_engine(changes, constants):
+    row = apart(**{"system": "hgx-b200", "part": "ix_aggregated", "measured": "2026-03-01"} | changes)
+    assert dict(launch_constants(row)) == constants
+    assert is_scripted(row) or not constants
+
+
+def test_products_without_deepgemm_take_as_long_as_timed():
+    """Further rows of 24,576 x 7,168 and of 576 x 7,168 on a GB200 (sgl-project/sglang, pull request 13528)."""
+    timed = [2 * rows * outputs * 7168 / seconds for rows, outputs, seconds in ((1024, 24576, 806e-6), (2048, 576, 22.3e-6))]
+    peak, other = 5e15, constant(ON, "compute_efficiency")
+    assert FLASHINFER_SHARE * other * peak == pytest.approx(math.sqrt(timed[0] * timed[1]), rel=0.01)
+
+
+def test_prompts_wait_for_slow_products_and_not_for_launches():
+    slow = deepseek(part="ix_aggregated", measured="2026-03-01", input_tokens="8192", concurrency="64")
+    other = slow | {"part": "", "kv_dtype": "fp8", "max_num_batched_tokens": "32768", "stream_interval": "10"}
+    tpots = predict([slow | {"stream_interval": "10"}, other], by_simulation=False).tpot
+    assert 1.05 < tpots[0] / tpots[1] < 1.6
+    graphs = {"engine": "vllm", "model": "openai/gpt-oss-120b", "weight_dtype": "bf16", "expert_dtype": "mxfp4"}
+    graphed, launched = (deepseek(**graphs, part=part, max_num_batched_tokens="8192") for part in ("ix_aggregated", ""))
+    ttfts = predict([graphed, launched], by_simulation=False).ttft
+    assert ttfts[0] < 0.8 * ttfts[1]
+
+
+def test_output_projections_of_a_release_are_in_four_bits():
+    """NVIDIA's second release of DeepSeek-R1 in NVFP4 quantizes wo besides; other projections are in 16 bits in both."""
+    row = deepseek(weight_dtype="nvfp4", expert_dtype="nvfp4", part="ix_aggregated")
+    formats = []
+    for day in ("2025-10-01", "2025-12-08"):
+        (runs,) = grouped([row | {"measured": day}])
+        stored = {op.name: op.format.name for layer, _ in runs.model.layers for op in layer.ops if op.term == "projections"}
+        formats.append((stored["o_proj"], stored["q_b_proj"]))
+    assert formats == [("bf16", "bf16"), ("nvfp4", "bf16")]

@@ -15,11 +15,11 @@ from steptime.blackboard.token_cost import cost_per_token
 from steptime.blackboard.training_compute import optimal_batch
 from steptime.catalog.hardware_loading import SystemLike
 from steptime.errors import InputError, RangeError
-from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
 from steptime.lecture.current_figures import CONTEXT, Pair, build_pair
 from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import ModelLike
+from steptime.models.quantization import release_format
 from steptime.number_checks import Array, whole_number
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.compute_dtype import as_served
@@ -153,7 +153,7 @@ def roofline(
     described, machine = model_and_system(model, system, engine)
     used = engine_for(machine, engine)
     if weights is not None:
-        form = number_format(weights)
+        form = release_format(described.name, weights)
         described = with_formats(described, weights=form, experts=form)
     context = whole_number("the context", context, unit="token")
     if context > described.max_context:

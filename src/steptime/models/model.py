@@ -608,6 +608,8 @@ def with_kv(model: Model, format: Format) -> Model:
 # Terms whose weights checkpoints store in narrow formats.
 STORED = ("projections", "feed-forward", "experts", "shared experts")
 WIDE_ATTENTION = ("nvfp4", "mxfp4")
+# Output projection of attention, which some releases quantize besides.
+OUTPUT: Final = "o_proj"
 """Formats in which published checkpoints of models with experts keep attention in bf16.
 
 Sources: nvidia/MiniMax-M2.7-NVFP4 (recipe in https://github.com/NVIDIA/Model-Optimizer/pull/2437), the -NVFP4 of Kimi-K2
@@ -653,6 +655,23 @@ def with_formats(model: Model, *, weights: Format | None = None, experts: Format
         tables = {"lookup": weights, "outputs": head}
         stem = tuple(replace(op, format=tables[op.rows]) if op.rows in tables else op for op in stem)
     return replace(model, layers=changed(model.layers), draft=changed(model.draft), stem=stem)
+
+
+def with_outputs(model: Model, format: Format) -> Model:
+    """Return a model with the output projections of attention in another number format.
+
+    Args:
+        model: The model.
+        format: The format.
+
+    Returns:
+        The changed model.
+    """
+
+    def changed(layer: Layer) -> Layer:
+        return replace(layer, ops=tuple(replace(op, format=format) if op.name == OUTPUT else op for op in layer.ops))
+
+    return replace(model, layers=tuple((changed(layer), n) for layer, n in model.layers))
 
 
 def stored_formats(model: Model) -> tuple[str, str]:

@@ -33,10 +33,10 @@ from steptime.errors import (
     os_problem,
     short_repr,
 )
-from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse
 from steptime.models.model import Model, default_experts, stored_formats, with_formats
+from steptime.models.quantization import release_format
 from steptime.models.release_names import SHAPE_NOTE, Release, find_release
 from steptime.units import counted
 
@@ -268,8 +268,9 @@ def load_model(
 
     # The formats of the user replace those of the config.
     if weights or experts:
-        dense = number_format(weights) if weights else None
-        model = with_formats(model, weights=dense, experts=number_format(experts or default_experts(model, weights)))
+        dense = release_format(model.name, weights) if weights else None
+        routed = release_format(model.name, experts or default_experts(model, weights))
+        model = with_formats(model, weights=dense, experts=routed)
 
     return model
 
@@ -580,7 +581,7 @@ def _as_release(model: Model, release: Release, is_format_given: bool) -> Model:
     if release.applies_format and release.weights == (checkpoint.experts or checkpoint.weights):
         release = replace(release, applies_format=False)
     if release.applies_format and not is_format_given:
-        stored = number_format(release.weights)
+        stored = release_format(model.name, release.weights)
         model = with_formats(model, weights=stored, experts=stored)
         checkpoint = replace(checkpoint, weights=stored.name, experts=checkpoint.experts and stored.name)
     if "/" in release.name:

@@ -27,6 +27,12 @@ from steptime.hardware.number_formats import Format, Packing, number_format, pac
 
 # Modules that checkpoints do not quantize unless they list them.
 NEVER: Final = ("embed_tokens", "lm_head", "norm", "router", "gate", "shared_expert_gate", "eh_proj")
+# Models in 16 bits whose releases in FP8 by the same maker have one scale per block of weights. Sources: quantization_config of
+# zai-org/GLM-5-FP8 to GLM-5.3-FP8 (weight_block_size, in the catalogue); the format of Qwen/Qwen3.5-*-FP8
+# (github.com/QuixiAI/Quantize-Qwen3.5: one scale per 128 x 128 tile) and of Qwen/Qwen3.6-35B-A3B-FP8
+# (friendli.ai/models/gsting/Qwen3.6-35B-A3B-abliterated-FP8). FP8 of GLM-4.5 to 4.7 has one scale per output.
+RELEASED_IN_BLOCKS: Final = ("zai-org/GLM-5", "Qwen/Qwen3.5-", "Qwen/Qwen3.6-")
+RELEASED_BLOCK: Final = (128, 128)
 # Modules with which checkpoints store the scales of the KV cache.
 KEYS: Final = ("k_proj", "v_proj")
 # Number formats by the names of NVIDIA Model Optimizer.
@@ -317,6 +323,22 @@ def in_blocks(name: str, block: tuple[int, int], *, scale: int = SCALAR) -> Form
     rows, columns = block
     plain = number_format(name, values_per_scale=rows * columns, scale_bytes=scale, block=max(block))
     return replace(plain, packing=Packing(columns=columns, rows=rows, scale=scale))
+
+
+def release_format(model: str, name: str) -> Format:
+    """Return a number format as the maker of a model stores it.
+
+    Args:
+        model: Name of the model in the catalogue.
+        name: Name of the format.
+
+    Returns:
+        The format; with scales for blocks where the maker's releases in FP8 have them (`RELEASED_IN_BLOCKS`).
+
+    >>> [release_format(model, "fp8").block for model in ("zai-org/GLM-5", "Qwen/Qwen3.5-397B-A17B", "zai-org/GLM-4.6")]
+    [128, 128, 0]
+    """
+    return in_blocks(name, RELEASED_BLOCK) if name == "fp8" and model.startswith(RELEASED_IN_BLOCKS) else number_format(name)
 
 
 def per_matrix(name: str, *, scales: int, scale: int = SCALAR) -> Format:

@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 
 from steptime.catalog.acceptance_lengths import OWN_LAYERS
-from steptime.hardware.number_formats import number_format
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.models.model import weight_bytes, with_formats
+from steptime.models.quantization import release_format
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.compute_dtype import as_served, with_small_cache
 from steptime.physics.engine_rules import LLAMA_CPP, has_pools
@@ -164,7 +164,7 @@ def _weights(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
     if case.engine.name == LLAMA_CPP:
         tries = [("--weights", name, "weights") for name in GGUF_WEIGHTS]
     for option, name, words in tries:
-        stored = number_format(name)
+        stored = release_format(model.name, name)
         smaller = with_formats(model, weights=stored if option == "--weights" else None, experts=stored)
         if weight_bytes(smaller) < SMALLER * weight_bytes(model):
             served = as_served(smaller, case.system, case.engine)

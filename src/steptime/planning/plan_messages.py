@@ -11,10 +11,11 @@ from itertools import pairwise
 import numpy as np
 
 from steptime.errors import install_hint
-from steptime.hardware.number_formats import SOFTWARE, WIDE, missing_units, number_format
+from steptime.hardware.number_formats import SOFTWARE, WIDE, missing_units
 from steptime.hardware.rental_prices import kind_in_words
 from steptime.hardware.system import System
 from steptime.models.model import Model, stored_formats, weight_bytes, with_formats
+from steptime.models.quantization import release_format
 from steptime.number_checks import Number
 from steptime.physics.chip_memory import reserved_per_chip, weights_per_chip
 from steptime.physics.compute_dtype import has_rule
@@ -417,7 +418,7 @@ def does_not_fit(case: PlanProblem) -> str:
 
     # The format with the most bits that fits.
     for name in SMALL_WEIGHTS:
-        stored = number_format(name)
+        stored = release_format(case.model.name, name)
         smaller = with_formats(case.model, weights=stored, experts=stored)
         is_multiplied = name in case.system.chip.peak or stored.arithmetic[0] in WIDE
         if is_multiplied and weight_bytes(smaller) < need and fitting(replace(case, model=smaller)):

@@ -19,12 +19,13 @@ from typing import Any, ClassVar, Final
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, short_repr
-from steptime.hardware.number_formats import missing_units, number_format
+from steptime.hardware.number_formats import missing_units
 from steptime.hardware.rental_prices import KINDS, has_rent, kind_and_date, kind_asked, kind_in_words, rents_by_kind, usd
 from steptime.hardware.rental_prices import with_rent as rented
 from steptime.hardware.system import Rent, System
 from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.quantization import release_format
 from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.compute_dtype import with_small_cache
 from steptime.physics.engine import Engine, engine_for, load_engine, with_sampling
@@ -956,5 +957,5 @@ def _stored(model: Model, option: str) -> Model:
     name, stored = option.split()
     if name == "--kv":
         return with_small_cache(model)
-    stored_format = number_format(stored)
+    stored_format = release_format(model.name, stored)
     return with_formats(model, weights=stored_format if name == "--weights" else None, experts=stored_format)

@@ -41,7 +41,7 @@ from steptime.physics.engine_releases import GREEDY
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_sequences, drafted_step
 from steptime.physics.step import Step, mixed_step
-from steptime.validation.published_deployments import with_contexts, with_schedule
+from steptime.validation.published_deployments import with_contexts, with_launch, with_schedule
 from steptime.validation.run_table import AXES
 
 # Share of a closed loop's requests that start with it: benchmarks send ten per request in flight.
@@ -62,10 +62,10 @@ class Runs:
     a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
     decode steps between two checks for new output. slots: most sequences that a replica runs at once; infinite without a
     limit. budget: prompt tokens of a data-parallel rank in a step; 0 for the engine's own. prompts: whether the same chips
-    run prefill; False for the decode pool of separate pools. contexts: value of `latent_contexts`. version: a release of the
-    engine; sampling: how tokens were drawn; is_median: whether the measured time per token is the median of intervals between
-    tokens. is_static: whether all requests of a run are one static batch: the prefill of all of them, then decode steps.
-    schedule: "first" or "mixed"
+    run prefill; False for the decode pool of separate pools. contexts: value of `latent_contexts`. launch: constants
+    that its script changes. version: a release of the engine; sampling: how tokens were drawn; is_median: whether the measured
+    time per token is the median of intervals between tokens. is_static: whether all requests of a run are one static batch:
+    the prefill of all of them, then decode steps. schedule: "first" or "mixed"
     (`run_table.PREFILL_SCHEDULE`); "" for the engine's own.
     """
 
@@ -87,6 +87,7 @@ class Runs:
     drafts: int = 0
     prompts: bool = True
     contexts: float = math.inf
+    launch: tuple[tuple[str, float], ...] = ()
     version: str = ""
     sampling: str = GREEDY
     is_median: bool = False
@@ -103,7 +104,7 @@ class Runs:
             The engine.
         """
         engine = with_contexts(with_sampling(at_release(engine, self.version), self.sampling), self.contexts)
-        return with_schedule(engine, self.schedule)
+        return with_schedule(with_launch(engine, self.launch), self.schedule)
 
     def loop(self) -> dict[str, Any]:
         """Return the arguments that the closed form and the simulation share.

@@ -33,7 +33,14 @@ from steptime.planning.steady_state import Transfer, decode_pool, kv_transfer, t
 from steptime.validation.closed_loop import round_time
 from steptime.validation.data_quality import WRONG, faster, soonest_token, too_heavy
 from steptime.validation.error_summary import with_ranges
-from steptime.validation.published_deployments import latent_contexts, pool_launch, with_contexts, with_gathering
+from steptime.validation.published_deployments import (
+    latent_contexts,
+    launch_constants,
+    pool_launch,
+    with_contexts,
+    with_gathering,
+    with_launch,
+)
 from steptime.validation.run_table import AXES, MEANS, PREFILL_WAYS, count_drafts, is_drafted, length_spread, numbers
 from steptime.workload.workload import NONE, Speculation, Workload, choose_speculation
 
@@ -92,7 +99,8 @@ def predict_pools(rows: list[dict[str, str]], model: Model, system: System, engi
         pools = build_pools(rows, model, system)
     except InputError as problem:
         return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
-    engine, launch = with_contexts(engine, latent_contexts(rows[0])), pool_launch(rows[0])
+    engine = with_launch(with_contexts(engine, latent_contexts(rows[0])), launch_constants(rows[0]))
+    launch = pool_launch(rows[0])
     prefill, engine = (with_gathering(engine, gathers) for gathers in (launch.gathers_prefill, launch.gathers_decode))
     figures = closed_pools(pools, engine, prefill)
     flags = distances(engine, system, pools.decode, pools.prefill)

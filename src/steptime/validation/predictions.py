@@ -35,7 +35,7 @@ from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import POOL_COLUMNS, predict_pools
 from steptime.validation.error_summary import FIGURES, Predictions, with_ranges
 from steptime.validation.max_throughput import SCENARIO_COLUMNS, limit_to_offline, predict_highest
-from steptime.validation.published_deployments import as_launched, latent_contexts, usual_interval
+from steptime.validation.published_deployments import as_launched, latent_contexts, launch_constants, usual_interval
 from steptime.validation.run_table import (
     AXES,
     DRAFTED,
@@ -43,6 +43,7 @@ from steptime.validation.run_table import (
     MEANS,
     MEDIAN_INTERVAL,
     NUMBERS,
+    OUTPUT_FORMAT,
     POOLS,
     PREFILL_SCHEDULE,
     REQUESTS,
@@ -92,9 +93,9 @@ def grouped(
     keys = [
         (
             *shared_cells(row), row.get("kv_dtype") or "", count_drafts(row), not row.get("decode_workers"),
-            software_day(systems[row["system"]], row), latent_contexts(row),
+            software_day(systems[row["system"]], row), latent_contexts(row), launch_constants(row),
             release_bound(releases[row["engine"]], row.get("engine_version") or ""), row.get(SAMPLING), row.get(STATISTIC),
-            is_static_batch(row), row.get(PREFILL_SCHEDULE),
+            is_static_batch(row), row.get(PREFILL_SCHEDULE), row.get(OUTPUT_FORMAT),
         )
         for row in rows
     ]  # fmt: skip
@@ -112,6 +113,7 @@ def grouped(
             Runs(
                 index=index, model=model, system=system, engine=engine, layout=Layout(**sizes, microbatches=sizes["pp"]),
                 drafts=count_drafts(row), prompts=not row.get("decode_workers"), contexts=latent_contexts(row),
+                launch=launch_constants(row),
                 version=row.get("engine_version") or "", sampling=row.get(SAMPLING) or GREEDY,
                 is_median=row.get(STATISTIC) == MEDIAN_INTERVAL, is_static=is_static_batch(row),
                 schedule=row.get(PREFILL_SCHEDULE) or "", **arrays,
@@ -284,7 +286,8 @@ def predict(
         keys = [
             (
                 *(rows[i].get(name) or "" for name in columns), length_spread(rows[i]),
-                software_day(systems[rows[i]["system"]], rows[i]), latent_contexts(rows[i]),
+                software_day(systems[rows[i]["system"]], rows[i]), latent_contexts(rows[i]), launch_constants(rows[i]),
+                rows[i].get(OUTPUT_FORMAT),
                 release_bound(engines[rows[i]["engine"]].releases, rows[i].get("engine_version") or ""),
             )
             for i in positions

@@ -23,7 +23,9 @@ AIConfigurator's own runs of SGLang 0.5.6 and later used `--enable-mixed-chunk`:
 
 InferenceX's runs of TensorRT-LLM before 2026-01-29 used the image of release 1.1.0rc2.post2 where no version is recorded
 (.github/configs/nvidia-master.yaml until commit ec7bafa). Those behind Dynamo record Dynamo's version: 0.5.1 until that day,
-with TensorRT-LLM 1.1 as well.
+with TensorRT-LLM 1.1 as well. On racks these set `TRTLLM_ENABLE_PDL` where decode has no data-parallel ranks, so that kernels
+launch as early as by default since 1.2 (ai-dynamo/dynamo, components/backends/trtllm/performance_sweeps, benchmark_disagg.slurm
+of November 2025: enable_pdl=true unless gen_enable_attention_dp).
 
 These settings are missing in the runs, and they are not constants of an engine.
 """
@@ -47,6 +49,7 @@ from steptime.validation.run_table import (
     MIXED,
     MLPERF,
     OFFLINE,
+    OUTPUT_FORMAT,
     PREFILL_FIRST,
     PREFILL_SCHEDULE,
     PREFILL_WAYS,
@@ -99,6 +102,8 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
         row = {**row, PREFILL_SCHEDULE: MIXED}
     if not row.get("kv_dtype") and (kv := cache_format(row)):
         row = {**row, "kv_dtype": kv}
+    if not row.get(OUTPUT_FORMAT) and (stored := output_format(row)):
+        row = {**row, OUTPUT_FORMAT: stored}
     if not row.get(TOKEN_BUDGET) and (budget := token_budget(row)):
         row = {**row, TOKEN_BUDGET: f"{budget:.0f}"}
     if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _whole_cells(row, LENGTHS) == SHORT):
@@ -122,12 +127,23 @@ def with_image(row: dict[str, str]) -> dict[str, str]:
     >>> rows = [row | other for other in ({}, {"engine_version": "1.2.0rc2"}, {"measured": "2026-01-29"})]
     >>> [with_image(one)["engine_version"] for one in rows]
     ['1.1.0rc2.post2', '1.2.0rc2', 'trt nan']
+    >>> rack = row | {"part": "ix_disaggregated", "system": "gb200-nvl72"}
+    >>> [with_image(rack | {"dp": ranks})["engine_version"] for ranks in ("1", "8")]
+    ['trt nan', '1.1.0rc2.post2']
     """
     version = row.get("engine_version") or ""
     has_version = any(mark.isdigit() for mark in version) and "dynamo" not in version
     if row["engine"] != "trtllm" or has_version or not "" < (row.get("measured") or "") < NEXT_IMAGE:
         return row
+    # What differs in the next releases is the early launch of kernels, which scripts of racks enable.
+    if _matches_pool(row, RACKS) and float(row.get("dp") or 1) == 1:
+        return row
     return {**row, "engine_version": EARLY_IMAGE}
+
+
+def _matches_pool(row: Mapping[str, str], systems: tuple[str, ...]) -> bool:
+    """Check whether a run used separate pools on one of some systems."""
+    return row.get("part") == SEPARATE_POOLS and row["system"].casefold() in systems
 
 
 def latent_contexts(row: Mapping[str, str]) -> float:
@@ -153,10 +169,11 @@ def is_scripted(row: dict[str, str]) -> bool:
         row: Run.
 
     Returns:
-        True if its script replaces a column or limits attention.
+        True if its script replaces a column, limits attention or chooses other kernels.
     """
     imaged = with_image(row)
-    return (row.get("part") != MLPERF and as_launched(imaged) is not imaged) or math.isfinite(latent_contexts(row))
+    changed = row.get("part") != MLPERF and as_launched(imaged) is not imaged
+    return changed or math.isfinite(latent_contexts(row)) or bool(launch_constants(row))
 
 
 def mixes_chunks(row: Mapping[str, str]) -> bool:
@@ -225,6 +242,20 @@ def with_contexts(engine: Engine, contexts: float) -> Engine:
     return with_constants(engine, {"latent_contexts": contexts})
 
 
+def with_launch(engine: Engine, constants: Iterable[tuple[str, float]]) -> Engine:
+    """Return the engine with the constants that a script of a deployment changes.
+
+    Args:
+        engine: Engine.
+        constants: Names and values (`launch_constants`).
+
+    Returns:
+        A changed copy; the same engine without constants, and for the ideal engine.
+    """
+    changed = dict(constants)
+    return with_constants(engine, changed) if changed and engine.name != IDEAL.name else engine
+
+
 def with_gathering(engine: Engine, gathers: bool) -> Engine:
     """Return the engine whose data-parallel ranks gather all tokens before their experts.
 
@@ -269,6 +300,7 @@ def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...
 # benchmarks/multi_node/srt-slurm-recipes and amd_utils/models.yaml.
 BLACKWELL, HOPPER = ("hgx-b200", "hgx-b300"), ("hgx-h100", "hgx-h200")
 RACKS = ("gb200-nvl72",)
+ANY_FORMAT = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")
 MI300, MI355 = ("mi300x-8", "mi325x-8"), ("mi355x-8",)
 # --scheduler-recv-interval 10, or 30 from 16 clients: decode steps until the next check for new requests, as 185 median first
 # tokens show them. Other scripts, such as glm5_fp8_b200.sh, and the engine's defaults check in each step.
@@ -298,10 +330,36 @@ CACHES = (
     ("vllm", "minimax-m2.5", ("fp8",), MI355, "bf16", "", "2026-04-05"),
     ("vllm", "gpt-oss", ("bf16",), MI355, "bf16", "", LATER),
 )
+# First day of InferenceX's runs of nvidia/DeepSeek-R1-0528-FP4-v2 on all systems (.github/configs/nvidia-master.yaml since
+# 17d5e20). "Compared to nvidia/DeepSeek-R1-0528-FP4, this checkpoint additionally quantizes the wo module in attention layers"
+# (its model card, huggingface.co/nvidia/DeepSeek-R1-0528-NVFP4-v2).
+OUTPUTS_SINCE = "2025-11-03"
+FLASHINFER_SHARE = 0.164
+"""Value of `block_efficiency` for SGLang on data-centre Blackwell without DeepGEMM. Its products are then FlashInfer's kernels
+of TensorRT-LLM (sglang, layers/quantization/fp8_utils.py, _dispatch_auto_backend), where each tile of few rows reads all
+weights again. 1,024 more rows of 24,576 x 7,168 take 0.81 ms, 442 TFLOP/s, and 2,048 more of 576 x 7,168 take 22 us, 757
+TFLOP/s. DeepGEMM has 2,771 TFLOP/s (GB200, github.com/sgl-project/sglang/pull/13528). The geometric mean of the two is 0.164
+of the 3,525 TFLOP/s of other products."""
+# Closed loops without DeepGEMM: model, systems, and the day from which on they have it (SGL_ENABLE_JIT_DEEPGEMM=false in
+# dsr1_fp8_b200.sh, dsr1_fp8_b200_mtp.sh, dsr1_fp8_b300.sh, and qwen3.5_fp8_b200.sh until InferenceX at 5152941).
+# glm5_fp8_b200.sh has 1, and so have the defaults of the engine.
+WITHOUT_DEEPGEMM = (("deepseek-r1", BLACKWELL, LATER), ("qwen3.5", BLACKWELL, "2026-04-30"))
+# Separate pools without it: systems, prompt tokens and the day from which on they have it; 0 for any length. On racks those
+# without data-parallel ranks. Source: srt-slurm, recipes/b200-fp8 (8,192 until 9fe6c37) and gb200-fp8/*/low-latency.yaml.
+POOLS_WITHOUT_DEEPGEMM = ((BLACKWELL, 1024.0, LATER), (BLACKWELL, 8192.0, "2026-03-12"), (RACKS, 0.0, LATER))
+GRAPH_TOKENS = 2048.0
+"""Most tokens of a step with CUDA graphs in scripts of vLLM with cuda-graph-sizes or max-cudagraph-capture-size of 2,048."""
+# Deployments with such graphs: model, formats, systems and first day. Source: InferenceX, gptoss_fp4_b200.sh, h100.sh, h200.sh
+# and their like (all versions), minimaxm2.5_fp8_b200.sh (bddbf40), minimaxm2.5_fp4_b200.sh (79bd988), kimik2.5_fp4_b200.sh
+# (6c3aceb).
+GRAPHS = (
+    ("gpt-oss", ANY_FORMAT, (*BLACKWELL, *HOPPER), ""),
+    ("minimax-m2.5", ("fp8", "nvfp4"), BLACKWELL, "2026-04-03"),
+    ("kimi-k2.5", ("nvfp4",), BLACKWELL, "2026-04-20"),
+)
 # Prompt tokens of a pass (SGLang's --chunked-prefill-size or --max-prefill-tokens, vLLM's --max-num-batched-tokens and its
 # default for a server on chips of 70 GiB or more, vllm/engine/arg_utils.py; TensorRT-LLM's --max_num_tokens) by engine, model,
 # formats and systems, first day, and the day from which on they are gone. Sources: the same scripts and their history.
-ANY_FORMAT = ("bf16", "fp8", "nvfp4", "mxfp4", "int4")
 BUDGETS = (
     ("trtllm", "gpt-oss", ANY_FORMAT, (*BLACKWELL, *HOPPER), 20000.0, "", LATER),
     ("trtllm", "llama-3.1-70b", ANY_FORMAT, (*BLACKWELL, *HOPPER), 16384.0, "", LATER),
@@ -504,6 +562,66 @@ def polls_rarely(row: Mapping[str, str]) -> bool:
         return False
     day = _script_day(row)
     return any(day >= since and _matches_script(row, model, stored, systems) for model, stored, systems, since in POLLING)
+
+
+def output_format(row: Mapping[str, str]) -> str:
+    """Return the format of the output projections of attention in a public deployment of DeepSeek-R1 in NVFP4.
+
+    Args:
+        row: Run.
+
+    Returns:
+        A format, or "" where they have the format of the other projections (`OUTPUTS_SINCE`).
+
+    >>> row = {"engine": "trtllm", "model": "DeepSeek-R1", "system": "hgx-b200", "part": "ix_aggregated"}
+    >>> row |= {"weight_dtype": "nvfp4"}
+    >>> [output_format(row | {"measured": day}) for day in ("2025-10-01", "2025-12-08")]
+    ['', 'nvfp4']
+    """
+    if not _is_benchmark(row) or not _matches_script(row, MODEL, ("nvfp4",), (row["system"].casefold(),)):
+        return ""
+    return "nvfp4" if (row.get("measured") or UNTIL)[:DAY] >= OUTPUTS_SINCE else ""
+
+
+def launch_constants(row: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
+    """Return the constants of its engine that the script of a public deployment changes.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Names and values: the rate of products with scales for blocks (`FLASHINFER_SHARE`), or the size of graphs (`GRAPHS`).
+
+    >>> row = {"engine": "sglang", "model": "DeepSeek-R1", "system": "hgx-b200", "weight_dtype": "fp8", "part": "ix_aggregated"}
+    >>> [launch_constants(row | other) for other in ({}, {"weight_dtype": "nvfp4"}, {"model": "zai-org/GLM-5"})]
+    [(('block_efficiency', 0.164),), (), ()]
+    >>> pools = row | {"part": "ix_disaggregated", "input_tokens": "8192"}
+    >>> [launch_constants(pools | {"measured": day}) for day in ("2026-02-07", "2026-03-18")]
+    [(('block_efficiency', 0.164),), ()]
+    >>> launch_constants(row | {"engine": "vllm", "model": "gpt-oss-120b", "weight_dtype": "bf16"})
+    (('graph_tokens', 2048.0),)
+    """
+    if not _is_benchmark(row):
+        return ()
+    day = (row.get("measured") or UNTIL)[:DAY]
+    if row["engine"] == "vllm":
+        is_larger = any(day >= since and _matches_script(row, name, stored, chips) for name, stored, chips, since in GRAPHS)
+        return (("graph_tokens", GRAPH_TOKENS),) if is_larger else ()
+    if row["engine"] == ENGINE and _is_fp8(row) and _lacks_deepgemm(row, day):
+        return (("block_efficiency", FLASHINFER_SHARE),)
+    return ()
+
+
+def _lacks_deepgemm(row: Mapping[str, str], day: str) -> bool:
+    """Whether a public deployment of SGLang in FP8 runs without DeepGEMM."""
+    if row.get("part") != SEPARATE_POOLS:
+        return any(day < until and _matches_script(row, model, ("fp8",), systems) for model, systems, until in WITHOUT_DEEPGEMM)
+    if row["system"].casefold() in RACKS and float(row.get("prefill_dp") or 1) > 1:
+        return False
+    return any(
+        length in (0.0, float(row["input_tokens"])) and day < until and _matches_script(row, MODEL, ("fp8",), systems)
+        for systems, length, until in POOLS_WITHOUT_DEEPGEMM
+    )
 
 
 def cache_format(row: Mapping[str, str]) -> str:

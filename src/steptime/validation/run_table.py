@@ -21,8 +21,9 @@ import numpy as np
 from steptime.catalog.data_files import files, folded, require_regular_file
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName, did_you_mean, os_problem, short_repr
+from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
-from steptime.models.model import Model, gguf_formats
+from steptime.models.model import Model, gguf_formats, with_outputs
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics import uncertainty
@@ -91,6 +92,9 @@ OPTIONAL = (
     "measured", "engine_version", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS,
     *CHOICES, "task",
 )  # fmt: skip
+# Format of the output projections of attention, where it is not that of the other projections. No file has this column; scripts
+# of public runs say it (`published_deployments.output_format`).
+OUTPUT_FORMAT: Final = "output_dtype"
 # Columns with the origin of a run. Only predictions of MLPerf use them: boards of two chips (note).
 UNREAD = ("note", "acceptance_assumed")
 # Maximum of a length, a number of requests or a parallel size.
@@ -568,4 +572,6 @@ def served_model(row: Mapping[str, str], system: System, engine: Engine, catalog
         row = {**row, "expert_dtype": experts}
     kv = row.get("kv_dtype") or ""
     model = load_model(row["model"], weights=weights, experts=row["expert_dtype"] or weights, kv=kv, catalog=catalog)
+    if row.get(OUTPUT_FORMAT):
+        model = with_outputs(model, number_format(row[OUTPUT_FORMAT]))
     return as_served(model, system, engine)

@@ -23,11 +23,11 @@ import numpy as np
 from steptime.catalog.data_files import DEEPEST_KEY, files, folded, read_file
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
-from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
 from steptime.lecture.current_figures import domain_chips
 from steptime.models.model import Model, stored_formats, with_formats
 from steptime.models.model_loading import KV_FORMATS, load_model, read_model
+from steptime.models.quantization import release_format
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import IDEAL, Engine, default_formats, engine_for, load_engine
@@ -284,7 +284,7 @@ def _model(text: str, weights: str, kv: str) -> Model:
     if not weights:
         return model
     try:
-        form = number_format(weights)
+        form = release_format(model.name, weights)
     except InputError as error:
         raise WrongField("weights", str(error)) from None
     return with_formats(model, weights=form, experts=form)
