@@ -194,13 +194,20 @@ def main(paths: Sequence[str]) -> None:
     elsewhere = float(np.exp(np.median(outs["systems"][~is_carried])))
     outs["systems"] = centred(outs["systems"], systems, is_carried)
     tables |= {name: table(out) for name, out in outs.items()}
-    tables["experts"] = table(outs["models"][np.array(kinds) == "experts"])
     for name, group in by.items():
         errors = training_regression.left_out_errors(runs, layouts, [group(run) for run in runs])
         tables[f"{name}, regression"] = table(errors)
-    tail = tail_for(outs["models"], kinds, models)
-    intervals = {kind: quantiles(outs["models"][np.array(kinds) == kind], tail) for kind in ("dense", "experts")}
-    tables["models"] |= {"held": held(outs["models"], kinds, models, tail), "tail": tail}
+    # Models with experts err together more than dense ones, so that each kind has its own tail.
+    intervals: dict[str, tuple[float, float]] = {}
+    inside = 0.0
+    for kind in ("dense", "experts"):
+        mine = [place for place, other in enumerate(kinds) if other == kind]
+        off_kind, groups = outs["models"][mine], [models[place] for place in mine]
+        tail = tail_for(off_kind, [kind] * len(mine), groups)
+        intervals[kind] = quantiles(off_kind, tail)
+        tables[kind] = table(off_kind) | {"held": held(off_kind, [kind] * len(mine), groups, tail), "tail": tail}
+        inside += tables[kind]["held"] * len(mine) / len(runs)
+    tables["models"]["held"] = inside
     tail = tail_for(outs["systems"], alike, systems)
     own = quantiles(outs["systems"], tail)  # never narrower than on a system that was seen
     intervals["new system"] = (min(own[0], intervals["dense"][0]), max(own[1], intervals["dense"][1]))

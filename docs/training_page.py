@@ -47,7 +47,7 @@ by `docs/generate.py`.
 | gathered inputs | saved by stacks on DTensor (torchtitan), which then do not gather them again; others save their part | [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/infra/parallelize.py) |
 | experts of the busiest rank | `--imbalance`: its rows over the mean multiply the time and the buffers of experts | |
 | memory | states by sharding, activations by operator and recomputation, micro-batches in flight by schedule, logits, gathered weights of one layer | arXiv 2205.05198 |
-| run | steps, failures at a rate per chip, checkpoints at Daly's interval, restarts; other overhead (slow periods, evaluations, network problems): a factor of 1.08, the median of five published runs (0.99 to 1.27; `--overhead`) | FGCS 22(3), 2006; [`training_runs.py`](../src/steptime/training/training_runs.py) |
+| run | steps, failures at a rate per chip (0.107 to 0.297 a year), checkpoints (6.3 to 149 s) at Daly's interval, restarts (2 to 30 minutes), with their uncertainty in the range of the run; other overhead (slow periods, evaluations, network problems): a factor of 1.08, the median of five published runs (0.99 to 1.27; `--overhead`) | FGCS 22(3), 2006; arXiv 2407.21783, arXiv 2410.21680; [`training_runs.py`](../src/steptime/training/training_runs.py) |
 
 Not modelled: unbalanced routing of experts, input pipelines, contention between concurrent collectives. Evaluations and stragglers are
 only in the overhead of a run.
@@ -73,6 +73,7 @@ def page() -> str:
     names = {
         "fitted": "fitted",
         "models": "models left out",
+        "dense": "of these, dense models",
         "experts": "of these, models with experts",
         "systems": "systems left out",
         "sources": "sources left out",
@@ -83,6 +84,12 @@ def page() -> str:
     }
     for key, words in names.items():
         lines.append(f"| {words} {_row(data['tables'][key])}")
+    ends = training_engine("typical", load_system("hgx-h100")).fit["interval"]
+    widths = {kind: f"{high / low:.2f}" for kind, (low, high) in ends.items()}
+    lines += ["", "The 90 % range of a step of a left-out model is from "
+              f"{ends['dense'][0]:.2f} to {ends['dense'][1]:.2f} times the prediction for dense models (a factor of {widths['dense']}), and from "
+              f"{ends['experts'][0]:.2f} to {ends['experts'][1]:.2f} for models with experts (a factor of {widths['experts']}). "
+              f"On a new system its factor is {widths['new system']}."]  # fmt: skip
     lines += ["", "The regression without physics ([`training_regression.py`](training_regression.py)) has 39 numbers of a run: model, job, "
               "layout, chip, links, stack and date. It is a ridge regression on logarithms, with the best of five strengths."]  # fmt: skip
     lines += ["", "By source: median error of the fit, and with models, systems and sources left out.", "",
@@ -157,6 +164,10 @@ NEMOTRON_4 = {
     "num_attention_heads": 96, "num_hidden_layers": 96, "num_key_value_heads": 8, "max_position_embeddings": 4096,
     "vocab_size": 256000, "tie_word_embeddings": False, "use_bias": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
+# Tokens per second of the training scripts on H100: 9,700 to 10,000 (7B) and 4,400 to 4,600 (13B). Tokens and batches:
+# arXiv 2501.00656, section 2.3 and table 3. Hosts: scripts/beaker/peteish/peteish7-launch.sh (32) and
+# scripts/augusta/peteish13-highlr-launch.sh (64) of https://github.com/allenai/OLMo.
+OLMO_CORE = "https://pypi.org/project/ai2-olmo-core/1.2.0"
 PUBLISHED = (
     ("Llama 3.1 405B, 15.6T tokens, 16,384 H100", "meta-llama/Llama-3.1-405B", "hgx-h100", 30.84e6,
      "https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md",
@@ -177,6 +188,10 @@ PUBLISHED = (
      {"chips": 16384, "seq": 8192, "batch": 2048, "tokens": 15.6e12}),
     ("DeepSeek-V3, layout searched", "deepseek-v3", "hgx-h800", 2.664e6, "https://arxiv.org/abs/2412.19437",
      {"chips": 2048, "seq": 4096, "batch": 15360, "dtype": "fp8", "optimizer": "adamw-bf16", "mtp": True, "tokens": 14.8e12}),
+    ("OLMo 2 7B, 4.05T tokens, 256 H100, from 9,850 tok/s per chip", "allenai/OLMo-2-1124-7B", "hgx-h100", 4.05e12 / 9850 / 3600,
+     OLMO_CORE, {"chips": 256, "seq": 4096, "batch": 1024, "tokens": 4.05e12}),
+    ("OLMo 2 13B, 5.6T tokens, 512 H100, from 4,500 tok/s per chip", "allenai/OLMo-2-1124-13B", "hgx-h100", 5.6e12 / 4500 / 3600,
+     OLMO_CORE, {"chips": 512, "seq": 4096, "batch": 2048, "tokens": 5.6e12}),
     ("OLMo 2 32B, 6T tokens, H100 (1,280 assumed), from 1,800 tok/s per chip", "allenai/OLMo-2-0325-32B", "hgx-h100", 0.926e6,
      "https://allenai.org/blog/olmo2-32B", {"chips": 1280, "seq": 4096, "batch": 2048, "tokens": 6e12}),
     ("Olmo 3 7B, 5.93T tokens, H100 (512 assumed)", "allenai/Olmo-3-1025-7B", "hgx-h100", 0.234e6,
@@ -196,21 +211,22 @@ def _published() -> list[str]:
              "Published chip-hours, and predicted chip-hours at the published layout (else a searched one), with failures and other overhead.",
              "For the smaller Llama models the model card states more than the chip-hours of the steps; the rest is not explained. The",
              "lower end of a run has no overhead. The upper end has, in addition to the error of a step, the largest published overhead,",
-             "a factor of 1.27. DeepSeek-V3 at its published layout is one of the runs of the fit.", "",
+             "a factor of 1.27. Both ends have the uncertainty of failures. DeepSeek-V3 at its published layout is one of the runs of the fit.", "",
              "| run | published | predicted | 90 % range | |", "|---|---|---|---|---|"]  # fmt: skip
-    searched = []
+    searched, widest = [], 1.0
     for words, model, system, hours, url, given in PUBLISHED:
         run = train(model, system, changes=False, **given).run
         assert run is not None
         low, high = (run.chip_hours * end / run.seconds / 1e6 for end in (run.low, run.high))
-        is_inside = low <= hours / 1e6 <= high
+        is_inside, widest = low <= hours / 1e6 <= high, max(widest, high / low)
         lines.append(
             f"| [{words}]({url}) | {hours / 1e6:.2f} M | {run.chip_hours / 1e6:.2f} M | {low:.2f} to {high:.2f} M | "
             f"{'inside' if is_inside else 'outside'} |"
         )
         searched.append(is_inside and "layout" not in given)
     several = sum("layout" not in given for *_, given in PUBLISHED)
-    return [*lines, "", f"{sum(searched)} of {several} runs are inside the range of a search without a layout.", ""]
+    words = f"{sum(searched)} of {several} runs are inside the range of a search without a layout. The widest range is a factor of {widest:.2f}."
+    return [*lines, "", words, ""]
 
 
 def _stacks() -> list[str]:

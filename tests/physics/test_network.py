@@ -229,6 +229,11 @@ def test_a_loop_of_stages(size, stride, busy, latency):
     same(point_to_point(NODES, size, MB, stride), busy, latency, size)
 
 
+def test_the_last_stage_of_a_loop_sends_bytes_back_where_it_has_some():
+    """Stages of four chips: 8 to 12 and 0 to 4 inside a node, 4 to 8 and the way back between nodes."""
+    same(point_to_point(NODES, 4, MB, 4, returned=MB), (2e-5, 2e-4), 12e-6, 4)
+
+
 def test_one_stage_passes_nothing_on():
     same(point_to_point(NODES, 1, MB, 8), (0, 0), 0, 0)
     together = point_to_point(NODES, np.array([1, 2, 4]), MB, 4)

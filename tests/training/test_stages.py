@@ -30,7 +30,7 @@ from steptime.training.training_job import TrainingLayout, read_layers, show_lay
 from steptime.training.training_stack import IDEAL
 from steptime.training.training_step import fullest_stage_parameters, step_seconds
 from tests.conftest import each
-from tests.training.cases import SPARSE, job, model
+from tests.training.cases import SMALL, SPARSE, job, model, system
 
 
 def dealt(depth: int, pp: int, v: int = 1) -> tuple[float, float, float]:
@@ -198,3 +198,14 @@ def test_layers_say_stages_and_a_search_keeps_them():
     assert (found.step.layout.pp, found.step.layout.virtual_stages, found.step.layout.layers) == (16, 1, "7,8x14,7")
     two = st.train("llama-3.1-405b", "hgx-h100", chips=1024, batch=512, seq=8192, layout={"layers": "7,8x14,7", "pp": 8})
     assert (two.step.layout.pp, two.step.layout.virtual_stages, two.step.layout.schedule) == (8, 2, "interleaved")
+
+
+@each("schedule, vpp, hops", [("1f1b", 1, 16), ("interleaved", 2, 6)])
+def test_a_hop_moves_the_activations_of_a_micro_batch_over_one_boundary(schedule, vpp, hops):
+    """Two stages of eight chips: 4,096 x 4,096 values of 2 bytes, an eighth on each chip, at 50 GB/s after 5 us.
+
+    An event simulation of 16 micro-batches waits for 16 hops of 1F1B, and for 6 of interleaved 1F1B.
+    """
+    x = st.TrainingLayout(tp=8, pp=2, dp=1, virtual_stages=vpp, schedule=schedule)
+    found = step_seconds(model(SMALL), job(batch=16), system(), IDEAL, x)
+    assert float(found.terms["pipeline hops"]) == pytest.approx(hops * (4096 * 4096 * 2 / 8 / 50e9 + 5e-6))

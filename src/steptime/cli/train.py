@@ -54,7 +54,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.launch.training_commands import first_capable_stack, training_lines
+    from steptime.launch.training_commands import training_lines
     from steptime.training.training_alternatives import strong_and_weak_scaling
     from steptime.training.training_planner import step_timeline, step_trace
 
@@ -100,7 +100,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
     console = make_console()
     shown_timeline = timeline if output.full else None
-    launcher = "" if lines else first_capable_stack(model, training.job, training.step.layout, system)
+    launcher = "" if lines else _launch_text(model, training, system)
     console.print(training_view(training, system, shown_timeline, console.width, full=output.full, launcher=launcher))
     if not (output.full or output.explain or scaled):
         tables = "--full (memory, time, schedule)"
@@ -112,6 +112,17 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     for line in lines:
         typer.echo(line)
     _exit_if_missed(training)
+
+
+def _launch_text(model: Any, training: Any, system: Any) -> str:
+    """Return the start of the command of the first stack that can run the layout, or an option that finds another layout."""
+    from steptime.launch.training_commands import first_capable_stack, short_command
+
+    run = (model, training.job, training.step.layout, system)
+    stack = first_capable_stack(*run)
+    if not stack:
+        return "no command runs this layout; --launch megatron-lm takes the fastest that Megatron-LM runs"
+    return f"{short_command(*run, stack)} ...: --launch {stack}"
 
 
 def _bind_to_launch(values: dict[str, Any], inputs: TrainInputs, output: TrainOutput) -> tuple[Any, Any, Any]:

@@ -6,6 +6,7 @@ started in its place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Final
@@ -90,6 +91,29 @@ def first_capable_stack(model: Model, job: TrainingJob, layout: TrainingLayout, 
     """
     run = training_run(model, job, layout, system)
     return next((name for name, writer in WRITERS.items() if not writer.unable(run)), "")
+
+
+# Words of a command that say where it runs, what it starts, and how the model is divided.
+SHORT_WORDS: Final = re.compile(
+    r"^\S+|--nnodes \S+|--nproc-per-node \S+|\S+\.py\b|-m \S+|--\S+-parallel-size \S+|--use-megatron-fsdp|\S+_parallelism=\S+"
+)
+
+
+def short_command(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> str:
+    """Return the start of the command of a stack: hosts, program and parallel sizes.
+
+    Args:
+        model: The model.
+        job: Sequence length, batch, formats and optimizer.
+        layout: One training layout.
+        system: The machine.
+        stack: Name of a stack that can run the layout.
+
+    Returns:
+        Text.
+    """
+    command = training_commands(model, job, layout, system, stack)[-1]
+    return " ".join(SHORT_WORDS.findall(" ".join(command.words)))
 
 
 def _commands_or_refusal(

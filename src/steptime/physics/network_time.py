@@ -320,17 +320,18 @@ def exchange(
     return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)
 
 
-def point_to_point(system: System, size: Number, bytes_: Number, stride: Number) -> Traffic:
+def point_to_point(system: System, size: Number, bytes_: Number, stride: Number, returned: Number = 0.0) -> Traffic:
     """Pass data along a loop of pipeline stages.
 
-    Each hop uses the level that it crosses. The last hop brings only token ids back to the first stage: a
-    latency without bytes.
+    Each hop uses the level that it crosses. The last hop leads back to the first stage. When a model decodes, it brings only
+    token ids: a latency without bytes.
 
     Args:
         system: The system.
         size: Number of stages.
         bytes_: Bytes per chip.
         stride: Chips between neighbouring stages.
+        returned: Bytes per chip of the last hop.
 
     Returns:
         Traffic in seconds at full bandwidth.
@@ -347,6 +348,6 @@ def point_to_point(system: System, size: Number, bytes_: Number, stride: Number)
         hops = outer - outer / local_members
         outer = outer / local_members
         back = looped * np.where((local_members > 1) & (outer <= 1), 1.0, 0.0)
-        busy.append(hops * bytes_ / domain.link.bandwidth)
+        busy.append((hops * bytes_ + back * returned) / domain.link.bandwidth)
         latency = latency + (hops + back) * domain.link.latency
     return Traffic(tuple(busy), latency, np.asarray(size, dtype=np.float64) * looped)

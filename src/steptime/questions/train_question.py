@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from steptime.questions.declaration import (
 )
 from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, catalog_folder, read_machine
 from steptime.training.training_evidence import MEASURED
-from steptime.training.training_job import NO_OFFLOAD, show_training_layout
+from steptime.training.training_job import NO_OFFLOAD, TrainingJob, show_training_layout
 from steptime.training.training_planner import Training, missed_limits, train
 from steptime.training.training_runs import (
     FAILURES_PER_CHIP_SECOND,
@@ -37,6 +37,8 @@ from steptime.training.training_runs import (
     Phase,
     Reliability,
     TrainingRunCost,
+    model_flops,
+    proposed_batch,
 )
 from steptime.training.training_stack import TrainingEngine, training_engine
 from steptime.units import count as read_count
@@ -58,8 +60,9 @@ class TrainInputs(ModelOnSystem):
         default_words="the power of two that meets --deadline or --budget",
     )  # fmt: skip
     batch: Any = count(
-        MISSING, "sequences (not tokens) per step over all chips, such as 1024", unit="sequences", group=JOB_GROUP
-    )
+        None, "sequences (not tokens) per step over all chips, such as 1024", unit="sequences", group=JOB_GROUP,
+        default_words="with --tokens, the largest that the chips divide and that hardly costs quality (arXiv 2401.02954)",
+    )  # fmt: skip
     seq: Any = count(4096, "sequence length in tokens; 8k is 8,000", unit="tokens", group=JOB_GROUP)
     dtype: str = text("bf16", "number format of GEMMs: bf16, fp16, fp8, mxfp8, nvfp4, int8", group=JOB_GROUP)
     task: str = text("pretrain", "training task: pretrain, sft (all weights) or lora (frozen base model)", group=JOB_GROUP)
@@ -180,7 +183,7 @@ class TrainInputs(ModelOnSystem):
             if len(parts) != 2:
                 raise RangeError(f"ramp: must be TOKENS:BATCH, such as 469B:3072, got {short_repr(self.ramp)}")
             ramped, first = read_tokens("ramp", parts[0]), read_count(parts[1], "ramp")
-            if ramped > tokens or first > self.batch:
+            if ramped > tokens or (self.batch is not None and first > self.batch):
                 raise RangeError(f"ramp: must have at most the tokens and the batch of the run, got {short_repr(self.ramp)}")
 
             # The tokens of the ramp are part of the run, so that the main phase gets the rest.
@@ -311,12 +314,23 @@ def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
 
 
 def _train(inputs: TrainInputs, model: Model, system: System, stack: TrainingEngine, chips: int, *, changes: bool) -> Training:
+    if inputs.batch is None:
+        inputs = replace(inputs, batch=_proposed_batch(inputs, model, chips))
     return train(
         model, system, chips=chips, engine=stack, layout=inputs.axes(), changes=changes, phases=inputs.phases(),
         reliability=inputs.reliability(), seq=inputs.seq, batch=inputs.batch, dtype=inputs.dtype, task=inputs.task,
         optimizer=inputs.optimizer, mtp=inputs.mtp, expert_imbalance=inputs.imbalance, offload=inputs.offload,
         evidence=inputs.evidence,
     )  # fmt: skip
+
+
+def _proposed_batch(inputs: TrainInputs, model: Model, chips: int) -> int:
+    """Return the batch of a run of which only the tokens are given."""
+    if inputs.tokens is None:
+        raise RangeError("batch: give batch, or tokens, from which a batch follows")
+    job = TrainingJob(seq=inputs.seq, batch=1, task=inputs.task, mtp=inputs.mtp)
+    flops = read_tokens("tokens", inputs.tokens) * float(model_flops(model, job, full=False))
+    return proposed_batch(flops, inputs.seq, chips)
 
 
 def _days(training: Training) -> float | None:

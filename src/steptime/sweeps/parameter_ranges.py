@@ -1,7 +1,7 @@
 r"""The uncertain inputs of a question: the range of each, the basis of the range, and how to learn the value.
 
-A step and a plan have uncertain inputs by default (`unsure_inputs`). These are figures of the machine, the engine, rents, and
-the user's traffic. Any other input becomes uncertain if the user gives a range (`with_ranges`).
+A step, a plan, a training run and a budget have uncertain inputs by default (`unsure_inputs`). These are figures of the
+machine, the engine, rents, and the user's traffic. Any other input becomes uncertain if the user gives a range (`with_ranges`).
 
 **Log-normal.** For most inputs the base is the median, and low and high are the 5 % and 95 % points. Each side of the range is
 half of a log-normal distribution, as everywhere in steptime. With the standard normal $z$ and $Z = 1.645$
@@ -67,10 +67,13 @@ from steptime.planning.plan_result import Pool
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question
 from steptime.questions.registry import find_input, plain_name
 from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system, settable_figures
+from steptime.questions.train_question import YEAR, bind_train
 from steptime.scaling.lifetime_compute import read_served
 from steptime.scaling.scaling_laws import Law, load_law, load_laws, with_constant
 from steptime.sweeps.axes import read_values
 from steptime.sweeps.sensitivity_result import written
+from steptime.training.training_runs import LARGEST_RUN_OVERHEAD, TYPICAL_RUN_OVERHEAD, UNCERTAIN_LOSSES
+from steptime.training.training_stack import TrainingEngine, step_time_range
 from steptime.units import percent
 from steptime.workload.workload import choose_speculation
 
@@ -360,10 +363,12 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         answer: Answer whose uncertainty matters: money and energy depend on more inputs.
 
     Returns:
-        The inputs, and the uncertain ones; none unless the question is a step, a plan or a budget.
+        The inputs, and the uncertain ones; none unless the question is a step, a plan, a training run or a budget.
     """
     if question.name == "budget":
         return input_values, list(_budget_inputs(input_values))
+    if question.name == "train":
+        return input_values, list(_training_inputs(input_values, answer))
     if question.name not in ("step", "plan"):
         return input_values, []
     model, system, engine = read_subject(input_values)
@@ -450,6 +455,55 @@ def _budget_inputs(input_values: InputValues) -> Iterator[Unsure]:
                     description=f"the exponent {name} of {law.name}", basis="resampled points of the law",
                     learn="your own small runs (`steptime laws --fit`)",
                 )  # fmt: skip
+
+
+# Answers of a training run that depend on its failures and its overhead.
+RUN_ANSWERS: Final = ("days", "usd", "goodput", "probability")
+# Inputs of a training run with the field of `Reliability`, what they are in words, their unit, and how to learn them.
+RUN_LOSSES: Final = (
+    ("failures", "rate", "the failure rate", "failures per chip and year", "the log of your cluster"),
+    ("checkpoint", "checkpoint", "the pause of a checkpoint", "s", "one checkpoint"),
+    ("restart", "restart", "the time of a restart", "s", "one restart"),
+)
+
+
+def _training_inputs(input_values: InputValues, answer: str) -> Iterator[Unsure]:
+    """Yield the uncertain inputs of a training run: time of a step, failures, other overhead and rent."""
+    inputs, model, system, engine = bind_train(input_values)
+    if not engine.fit:
+        return
+    low, high = step_time_range(engine, system, experts=model.routed)
+    yield Unsure(
+        name=SCATTER, description="the error of the predicted step", low=low, base=1.0, high=high, broadcasts=False,
+        basis="runs of left-out models", learn="a few steps of your own, then `steptime calibrate`",
+        place=partial(_put_slowness, engine),
+    )  # fmt: skip
+    if inputs.tokens is not None and any(name in answer for name in RUN_ANSWERS):
+        reliability = inputs.reliability()
+        for name, field, description, unit, learn in RUN_LOSSES:
+            base, ends = next((base, ends) for loss, base, ends in UNCERTAIN_LOSSES if loss == field)
+            if getattr(reliability, field) == base:
+                scale = YEAR if field == "rate" else 1.0
+                yield Unsure(
+                    name=name, description=description, unit=unit, low=ends[0] * scale, base=base * scale,
+                    high=ends[1] * scale, basis="published clusters", learn=learn, broadcasts=False,
+                )  # fmt: skip
+        if reliability.overhead is None:
+            yield Unsure(
+                name="overhead", description="the time of evaluations, slow periods and network problems", low=1.0,
+                base=TYPICAL_RUN_OVERHEAD, high=LARGEST_RUN_OVERHEAD, basis="five published runs", learn="an earlier run",
+                broadcasts=False,
+            )  # fmt: skip
+        if input_values.get(RENT) is None:
+            yield from (replace(rent, place=_put_hourly, broadcasts=False) for rent in _rent(system, answer))
+
+
+def _put_slowness(engine: TrainingEngine, input_values: InputValues, _: str, value: Any) -> InputValues:
+    return {**input_values, "engine": replace(engine, speed=engine.speed / float(value))}
+
+
+def _put_hourly(input_values: InputValues, name: str, value: Any) -> InputValues:
+    return {**input_values, name: f"{float(value) * 3600:.12g}"}
 
 
 def _law_names(input_values: InputValues) -> list[Any] | None:

@@ -167,8 +167,8 @@ MIN_SPEEDUP: Final = 1.02
 class Change:
     """A change and the speed-up of a step with it."""
 
-    description: str = field(metadata=unit("", "change of machine, format or optimizer"))
-    faster: float = field(metadata=unit("", "speed-up of a step"))
+    description: str = field(metadata=unit("", "change of machine, format, batch or optimizer"))
+    faster: float = field(metadata=unit("", "speed-up, per token"))
     layout: str = field(metadata=unit("", "fastest layout with the change, if it is another"))
 
 
@@ -204,6 +204,8 @@ def training_alternatives(
     candidates.append(("twice the memory", job, _doubled(system, "capacity")))
     if job.optimizer == "adamw" and job.task != "lora":
         candidates.append(("--optimizer adamw-bf16", replace(job, optimizer="adamw-bf16"), system))
+    # More layouts divide a multiple of the chips.
+    candidates += [(f"--batch {batch}", replace(job, batch=batch), system) for batch in _whole_batches(int(job.batch), chips)]
     # Host memory may replace recomputation.
     if best[0].recompute != "none" and ACTIVATIONS in offload_choices(job, system):
         candidates.append((f"--offload {ACTIVATIONS}", replace(job, offload=ACTIVATIONS), system))
@@ -211,7 +213,8 @@ def training_alternatives(
         changed_best = search(model, machine, changed_job, tuned, chips=chips, fixed=fixed_axes).recommended(evidence)
         if changed_best is not None:
             changed = show_training_layout(changed_best.layout) if changed_best.layout != best[0] else ""
-            changes.append(Change(description=description, faster=best[1] / changed_best.seconds, layout=changed))
+            faster = best[1] / changed_best.seconds * int(changed_job.batch) / int(job.batch)
+            changes.append(Change(description=description, faster=faster, layout=changed))
 
     # NVIDIA's tuned recipes count as a separate stack, where it ran on the chip.
     recipes = load_stack(TUNED)
@@ -236,6 +239,12 @@ def training_alternatives(
             faster = ratio * best[1] / recipe_best.seconds
             changes.append(Change(description=f"recipes tuned by NVIDIA (--engine {TUNED})", faster=faster, layout=changed))
     return tuple(sorted((c for c in changes if c.faster >= MIN_SPEEDUP), key=lambda c: -c.faster))
+
+
+def _whole_batches(batch: int, chips: int) -> list[int]:
+    """Return the multiples of the chips around a batch, up to twice the batch."""
+    fewer = batch // chips * chips
+    return [multiple for multiple in (fewer, fewer + chips) if 0 < multiple <= 2 * batch and batch % chips]
 
 
 def _best_or_none(

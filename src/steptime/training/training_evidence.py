@@ -51,6 +51,9 @@ LEAST_TOKENS_PER_CONTEXT_RANK: Final = 4096
 LONG_SEQUENCE: Final = 16_384
 # Rows of a micro-batch on one chip, where the micro-batch has as many.
 LEAST_ROWS: Final = 512
+# Largest fitted runs: chips of Llama 3 405B (arXiv 2407.21783, table 4), and tokens of a sequence of NeMo 24.07.
+MOST_MEASURED_CHIPS: Final = 8192
+LONGEST_MEASURED_SEQUENCE: Final = 1_048_576
 MEASURED_SCHEDULES: Final = ("1f1b", "interleaved")
 # DeepSeek-V3 ran with it, on 2,048 H800 (arXiv 2412.19437, section 3.2.1).
 MEASURED_SCHEDULES_WITH_EXPERTS: Final = ("dualpipe",)
@@ -161,3 +164,28 @@ def search_optimism(engine: TrainingEngine, system: System, *, experts: bool) ->
     architecture = fitted["chips"].get(system.chip.name, "")
     logarithm = fitted["kinds"][kind] + fitted["stacks"].get(engine.name, 0.0) + fitted["architectures"].get(architecture, 0.0)
     return SearchOptimism(factor=math.exp(max(logarithm, 0.0)), high=float(fitted["high"][kind]))
+
+
+def unlike_measured_runs(engine: TrainingEngine, system: System, job: TrainingJob, chips: int) -> tuple[str, ...]:
+    """Return the ways in which a run is unlike those of the fit: its chip, its number of chips and its length.
+
+    Args:
+        engine: Training stack.
+        system: Chips and links.
+        job: Sequences, formats and optimizer of a step.
+        chips: Chips in total.
+
+    Returns:
+        One text for each way; none for the ideal stack.
+    """
+    if not engine.fit:
+        return ()
+    differences = (
+        (not engine.has_run_on(system.chip.name), f"no fitted run of this stack on {system.chip.title or system.chip.name}"),
+        (chips > MOST_MEASURED_CHIPS, f"the largest fitted run has {MOST_MEASURED_CHIPS:,} chips"),
+        (
+            float(np.max(job.seq)) > LONGEST_MEASURED_SEQUENCE,
+            f"the longest fitted sequence has {LONGEST_MEASURED_SEQUENCE:,} tokens",
+        ),
+    )
+    return tuple(text for is_unlike, text in differences if is_unlike)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
@@ -23,7 +24,15 @@ from steptime.svg import stacked
 from steptime.training.schedule_timeline import Timeline, simulate_step, timeline, trace_events
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_alternatives import Change, infeasibility_error, training_alternatives
-from steptime.training.training_evidence import ANY, MEASURED, TRAINING_EVIDENCE, SearchOptimism, search_optimism, searched_axes
+from steptime.training.training_evidence import (
+    ANY,
+    MEASURED,
+    TRAINING_EVIDENCE,
+    SearchOptimism,
+    search_optimism,
+    searched_axes,
+    unlike_measured_runs,
+)
 from steptime.training.training_job import (
     AXES,
     DEGREES,
@@ -52,6 +61,8 @@ from steptime.training.training_runs import (
     Phase,
     Reliability,
     TrainingRunCost,
+    failure_losses,
+    largest_batch_tokens,
     model_flops,
     recompute_flops,
     run_time_range,
@@ -204,6 +215,10 @@ class Training(Tabular):
     runner_up_slower: float = field(metadata=unit("", "factor by which the runner-up is slower"))
     changes: tuple[Change, ...] = field(metadata=unit("", "speed-ups by changes, largest first", kind="list of changes"))
     why: str = field(metadata=unit("", "bottleneck of the step, as text"))
+    unlike: tuple[str, ...] = field(default=(), metadata=unit("", "ways in which the run is unlike those of the fit, as text"))
+    largest_batch: float = field(
+        default=math.nan, metadata=unit("tokens", "largest batch that hardly costs quality, where tokens are given")
+    )
     limits: Mapping[str, float] = field(
         default_factory=dict, metadata=unit("", "limits of the run: deadline in s, budget in USD")
     )
@@ -486,16 +501,19 @@ def train(
             return optimism.factor * _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
 
         low, high = step_time_range(engine, system, experts=model.routed)
-        losses, run_range = reliability or Reliability(), (low, high)
+        losses, run_range, loss_range = reliability or Reliability(), (low, high), (1.0, 1.0)
         # The bound has no range, and only the overhead that is given.
         if engine.name != "ideal":
-            run_range = run_time_range(low, max(high, optimism.high), losses.run_overhead)
+            failing = failure_losses(losses, chips)
+            run_range = run_time_range(low, max(high, optimism.high), losses.run_overhead, failing)
+            loss_range = run_time_range(1.0, 1.0, losses.run_overhead, failing)
         elif losses.overhead is None:
             losses = replace(losses, overhead=1.0)
         # A batch ramp grows in multiples that all replicas and the schedule accept.
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = training_run_cost(
             model, system, job, parts, phase_seconds, chips=chips, step_range=run_range, reliability=losses, quantum=quantum,
+            loss_range=loss_range,
         )  # fmt: skip
     return Training(
         step=step,
@@ -511,6 +529,8 @@ def train(
         runner_up_slower=runner_up_slower,
         changes=training_alternatives(model, system, job, engine, best, fixed_axes, chips, evidence) if changes else (),
         why=_bottleneck_text(step, best_seconds),
+        unlike=unlike_measured_runs(engine, system, job, chips),
+        largest_batch=math.nan if cost is None else largest_batch_tokens(cost.flops),
         job=job,
         searched=search_result,
     )

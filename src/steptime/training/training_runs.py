@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -28,10 +29,20 @@ from steptime.units import show
 
 FAILURES_PER_CHIP_SECOND = 419 / (54 * 86400 * 16384)
 """Unexpected interruptions of Llama 3's training: 419 in 54 days on 16,384 H100 (arXiv 2407.21783, section 3.3.4)."""
-# Seconds that an asynchronous checkpoint blocks the run; a guess, of the order that torch.distributed.checkpoint reports.
+# Seconds that an asynchronous checkpoint blocks the run; a guess in the range below.
 CHECKPOINT_SECONDS = 30.0
-# Seconds to find the fault, restart and load; a guess: Llama 3 kept over 90 % goodput with far less manual time than this.
+# Seconds to find the fault, restart and load; the median retry of 504 B200 took 11 minutes (arXiv 2605.09370).
 RESTART_SECONDS = 600.0
+# Failures per chip-second of Meta's two clusters of A100: 2.34 and 6.50 per 1,000 days of a node of eight (arXiv 2410.21680).
+# Llama 3's H100 are between them. So are 504 B200, with 10 faults of GPUs in 55 days (arXiv 2605.09370): chips of newer
+# generations did not fail more often than chips of an older one in another cluster.
+FAILURE_RANGE = (2.34e-3 / (8 * 86400), 6.50e-3 / (8 * 86400))
+# A checkpoint of a 7B model blocks for 6.3 s if it is asynchronous, else for 148.8 s:
+# https://pytorch.org/blog/reducing-checkpointing-times.
+CHECKPOINT_RANGE = (6.3, 148.8)
+# Recovery from peers takes under 2 minutes, from a checkpoint 15 to 30 minutes:
+# https://aws.amazon.com/blogs/machine-learning/checkpointless-training-on-amazon-sagemaker-hyperpod-production-scale-training-with-faster-fault-recovery
+RESTART_RANGE = (120.0, 1800.0)
 
 
 TYPICAL_RUN_OVERHEAD, LARGEST_RUN_OVERHEAD = 1.08, 1.27
@@ -46,25 +57,74 @@ tokens at 14,000 tok/s, 0.99 (https://huggingface.co/blog/smollm3).
 """
 
 
-def run_time_range(low: float, high: float, overhead: float = TYPICAL_RUN_OVERHEAD) -> tuple[float, float]:
+def run_time_range(
+    low: float, high: float, overhead: float = TYPICAL_RUN_OVERHEAD, losses: tuple[float, float] = (1.0, 1.0)
+) -> tuple[float, float]:
     """Return the factors of the 90 % range of a run.
 
     A run takes longer than its steps by slow periods, evaluations and network problems, which are independent of the error of
-    a step. At the lower end it has none of them.
+    a step. At the lower end it has none of them. Losses by failures are independent of both.
 
     Args:
         low: Lower factor of the range of a step.
         high: Upper factor of the range of a step.
         overhead: Factor on the time of the steps that the run includes.
+        losses: Lower and upper factor on the time of a run, of the uncertainty of its failures.
 
     Returns:
         Lower and upper factor.
 
     >>> [round(factor, 3) for factor in run_time_range(0.85, 1.3)]
     [0.787, 1.361]
+    >>> [round(factor, 3) for factor in run_time_range(0.85, 1.3, losses=(0.9, 1.2))]
+    [0.763, 1.431]
     """
     unknown = max(LARGEST_RUN_OVERHEAD / overhead, 1.0)
-    return low / overhead, math.exp(math.hypot(math.log(max(high, 1.0)), math.log(unknown)))
+    shorter = math.hypot(math.log(min(low, 1.0)), math.log(min(losses[0], 1.0)))
+    longer = math.hypot(math.log(max(high, 1.0)), math.log(unknown), math.log(max(losses[1], 1.0)))
+    return math.exp(-shorter) / overhead, math.exp(longer)
+
+
+def failure_losses(reliability: Reliability, chips: int) -> tuple[float, float]:
+    """Return the factors of the 90 % range of the time of a run, of its failures.
+
+    The failure rate, a checkpoint and a restart are uncertain, independently of each other, unless the user gave them.
+
+    Args:
+        reliability: Failure rate, checkpoint and restart times.
+        chips: Chips in total.
+
+    Returns:
+        Lower and upper factor; Llama 3's own 16,384 chips.
+
+    >>> [round(factor, 2) for factor in failure_losses(Reliability(), 16384)]
+    [0.94, 1.2]
+    """
+    base = failure_goodput(reliability, chips)[2]
+    shorter = longer = 0.0
+    for name, default, ends in UNCERTAIN_LOSSES:
+        if getattr(reliability, name) == default:
+            low, high = (math.log(base / failure_goodput(replace(reliability, **{name: end}), chips)[2]) for end in ends)
+            shorter, longer = math.hypot(shorter, low), math.hypot(longer, high)
+    return math.exp(-shorter), math.exp(longer)
+
+
+def failure_goodput(reliability: Reliability, chips: int, useful: float = math.inf) -> tuple[float, float, float]:
+    """Return the mean time between failures, the optimal time between checkpoints, and the share of useful work.
+
+    Args:
+        reliability: Failure rate, checkpoint and restart times.
+        chips: Chips in total.
+        useful: Seconds of all steps, the longest time between checkpoints.
+
+    Returns:
+        Seconds, seconds, and a share.
+    """
+    if not reliability.rate:
+        return math.inf, useful, 1.0
+    between = float(mean_time_between_failures(chips, reliability.rate))
+    interval = min(float(daly_interval(reliability.checkpoint, between)), useful)
+    return between, interval, float(goodput(interval, reliability.checkpoint, reliability.restart, between))
 
 
 def mean_time_between_failures(chips: Number, rate: Number = FAILURES_PER_CHIP_SECOND) -> Number:
@@ -221,6 +281,44 @@ def model_flops(model: Model, job: TrainingJob, *, full: bool) -> Number:
     return 3 * forward - (1 - job.trained) * products
 
 
+def largest_batch_tokens(flops: Number) -> Number:
+    """Return the largest batch that hardly costs quality, $0.2920\\,C^{0.3271}$.
+
+    Losses stay within 0.25 % of the lowest one near this batch. DeepSeek LLM 7B and 67B trained with 9.4 M and 18.9 M tokens.
+
+    Args:
+        flops: FLOP of the training run.
+
+    Returns:
+        Tokens per step.
+
+    References:
+        DeepSeek LLM, arXiv 2401.02954, equation 1.
+
+    >>> [round(float(largest_batch_tokens(6 * n * 2e12)) / 1e6, 1) for n in (7e9, 67e9)]
+    [9.2, 19.3]
+    """
+    return 0.2920 * flops**0.3271
+
+
+def proposed_batch(flops: float, seq: int, chips: int) -> int:
+    """Return the largest batch that hardly costs quality and that the chips divide.
+
+    Args:
+        flops: FLOP of the training run.
+        seq: Tokens per sequence.
+        chips: Chips in total.
+
+    Returns:
+        Sequences: a multiple of the chips, or a divisor of them if the batch is smaller.
+
+    >>> proposed_batch(6 * 70e9 * 15e12, 8192, 2048), proposed_batch(6 * 70e9 * 15e12, 8192, 6144)
+    (4096, 3072)
+    """
+    largest = max(int(largest_batch_tokens(flops) / seq), 1)
+    return largest // chips * chips or max(n for n in range(1, largest + 1) if chips % n == 0)
+
+
 def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
     """Return the FLOPs per token that the backward pass computes again.
 
@@ -293,6 +391,14 @@ class Reliability:
         return TYPICAL_RUN_OVERHEAD if self.overhead is None else self.overhead
 
 
+# Fields of `Reliability` that are uncertain, where they have their default, with their 90 % range.
+UNCERTAIN_LOSSES: Final = (
+    ("rate", FAILURES_PER_CHIP_SECOND, FAILURE_RANGE),
+    ("checkpoint", CHECKPOINT_SECONDS, CHECKPOINT_RANGE),
+    ("restart", RESTART_SECONDS, RESTART_RANGE),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRunCost:
     """Cost of a whole run: time with failures, chip-hours, money and energy.
@@ -306,6 +412,8 @@ class TrainingRunCost:
     low: float = field(metadata=unit("s", "lower end of the 90 % range of the time"))
     high: float = field(metadata=unit("s", "upper end of the 90 % range of the time"))
     goodput: float = field(metadata=unit("", "share of the time that is useful steps"))
+    goodput_low: float = field(metadata=unit("", "lower end of its 90 % range"))
+    goodput_high: float = field(metadata=unit("", "upper end of its 90 % range"))
     overhead: float = field(metadata=unit("", "factor on the time of the steps for other overhead, included in the goodput"))
     failures: float = field(metadata=unit("", "expected failures"))
     between_failures: float = field(metadata=unit("s", "mean time between failures"))
@@ -352,6 +460,7 @@ def phase_seconds(
 def training_run_cost(
     model: Model, system: System, job: TrainingJob, phases: Sequence[Phase], step_seconds: Callable[[TrainingJob], float], *,
     chips: int, step_range: tuple[float, float], reliability: Reliability, quantum: int = 1,
+    loss_range: tuple[float, float] = (1.0, 1.0),
 ) -> TrainingRunCost:  # fmt: skip
     """Return the cost of a run.
 
@@ -362,9 +471,10 @@ def training_run_cost(
         phases: Parts of the run.
         step_seconds: Function that returns the seconds of a step of a job.
         chips: Chips in total.
-        step_range: Factors of the 90 % range of a step.
+        step_range: Factors of the 90 % range of the time.
         reliability: Failure rate, checkpoint and restart times.
         quantum: Sequences by which a batch ramp grows.
+        loss_range: Factors of the 90 % range of the time, of failures and other overhead.
 
     Returns:
         Time, chip-hours, money and energy.
@@ -377,17 +487,12 @@ def training_run_cost(
     tokens = sum(phase.tokens for phase in phases)
 
     # Goodput: the optimal time between checkpoints, at most the length of the run.
-    mean_time = float(mean_time_between_failures(chips, reliability.rate)) if reliability.rate else math.inf
-    checkpoint_interval = float(daly_interval(reliability.checkpoint, mean_time)) if math.isfinite(mean_time) else useful
-    checkpoint_interval = min(checkpoint_interval, useful)
+    mean_time, checkpoint_interval, goodput_share = failure_goodput(reliability, chips, useful)
     if (reliability.checkpoint + reliability.restart) / mean_time > MAX_LOST_INTERVALS:
         raise Impossible(
             f"a run on {chips:,} chips with a failure every {show(mean_time, 's')} never ends: a checkpoint takes "
             f"{show(reliability.checkpoint, 's')}, a restart {show(reliability.restart, 's')}"
         )
-    goodput_share = 1.0
-    if math.isfinite(mean_time):
-        goodput_share = float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time))
     goodput_share /= reliability.run_overhead
     seconds = useful / goodput_share
     rented_chips = chips + reliability.spares
@@ -401,6 +506,8 @@ def training_run_cost(
         low=low,
         high=high,
         goodput=goodput_share,
+        goodput_low=goodput_share / loss_range[1],
+        goodput_high=min(goodput_share / loss_range[0], 1.0),
         overhead=reliability.run_overhead,
         failures=seconds / mean_time,
         between_failures=mean_time,

@@ -291,6 +291,8 @@ def draft_passes(
 def hop_seconds(model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Number:
     """Return the time of the activations of a micro-batch from a stage to the next.
 
+    This is the mean over all boundaries. The last stage of a loop sends activations to the first one, as its next chunk.
+
     Args:
         model: Model to train.
         job: Sequences, formats and optimizer of a step.
@@ -304,7 +306,7 @@ def hop_seconds(model: Model, job: TrainingJob, system: System, engine: Training
     if not np.any(np.asarray(x.pp) > 1):
         return 0.0
     sent_bytes = x.micro_batch * job.seq / x.cp / (1.0 if job.whole_hops else x.tp) * model.width * ACTIVATION_BYTES
-    traffic = network_time.point_to_point(system, x.pp, sent_bytes, x.stage)
+    traffic = network_time.point_to_point(system, x.pp, sent_bytes, x.stage, returned=sent_bytes)
     return collective_seconds(traffic, engine) / x.pp
 
 

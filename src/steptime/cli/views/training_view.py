@@ -173,7 +173,7 @@ def training_view(
         timeline: The schedule of a step; None without pipeline stages.
         width: Columns of the terminal.
         full: Whether to add memory, the time of all operators, the run's figures and the schedule.
-        launcher: Stack whose command --launch would print; "" for none.
+        launcher: How to start the run; "" if no stack can.
 
     Returns:
         Something that a console prints.
@@ -242,9 +242,10 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
     slower = f"{training.runner_up}: {percent(training.runner_up_slower - 1, 1)} slower"
     rows: list[tuple[str, str | Text]] = [
         ("Layout", heading(show_training_layout(step.layout))),
-        ("Launch", f"--launch {launcher} prints the command" if launcher else ""),
+        ("Launch", launcher),
         ("Risks", _risks(training)),
         ("Step", f"{_step_time(training)}: {batch}, stack {step.stack}"),
+        ("Batch", _batch(training)),
         ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
         ("Pipeline bubble", f"{percent(bubble, 1)} of the step" if bubble else ""),
         ("Exposed communication", f"{show(exposed, 's')} per step" if exposed else ""),
@@ -259,7 +260,7 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
             ("HFU, with recomputation", percent(float(step.hfu), 1)),
             ("Layouts tried", f"{training.evaluated_layouts:,}"),
         ]
-    return rows + (_limits(training) + _run(run, system, full=full) if run is not None else [])
+    return rows + (_run(run, system, full=full) if run is not None else [])
 
 
 # How limits of a run are written.
@@ -271,12 +272,19 @@ MOST_TOKENS_PER_STEP = 2.5e8
 
 
 def _risks(training: Training) -> str:
-    """Return what can make the run longer: failures, a full chip and an unmeasured layout."""
+    """Return what can make the run longer: limits, failures, a full chip, and what no fitted run had."""
     step, run = training.step, training.run
     share = float(np.asarray(step.memory.used / step.memory.capacity))
-    risks = []
+    risks = [
+        f"{_percent(1 - training.limit_probability[name])} chance to miss the {name} of {LIMIT_WORDS[name](limit)}"
+        for name, limit in training.limits.items()
+        if name not in training.missed_limits
+    ]
     if run is not None and run.failures >= 1:
         risks.append(f"a failure every {show(run.between_failures, 's')}")
+    elif run is not None and run.failures > 0:
+        risks.append(f"{_percent(-math.expm1(-run.failures))} chance of a failure")
+    risks += training.unlike
     if training.job.batch * training.job.seq > MOST_TOKENS_PER_STEP:
         risks.append(f"a step of {show(training.job.batch * training.job.seq)} tokens: --batch counts sequences, not tokens")
     if share > FULL_SHARE:
@@ -286,6 +294,13 @@ def _risks(training: Training) -> str:
     return "; ".join(risks)
 
 
+def _batch(training: Training) -> str:
+    """Return the tokens of a step, and how many hardly cost quality; "" without the tokens of the run."""
+    tokens, largest = (show(float(value)) for value in (training.job.batch * training.job.seq, training.largest_batch))
+    words = f"{tokens} tokens; more than {largest} would cost quality"
+    return words if math.isfinite(training.largest_batch) and training.job.task == "pretrain" else ""
+
+
 def _host_memory(training: Training) -> str:
     """Return the offloaded bytes per chip; "" without offload."""
     memory = training.step.memory
@@ -293,15 +308,6 @@ def _host_memory(training: Training) -> str:
         return ""
     used, capacity = (show(float(np.asarray(value)), "B") for value in (memory.host, memory.host_capacity))
     return f"{used} of {capacity} per chip, for {training.job.offload.replace('+', ' and ')}"
-
-
-def _limits(training: Training) -> list[tuple[str, str | Text]]:
-    """Return the limits that the run meets, with the probability; the first lines have those that it misses."""
-    return [
-        (name.capitalize(), f"{LIMIT_WORDS[name](limit)}: met with {_percent(training.limit_probability[name])} probability")
-        for name, limit in training.limits.items()
-        if name not in training.missed_limits
-    ]
 
 
 def _percent(probability: float) -> str:
@@ -326,11 +332,17 @@ def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     ]
 
 
+def _goodput(run: TrainingRunCost) -> str:
+    """Return the goodput with its range, if it has one."""
+    ends = f" ({percent(run.goodput_low)} to {percent(run.goodput_high)})" if run.low < run.high else ""
+    return percent(run.goodput, 1) + ends
+
+
 def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
     failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}"
     is_single = run.checkpoint_every >= run.seconds * run.goodput * (1 - 1e-9)
     checkpoints = "one checkpoint, at the end" if is_single else f"a checkpoint every {show(run.checkpoint_every, 's')}"
-    overhead = f"; {percent(run.overhead - 1)} longer by evaluations, slow periods and the like" if run.overhead > 1 else ""
+    overhead = f"; {percent(run.overhead - 1)} for evaluations and slow periods" if run.overhead > 1 else ""
     rent = f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"
     if math.isfinite(run.usd):
         spares = f" ({run.spares:,} spares included)" if run.spares else ""
@@ -342,7 +354,7 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
             rent += "; the range above is at this rent" if run.low < run.high else ""
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
-        ("Goodput", f"{percent(run.goodput, 1)}: {failures}; {checkpoints}{overhead}"),
+        ("Goodput", f"{_goodput(run)}: {failures}; {checkpoints}{overhead}"),
         ("Rent", rent),
         ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
         ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
