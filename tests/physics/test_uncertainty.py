@@ -231,7 +231,7 @@ def test_shares_of_a_range_add_up_and_small_ones_are_together():
 @pytest.mark.parametrize(
     ("system", "engine", "is_warned", "names_another"),
     [
-        ("m4-max", None, True, True), ("m4-max", "llama.cpp", False, False), ("m4-max", "ideal", False, False),
+        ("m4-max", "typical", True, True), ("m4-max", None, False, False), ("m4-max", "ideal", False, False),
         ("tpu7x", None, True, False), ("hgx-h100", None, False, False),
     ],
 )  # fmt: skip
