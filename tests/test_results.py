@@ -6,10 +6,11 @@ import csv
 import importlib.util
 import json
 import math
+import pickle
 import re
 import sys
 import tomllib
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -584,3 +585,22 @@ def test_a_bar_is_as_long_as_its_parts():
     assert widths == [420.0, 140.0]
     assert stacked({}, "s") == ""
     assert curve([1.0], [1.0], x_words="a", y_words="b") == ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Unknown(Result):
+    rates: tuple[float, ...]
+    by_name: dict[str, float]
+
+    def headline(self):
+        return "", {}
+
+
+def test_a_copy_of_a_result_equals_it_with_numbers_that_are_not_known():
+    step = st.decode_step("llama-3.1-8b", "hgx-h100", batch=np.array([1, 64]), context=1000)
+    assert pickle.loads(pickle.dumps(step)) == step
+    assert replace(step, total=step.total * 2) != step
+    watched = Unknown(rates=(math.nan, 1.0), by_name={"x": math.nan})
+    assert pickle.loads(pickle.dumps(watched)) == watched
+    assert replace(watched, rates=(math.nan, 2.0)) != watched
+    assert watched != "another kind"

@@ -60,6 +60,10 @@ QUESTIONS = {
     "stranger: what do exit codes mean?": ("how-to/programs.md", "Exit codes"),
     "stranger: does FP4 pay?": ("how-to/formats.md", "fp4"),
     "stranger: is a separate prefill pool worth it?": ("plans.md", "prefill"),
+    "stranger: what do batch jobs cost, where nobody waits?": ("tutorials/deploy.md", "without limits"),
+    "stranger: I pay another rent": ("tutorials/buy.md", "--rent"),
+    "stranger: which releases of vLLM are known?": ("scoreboard.md", "Engines and releases"),
+    "stranger: does it know diffusion models?": ("how-to/own-model.md", "Diffusion models"),
     "stranger: what does a prefix cache save?": ("how-to/long-context.md", "--cached"),
 }
 

@@ -13,6 +13,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from typing import Any, ClassVar
@@ -130,6 +131,37 @@ def plain(value: Any) -> Any:
     return value
 
 
+def is_same(first: Any, second: Any) -> bool:
+    """Return whether two values are equal, where NaN equals NaN and arrays are compared by value.
+
+    Args:
+        first: Any value, with dataclasses and arrays inside.
+        second: Another value.
+
+    Returns:
+        True if they are.
+
+    >>> is_same({"seconds": (math.nan, 1.0)}, {"seconds": (float("nan"), 1.0)}), is_same(math.nan, 1.0)
+    (True, False)
+    """
+    if first is second or type(first) is not type(second):
+        return first is second or bool(np.all(first == second))
+    if is_dataclass(first) and not isinstance(first, type):
+        values, other_values = (tuple(getattr(value, f.name) for f in fields(first) if f.compare) for value in (first, second))
+        return is_same(values, other_values)
+    if isinstance(first, Mapping):
+        return first.keys() == second.keys() and all(is_same(value, second[key]) for key, value in first.items())
+    if isinstance(first, list | tuple):
+        # Mostly the comparison of Python decides, which is fast. It cannot compare arrays.
+        with suppress(ValueError):
+            if first == second:
+                return True
+        return len(first) == len(second) and all(map(is_same, first, second))
+    if isinstance(first, np.ndarray):
+        return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
+    return bool(first == second) or (isinstance(first, float) and math.isnan(first) and math.isnan(second))
+
+
 def to_json(value: Any) -> str:
     """Return a value as strict JSON text.
 
@@ -161,7 +193,8 @@ def problem(error: SteptimeError) -> dict[str, Any]:
     return {"schema": "steptime.error/2", "error": type(error).__name__, "message": str(error), "nearest": nearest}
 
 
-class Result(ABC):
+# Dataclasses write the hash.
+class Result(ABC):  # noqa: PLW1641
     """Base class of all results.
 
     `SCHEMA` is the name and version of the JSON that a command prints. `DERIVED` has the properties that JSON contains in
@@ -171,6 +204,15 @@ class Result(ABC):
     __slots__ = ()
     SCHEMA: ClassVar[str] = ""
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A dataclass keeps this comparison; its own would take the NaN of a copy for another value.
+        if "__hash__" not in cls.__dict__:
+            cls.__eq__ = Result.__eq__  # type: ignore[method-assign]
+
+    def __eq__(self, value: object) -> bool:
+        return is_same(self, value) if type(self) is type(value) else NotImplemented
 
     @abstractmethod
     def headline(self) -> tuple[str, dict[str, str]]:

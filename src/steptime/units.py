@@ -196,21 +196,41 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _TIME_WORDS[match[2]] if match else parse(text, "s")
 
 
-def in_digits(value: float, digits: int = 3) -> str:
+def in_digits(value: float, digits: int = 3, *, zeros: bool = False) -> str:
     """Write a number with a number of significant digits and without an exponent.
 
     Args:
         value: The number.
         digits: Significant digits.
+        zeros: Whether zeros at the end are written, as in a range.
 
     Returns:
         Text; large numbers have commas.
 
     >>> in_digits(122345.6), in_digits(0.5334), in_digits(12.5, 4)
     ('122,000', '0.533', '12.5')
+    >>> in_digits(2, zeros=True), in_digits(200, zeros=True), in_digits(122345.6, zeros=True)
+    ('2.00', '200', '122,000')
     """
-    text = f"{value:,.{digits}g}"
+    text = f"{value:{'#' * zeros},.{digits}g}".rstrip(".")
     return f"{float(f'{value:.{digits}g}'):,.0f}" if "e+" in text else text
+
+
+def in_span(low: float, high: float, digits: int = 3) -> str:
+    """Write the ends of a range with as many significant digits.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        digits: Significant digits.
+
+    Returns:
+        Text such as "1.50 to 2.00".
+
+    >>> in_span(1.5, 2), in_span(0.9, 12, 2), in_span(900, 1500)
+    ('1.50 to 2.00', '0.90 to 12', '900 to 1,500')
+    """
+    return f"{in_digits(low, digits, zeros=True)} to {in_digits(high, digits, zeros=True)}"
 
 
 def count(text: str | int | float, name: str = "number", maximum: float = MOST_COUNTED) -> int:

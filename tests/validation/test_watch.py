@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import re
 import shutil
+import socket
 import subprocess
+import time
 import tracemalloc
+import urllib.parse
 import urllib.request
 from dataclasses import replace
 from importlib.resources import files
@@ -291,6 +295,12 @@ def test_once_prints_measured_against_predicted():
     assert data["drifted"] == "decode step"
 
 
+def test_formats_are_those_of_the_config_unless_given():
+    assert Watcher(model="gpt-oss-20b", system="hgx-h100").settings["experts"] == "mxfp4"
+    assert Watcher(model="deepseek-v3", system="hgx-h200").settings["weights"] == "fp8"
+    assert Watcher(model="deepseek-v3", system="hgx-h200", weights="bf16").settings.get("experts", "") == ""
+
+
 def test_windows_print_a_line_of_json_each():
     with serving(FakeEngine(engine="sglang")) as url:
         result = run(f"watch {url} {OPTIONS} --windows 3 --interval 0.2 --json")
@@ -309,7 +319,7 @@ def test_text_names_the_load_and_what_drifted():
     "words, says",
     [
         ("watch", "watch needs the URL of a server"),
-        ("watch localhost:1 --model llama-3.1-8b", "watch needs --system and --weights"),
+        ("watch localhost:1 --model llama-3.1-8b", "watch needs --system of the server"),
         (f"watch localhost:1 {OPTIONS} --interval 0", "--interval must be at least 0.2"),
         (f"watch localhost:1 {OPTIONS} --exporter 70000", "--exporter must be a port"),
         (f"watch localhost:1 {OPTIONS} --once", "localhost:1/metrics: cannot be reached"),
@@ -398,6 +408,71 @@ def test_the_board_shows_metrics_of_the_exporter(exported: str, tmp_path: Path):
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in board["panels"])
     assert [variable["name"] for variable in board["templating"]["list"]] == ["datasource", "model"]
     assert isinstance(board["schemaVersion"], int)
+
+
+def lost(value, written, place: str = "") -> list[str]:
+    """Return the places of a value that are not in another; that may have more keys."""
+    if isinstance(value, dict):
+        keys = value.keys() & written.keys()
+        absent = [f"{place}.{key}" for key in value if key not in written]
+        return absent + [found for key in keys for found in lost(value[key], written[key], f"{place}.{key}")]
+    if isinstance(value, list) and len(value) == len(written):
+        return [found for k in range(len(value)) for found in lost(value[k], written[k], f"{place}[{k}]")]
+    return [] if value == written else [place]
+
+
+@pytest.mark.slow
+def test_the_board_holds_to_the_schema_of_grafana():
+    """Grafana's own package reads the board, and writes it back without a loss."""
+    dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+
+    register_default_plugins()
+    board = json.loads(files("steptime").joinpath("data/boards/watch.json").read_text(encoding="utf-8"))
+    written = json.loads(JSONEncoder().encode(dashboard.Dashboard.from_json(board)))
+    assert lost(board, written) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed")
+def test_prometheus_answers_every_expression_of_the_board(tmp_path: Path):
+    """A real Prometheus scrapes the exporter of a server that drifted, and each panel of the board gets series."""
+    exporter = Exporter()
+    first, second = two_scrapes(FakeEngine(tpot=0.03))
+    exporter.update(Watcher(**DEPLOYMENT).compare(second, window_between(first, second)))
+    server, thread = exporter.serve(0)
+    target = json.dumps([{"job_name": "watch", "static_configs": [{"targets": [f"127.0.0.1:{server.server_port}"]}]}])
+    (tmp_path / "p.yml").write_text(f'{{"global": {{"scrape_interval": "1s"}}, "scrape_configs": {target}}}', encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["prometheus", "--config.file=p.yml", "--storage.tsdb.path=data", f"--web.listen-address={place}"]
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def series(expression: str) -> list[object]:
+        query = urllib.parse.urlencode({"query": expression.replace("$model", ".*")})
+        with urllib.request.urlopen(f"http://{place}/api/v1/query?{query}", timeout=5) as answer:
+            return json.load(answer)["data"]["result"]
+
+    def is_scraped() -> bool:
+        with contextlib.suppress(OSError):
+            return bool(series("steptime_engine_up"))
+        return False
+
+    try:
+        deadline = time.monotonic() + 60
+        while not is_scraped() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        board = json.loads(files("steptime").joinpath("data/boards/watch.json").read_text(encoding="utf-8"))
+        expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+        assert [expression for expression in expressions if not series(expression)] == []
+    finally:
+        process.kill()
+        process.wait()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 FOREIGN = (

@@ -396,7 +396,7 @@ def watch(
     if exporter is not None and not 0 <= exporter <= 65_535:
         raise RangeError(f"--exporter must be a port from 0 to 65,535, got {exporter}")
     settings = run_settings.arguments()
-    missing = [f"--{name}" for name in ("model", "system", "weights") if not settings.get(name)]
+    missing = [f"--{name}" for name in ("model", "system") if not settings.get(name)]
     if missing:
         raise RangeError(f"watch needs {' and '.join(missing)} of the server, to predict its times")
     address = metrics_url(url)

@@ -449,8 +449,8 @@ def fleet_options(
         for s, (system, machine) in enumerate(zip(systems, machines, strict=True)):
             if model.systems and system.name not in model.systems:
                 continue
-            engine = engine_for(machine, system.engine or None)
-            loaded = config_model if model.weights else default_formats(config_model, engine)
+            engine = system.engine or None
+            loaded = config_model if model.weights else default_formats(config_model, engine_for(machine, engine))
             best, larger, reason = 0.0, 0, "no size fits"
             for chips in _sizes(min(system.chips, machine.chips)):
                 try:

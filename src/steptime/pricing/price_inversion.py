@@ -63,7 +63,7 @@ from steptime.pricing.price_list import PER_MILLION, PriceList, checked, list_fr
 from steptime.pricing.price_lookup import find_list
 from steptime.pricing.serving_costs import HOPPER
 from steptime.result_base import Result, Tabular, columns_by_key, unit
-from steptime.units import MILLION, percent, show
+from steptime.units import MILLION, in_span, percent, show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,7 +443,7 @@ def kv_bytes(price_list: PriceList, margin: Margin, ideal: Ideal, seed: int, dra
         bits=information_bits("step"),
         interval_held=prior_coverage("step") if margin.values else None,
         reason=f"output costs {high.output - low.output:g} USD/M more above {high.above_tokens:,.0f} tokens. "
-        f"Price / cost: {margin.median:.2g} ({margin.low:.2g} to {margin.high:.2g}; {margin.basis}). At exactly "
+        f"Price / cost: {margin.median:.2g} ({in_span(margin.low, margin.high, 2)}; {margin.basis}). At exactly "
         f"{high.above_tokens:,.0f} tokens and price / cost of 1, the value is {at_one / 1e3:,.0f} kB. The upper bound "
         f"assumes price / cost of at least 1 and USD per byte of {' and '.join(HOPPER)}. Range and bound are in BF16{steeper}",
         # One byte per weight, as the lecture's machine has.
@@ -634,7 +634,7 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
             "tier_multiplier",
             "context or architecture, from the price factor of a context tier",
             f"above {facts['step_above']:,} tokens, {facts['step_models']} known models of one seller have factors of "
-            f"{facts['step_low']:.2g} to {facts['step_high']:.2g}, but their KV bytes differ by up to "
+            f"{in_span(facts['step_low'], facts['step_high'], 2)}, but their KV bytes differ by up to "
             f"{facts['step_bytes_apart']:.2g} times (rank correlation {facts['step_rank']:.2f}); "
             "three labs use the same factors 2 and 1.5"
             + (f"; this list has {tiers[1].output / tiers[0].output:.3g}" if len(tiers) > 1 and tiers[0].output else ""),

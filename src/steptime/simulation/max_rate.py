@@ -65,6 +65,7 @@ class RatePoint:
     )
     scale: float | None = field(default=None, metadata=unit("", "factor on the rate of the trace; null without a trace"))
     clients: int | None = field(default=None, metadata=unit("", "clients of a closed loop; null otherwise"))
+    requests: int = field(metadata=unit("", "requests of the run; the highest rate is confirmed with more"))
     ttft: float = field(metadata=unit("s", "time to first token at the percentile of the limits"))
     tpot: float = field(metadata=unit("s", "time per output token at the percentile of the limits"))
     verdict: str = field(metadata=unit("", "STABLE, SATURATED or OVERLOADED"))
@@ -367,7 +368,7 @@ def _search_load(
         well = meets(answers, slo, percentile)
         why = "" if well else _why_not(answers, judged)
         figures: dict[str, Any] = {"ttft": judged.ttft, "tpot": judged.tpot, "verdict": answers.verdict}
-        points[load] = RatePoint(**point(load, answers), **figures, good=well, why=why)
+        points[load] = RatePoint(**point(load, answers), requests=answers.sent, **figures, good=well, why=why)
         return well
 
     low = highest_load(good, start=start, tolerance=tolerance, is_integer=is_integer)

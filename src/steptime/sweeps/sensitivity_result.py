@@ -11,7 +11,7 @@ from steptime.hardware.rental_prices import usd
 from steptime.picture_files import save_picture
 from steptime.result_base import Tabular, columns_by_key, range_columns
 from steptime.result_base import unit as of
-from steptime.units import in_digits, percent, show
+from steptime.units import in_digits, in_span, percent, show
 
 # Count from which it is written with a prefix.
 LARGE_COUNT: Final = 1e6
@@ -219,7 +219,7 @@ class Sensitivity(Tabular):
         figures = {self.answer: f"{in_digits(self.base, 4)} {self.unit}".rstrip()}
         if self.spread is not None:
             low, high = self.spread
-            figures["90 % of samples"] = f"{in_digits(low, 4)} to {in_digits(high, 4)} {self.unit}".rstrip()
+            figures["90 % of samples"] = f"{in_span(low, high, 4)} {self.unit}".rstrip()
         figures["first"] = self.text
         return f"Sensitivity of {self.answer} of {self.question} to {len(self.swings)} inputs", figures
 

@@ -15,7 +15,7 @@ from steptime.picture_files import save_picture
 from steptime.questions.declaration import Answer, Question
 from steptime.result_base import Tabular, json_key, unit
 from steptime.sweeps.axes import Axis, grid_shape, label
-from steptime.units import counted, in_digits
+from steptime.units import counted, in_span
 
 # Numbers in a reason.
 NUMBERS = re.compile(r"\d[\d.,]*")
@@ -122,7 +122,7 @@ class Sweep(Tabular):
             able = self.fits if column.numeric else False
             finite = column.values[np.isfinite(column.values) & able] if column.numeric else np.zeros(0)
             if finite.size:
-                ends = f"{in_digits(float(finite.min()), 4)} to {in_digits(float(finite.max()), 4)}"
+                ends = in_span(float(finite.min()), float(finite.max()), 4)
                 figures[name] = f"{ends} {column.unit}".rstrip()
         return f"Sweep of {self.question} over {over}: {counted(self.points, 'point')}", figures
 

@@ -32,6 +32,7 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError, RangeError, install_hint
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million, with_rent
+from steptime.models.model import stored_formats
 from steptime.models.model_loading import load_model
 from steptime.result_base import Result, unit
 from steptime.units import percent
@@ -162,8 +163,10 @@ class Watcher:
         self.replicas, self.catalog, self.settings = replicas, catalog, settings
         system = load_system(str(settings["system"]), catalog)
         self.system = system if rent is None else with_rent(system, rent)
-        # A wrong name or format ends here, before the first scrape.
-        load_model(str(settings["model"]), catalog=catalog)
+        # A wrong name or format ends here, before the first scrape. Without a format the server has those of the config.
+        weights, experts = stored_formats(load_model(str(settings["model"]), catalog=catalog))
+        if not settings.get("weights"):
+            self.settings = {**settings, "weights": weights, "experts": settings.get("experts") or experts}
         for name in ("weights", "experts"):
             if settings.get(name):
                 number_format(str(settings[name]))

@@ -29,6 +29,7 @@ from steptime.blackboard.pipeline_stages import tokens_per_pass
 from steptime.catalog.acceptance_lengths import TYPICAL, Curve, Lengths, curves, measured_lengths
 from steptime.models.model import Model
 from steptime.number_checks import Number
+from steptime.units import in_span
 
 # Halvings of the bracket of a probability: 2^-60 is below the spacing of floats next to 1.
 HALVINGS: Final = 60
@@ -152,7 +153,7 @@ def _measured(rows: Sequence[Lengths], drafts: int) -> AcceptanceEstimate:
     lengths = [value for row in rows for value in _row_lengths(row, drafts)]
     tasks = ", ".join(dict.fromkeys(task for row in rows for task in row.tasks))
     first, length = rows[0], float(np.mean(lengths))
-    spread = f", {min(lengths):.3g} to {max(lengths):.3g} by task" if len(lengths) > 1 else ""
+    spread = f", {in_span(min(lengths), max(lengths))} by task" if len(lengths) > 1 else ""
     source = (
         f"{first.figures[0].grade}, measured on this model with {first.drafter}: {tasks}{spread}"
         f"{_extension(first.drafts, drafts)}; {first.figures[0].url}"
@@ -166,5 +167,5 @@ def _prior(rows: Iterable[Lengths], method: str, drafts: int) -> AcceptanceEstim
     groups += [[_curve_length(curve, drafts)] for curve in curves() if curve.method == method and TYPICAL not in curve.models]
     every = [value for group in groups for value in group]
     length = float(np.median([np.mean(group) for group in groups]))
-    source = f"prior of {METHOD_NAMES[method]}: {min(every):.3g} to {max(every):.3g} in {len(groups)} published measurements"
+    source = f"prior of {METHOD_NAMES[method]}: {in_span(min(every), max(every))} in {len(groups)} published measurements"
     return AcceptanceEstimate(length=length, low=min(every), high=max(every), source=source, is_measured=False)

@@ -14,7 +14,7 @@ from steptime.models.draft_models import RULE
 from steptime.models.model import Model
 from steptime.number_checks import MOST_TOKENS, Number, between, check_shapes, limit, positive, share, single, whole_number
 from steptime.result_base import unit
-from steptime.units import DAY
+from steptime.units import DAY, in_span
 from steptime.workload.draft_acceptance import estimate_acceptance
 
 # Longest plausible TPOT [s]; a larger value was probably meant as a speed.
@@ -326,7 +326,7 @@ def drafting_warnings(model: Model, speculation: Speculation) -> tuple[str, ...]
         return (
             *warnings,
             f"no acceptance length of {model.name} with this drafter was published: {speculation.acceptance:.3g} tokens per "
-            f"step are the median of others, and the ranges include {low:.3g} to {high:.3g}; give yours as --acceptance",
+            f"step are the median of others, and the ranges include {in_span(low, high)}; give yours as --acceptance",
         )
     if not speculation.source.startswith("guess"):
         return warnings

@@ -24,7 +24,7 @@ from steptime.pricing.price_list import PriceList
 from steptime.pricing.price_proposal import Proposal
 from steptime.pricing.self_hosting import SelfHosting
 from steptime.pricing.serving_costs import HOPPER, USUAL
-from steptime.units import DAY, HOUR, MILLION, counted, in_digits, percent, request_rate, show
+from steptime.units import DAY, HOUR, MILLION, counted, in_digits, in_span, percent, request_rate, show
 
 if TYPE_CHECKING:
     from steptime.pricing.price_history import PriceHistory
@@ -174,7 +174,7 @@ def _costs(market: Market) -> Grid:
     def ratios(name: str) -> tuple[str, str, str]:
         margin = margins[name]
         low, high = margin.range
-        return f"{margin.median:.2g}x", f"{low:.2g} to {high:.2g}", f"{margin.lowest:.2g}x"
+        return f"{margin.median:.2g}x", in_span(low, high, 2), f"{margin.lowest:.2g}x"
 
     # Hopper is what most hosts own, so its mean stands first.
     if "hopper" in margins and market.hopper_words not in margins:
@@ -416,7 +416,7 @@ def reading_view(inversion: PriceReading, *, width: int, lecture: bool, full: bo
     blind = [estimate for estimate in inversion.readings if not estimate.identifiable]
     prior = inversion.margin
     margin = f"price / cost of {prior.median:.2g}"
-    margin += f" (90 %: {prior.low:.2g} to {prior.high:.2g})" if prior.low < prior.high else ""
+    margin += f" (90 %: {in_span(prior.low, prior.high, 2)})" if prior.low < prior.high else ""
     assumed = f"Assumed for the KV cache: {margin}, {prior.basis}; --margin changes it."
     return Answer(
         sentence=_reading_sentence(inversion),

@@ -20,7 +20,7 @@ from steptime.scaling.rl_step import RlStep
 from steptime.scaling.scaling_laws import in_beyond
 from steptime.scaling.sizing_on_system import MachineBudget
 from steptime.scaling.sizing_plots import cost_curve
-from steptime.units import DAY, HOUR, counted, in_digits, percent, show
+from steptime.units import DAY, HOUR, counted, in_digits, in_span, percent, show
 
 PARTS = (("training", "green", "o"), ("RL", "magenta", "+"), ("serving", "cyan", "x"))
 MARKS = ("o", "x", "+", "#", "%", "@")
@@ -359,7 +359,7 @@ def _losses_sentence(comparison: Losses) -> str:
     model = f"{show(comparison.params)} parameters on {show(comparison.tokens)} tokens"
     text = f"{model}: loss {losses[law]:.3g} nats per token by the law {law}; the tokens are {ratio}."
     if len(losses) > 1:
-        span = f"{min(losses.values()):.3g} to {max(losses.values()):.3g}"
+        span = in_span(min(losses.values()), max(losses.values()))
         text += f" {len(losses)} laws give {span}, but do not compare them: each has its own corpus and tokenizer."
     return text
 

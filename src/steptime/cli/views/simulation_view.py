@@ -448,6 +448,7 @@ def _points_table(search: HighestRate) -> Grid:
     columns = ["Trace scale: x {scale:.3g}"] if search.scale is not None else columns
     columns += [
         "Requests/s: {rate:digits4}",
+        "Requests: {requests}",
         *(f"{name} {search.percentile}: {{{name.lower()}:s}}" for name in ("TTFT", "TPOT")),
     ]
 

@@ -23,7 +23,7 @@ from steptime.sweeps.plots import first_number, numbers, spread_out
 from steptime.sweeps.sensitivity_result import NEGLIGIBLE_VARIANCE_SHARE, Sensitivity, Swing
 from steptime.sweeps.sensitivity_result import written as write_input
 from steptime.sweeps.sweep_result import Column, Sweep
-from steptime.units import counted, in_digits, percent, request_rate, show
+from steptime.units import counted, in_digits, in_span, percent, request_rate, show
 
 # Points of which each has a row, and designs of the Pareto front that are listed.
 MAX_TABLE_POINTS, MAX_DESIGN_ROWS = 24, 16
@@ -399,7 +399,7 @@ def _assumptions(design: Design) -> list[str]:
         low, high = float(sizes.min()), float(sizes.max())
         spread = high / low - 1
         same = f"all have {in_digits(low, 4)} B parameters to within {percent(max(spread, 0.001), 1)}"
-        differ = f"they have {in_digits(low, 4)} to {in_digits(high, 4)} B parameters (--set arch.equal=total keeps them equal)"
+        differ = f"they have {in_span(low, high, 4)} B parameters (--set arch.equal=total keeps them equal)"
         warnings.append(f"the quality of these models is not predicted: {same if spread < 0.02 else differ}")
     if WITHIN in design.sweep.fixed:
         warnings.append(f"FLOP/s shrink until the chip stays within {design.sweep.fixed[WITHIN]}; its rent stays the same")

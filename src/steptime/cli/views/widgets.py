@@ -63,7 +63,7 @@ class SafeConsole(Console):
 # --- values -------------------------------------------------------------------------------------------------------------
 
 
-def write(value: Any, form: Form = "") -> str:
+def write(value: Any, form: Form = "", *, zeros: bool = False) -> str:
     """Write a value in a form.
 
     Args:
@@ -71,6 +71,7 @@ def write(value: Any, form: Form = "") -> str:
         form: A unit, such as "s" or "USD"; "count": with a letter from a million on; "digits" or "digits4": in 3 or 4
             digits, with the unit that follows; "x" or "ratio": a ratio in three digits or with two decimals; "or -": a count,
             and "-" for none; ".1%": a share; else a format of Python, by default with commas.
+        zeros: Whether numbers in digits keep zeros at their end.
 
     Returns:
         The text; "-" for a number that is not finite.
@@ -90,11 +91,11 @@ def write(value: Any, form: Form = "") -> str:
         return usd(value)
     if form.startswith("digits"):
         digits, _, unit = form.removeprefix("digits").partition(" ")
-        return f"{in_digits(value, int(digits or 3))} {unit}".rstrip()
+        return f"{in_digits(value, int(digits or 3), zeros=zeros)} {unit}".rstrip()
     if form.endswith("%"):
         return percent(value, int(form[1:-1]))
     if form in ("x", "ratio"):
-        return f"{in_digits(value) if form == 'x' else format(value, ',.2f')}x"
+        return f"{in_digits(value, zeros=zeros) if form == 'x' else format(value, ',.2f')}x"
     return format(value, ",") if form in ("", "or -") else format(value, form)
 
 
@@ -115,13 +116,12 @@ def ranged(value: SupportsFloat, limits: Sequence[Any] | None, form: Form, label
     '23.4 ms (90 %: 17.9 to 31.2)'
     >>> ranged(0.95e-3, (0.8e-3, 1.2e-3), "s"), ranged(2.0, None, "USD")
     ('950 µs (90 %: 800 µs to 1.20 ms)', '$2.00')
-    >>> ranged(7600.0, (7600.0, 7600.0), "USD")
-    '$7,600'
+    >>> ranged(7600.0, (7600.0, 7600.0), "USD"), ranged(2.0, (1.5, 4.0), "x", "")
+    ('$7,600', '2.00x (1.50x to 4.00x)')
     """
-    text = write(float(value), form)
     if limits is None or not all(map(math.isfinite, (float(value), *limits))):
-        return text
-    low, high = (write(float(limit), form) for limit in limits)
+        return write(float(value), form)
+    text, low, high = (write(float(number), form, zeros=True) for number in (value, *limits))
     if low == text == high:
         return text
     # One unit for all three values is written once.
