@@ -47,13 +47,14 @@ EIGHT_BIT_ACTIVATIONS: Final = ("blackwell", "w4a8_mxfp4_mxfp8")
 LEFT_OUT: Final = ("vllm_mxfp4_moe", "vllm_marlin_int4_moe", "vllm_modeloptfp8moe_flashinfer_cutlass", "nongated", "xpu")
 # Kernels for many rows with scales for blocks: DeepGEMM, and TensorRT-LLM's CUTLASS kernels on Hopper, which come from it.
 MANY_ROWS: Final = {"blackwell": "deepgemm", "hopper": "moe_torch_flow_cutlass"}
-# Kernels that an engine runs where no ranks exchange tokens, by engine, generation and stored format: names of `kernel_source`.
-# vLLM and TensorRT-LLM: those that their own selection took when they were timed (vLLM 0.19 to 0.24, TensorRT-LLM 1.3; vLLM's
-# Triton experts and gpt-oss kernels on Hopper, TensorRT-LLM's CUTLASS there). SGLang: Triton on Hopper, for gpt-oss OpenAI's
-# Triton kernels, which only vLLM's tables have (python/sglang/srt/server_args.py: `moe_runner_backend = "triton_kernel"`);
-# FlashInfer's TensorRT-LLM kernels on Blackwell (server_args.py, and `--moe-runner-backend flashinfer_trtllm` of
-# github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node). TensorRT-LLM on Blackwell has three backends that its
-# `moe_config` chooses by layout and load: the kernels of all engines stand for them.
+# Kernels that an engine runs where no ranks exchange tokens, by engine, generation and stored format: names of
+# `kernel_source`. vLLM and TensorRT-LLM: those that their own selection took when they were timed (vLLM 0.19 to 0.24,
+# TensorRT-LLM 1.3; vLLM's Triton experts and gpt-oss kernels on Hopper, Marlin on Ada, TensorRT-LLM's CUTLASS on Hopper).
+# SGLang: Triton on Hopper, for gpt-oss OpenAI's Triton kernels, which only vLLM's tables have
+# (python/sglang/srt/server_args.py: `moe_runner_backend = "triton_kernel"`); FlashInfer's TensorRT-LLM kernels on Blackwell
+# (server_args.py, and `--moe-runner-backend flashinfer_trtllm` of github.com/SemiAnalysisAI/InferenceX,
+# benchmarks/single_node). TensorRT-LLM on Blackwell has three backends that its `moe_config` chooses by layout and load: the
+# kernels of all engines stand for them.
 OPENAI_TRITON: Final = ("oaitriton",)
 RUN_BY: Final = {
     ("sglang", "blackwell", "bf16"): ("sglang_flashinfer_trtllm",),
@@ -68,6 +69,7 @@ RUN_BY: Final = {
     ("trtllm", "hopper", "fp8"): ("moe_torch_flow_cutlass",),
     ("trtllm", "hopper", "fp8_block"): ("moe_torch_flow_cutlass",),
     ("trtllm", "hopper", "mxfp4"): ("moe_torch_flow",),
+    ("vllm", "ada", "mxfp4"): ("vllm_gptossmxfp4moe_marlin",),
     ("vllm", "blackwell", "bf16"): ("trtllmbf16experts",),
     ("vllm", "blackwell", "fp8"): ("trtllmfp8expertsmonolithic",),
     ("vllm", "blackwell", "fp8_block"): ("trtllmfp8expertsmonolithic",),

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 
 import pytest
+from rich.console import Console
 
+import steptime as st
+from steptime.cli.views.training_view import training_view
 from steptime.questions.declaration import inputs_from
 from steptime.questions.train_question import YEAR, TrainInputs
 from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND
@@ -79,6 +84,17 @@ def test_full_training_answer_has_every_figure(columns):
         "Layouts tried", "--dtype fp8", "Goodput", "Chip-hours", "MWh", "failures, one every", "a checkpoint",
     ):  # fmt: skip
         assert says in text, says
+
+
+@each("times, words", [(1.033, "tp8: 3.3 % more time"), (0.967, "tp8: 3.3 % less time")])
+def test_a_runner_up_takes_more_time_or_less(times, words):
+    """The simplest of near equals is recommended, so that the runner-up may be faster."""
+    training = replace(
+        st.train("llama-3.1-8b", "hgx-h100", chips=8, batch=64, changes=False), runner_up="tp8", runner_up_slower=times
+    )
+    console = Console(width=100, file=StringIO(), color_system=None)
+    console.print(training_view(training, st.load_system("hgx-h100"), None, 100, full=True))
+    assert words in console.file.getvalue()
 
 
 def test_a_pipeline_is_drawn_by_stage():

@@ -186,3 +186,18 @@ def test_engines_run_kernel_engine_their_own():
     mine, theirs = (select_attention(DECODE, "hopper", WIDE, engine=name).seconds for name in ("mine", "vllm"))
     calls = factor * (kernels["mine"].seconds - kernels["vllm"].seconds) + vllm.kernels.attention_time * (mine - theirs)
     assert float(other.terms["overhead"] - one.terms["overhead"]) == pytest.approx(36 * calls)
+
+
+@each(
+    "experts, tokens, ranks, seconds",
+    # vLLM 0.24's Marlin on one L40S: gpt-oss experts (2,880 x 2,880, 4 active, balanced) split over ranks (AIConfigurator).
+    [(32, 80, 1, 676e-6), (32, 128, 4, 204e-6), (128, 320, 4, 732e-6), (128, 128, 2, 1378e-6), (128, 160, 1, 2624e-6)],
+)
+def test_vllm_multiplies_mxfp4_experts_on_ada_as_it_was_timed(experts, tokens, ranks, seconds):
+    """Kernels of all engines together, most of them SGLang's, took three times as long at these sizes."""
+    kernel, l40s = select_kernel("ada", "mxfp4", has_fp4=False, engine="vllm"), st.load_system("l40s-8").chip
+    compute, memory = kernel_times(
+        kernel, touched=min(experts, 4 * tokens), rows=4 * tokens, tokens=tokens, width=2880, columns=2880 / ranks, matrices=3,
+        stored=0.5 + 1 / 32, bandwidth=l40s.hbm.bandwidth, peak=l40s.peak["bf16"],
+    )  # fmt: skip
+    assert kernel.seconds + math.hypot(compute, memory) == pytest.approx(seconds, rel=0.2)

@@ -239,7 +239,9 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
     batch = f"{counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')} in {job.dtype}"
     # As the time of the step, with the allowance of a search.
     bubble, exposed = float(np.asarray(step.bubble)), training.search_factor * float(np.asarray(step.exposed))
-    slower = f"{training.runner_up}: {percent(training.runner_up_slower - 1, 1)} slower"
+    # It may take less time: among near equals the simplest layout is chosen.
+    slower = training.runner_up_slower - 1
+    runner_up = f"{training.runner_up}: {percent(abs(slower), 1)} {'more' if slower >= 0 else 'less'} time"
     rows: list[tuple[str, str | Text]] = [
         ("Layout", heading(show_training_layout(step.layout))),
         ("Launch", launcher),
@@ -254,7 +256,7 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
     ]
     if full:
         rows += [
-            ("Runner-up", slower if training.runner_up else ""),
+            ("Runner-up", runner_up if training.runner_up else ""),
             ("Bounds", f"{show(float(step.lower), 's')} without losses, {show(float(step.upper), 's')} without overlap"),
             ("MFU, full attention", percent(float(step.mfu_full), 1)),
             ("HFU, with recomputation", percent(float(step.hfu), 1)),
