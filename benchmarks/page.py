@@ -1,32 +1,36 @@
 """How quickly the page answers: `python benchmarks/page.py`.
 
-The lecture as one file: first sight, and every slider of every picture in a drag. The workbench: the first board, a key
-press, a drag, fifty people at once. `python benchmarks/page.py lecture` measures the lecture alone, its window 1,440
-pixels wide; a second argument is another width.
+The lecture as one file: first sight, and every slider of every picture dragged by a mouse that moves 60 times a second: how
+many pictures the page paints of the moves that change its number, and the processor time of one. The workbench: the first
+board, a key press, a drag, fifty people at once. `python benchmarks/page.py lecture` measures the lecture alone, its window
+1,440 pixels wide; a second argument is another width.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import math
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.web.browsing import browser, page_of, served
+from tests.web.browsing import CHROMIUM, OPTIONS, browser, page_of, served
 
 from steptime.lecture.story import chapters
 from steptime.web.lecture_page import export_lecture
 
 BOARDS = {"step": "batch", "cost": "batch", "plan": "speed"}
-UPDATES, EVERY = 60, 33  # of a drag, and milliseconds between them
+UPDATES, EVERY = 60, 33  # of a drag, and milliseconds between them on the workbench
+RATE = 60  # moves of the mouse per second on the lecture
 USERS, ASKED = 50, 12  # people at once, and questions of each
 
 PRESS = """([board, input, up]) => new Promise((done) => {
@@ -48,31 +52,42 @@ DRAG = """([board, input, updates, every]) => new Promise((done) => {
   }, every);
 })"""
 
-# A drag of a slider of the lecture: milliseconds from each input to the end of the frame that paints it, and frames painted.
-LECTURE_DRAG = """([chapter, name, updates, every]) => new Promise((done) => {
-  const slider = document.querySelector(`#${chapter} .stage input[id^='slider-${name}-']`), start = +slider.value;
-  const sign = start < 500 ? 1 : -1, times = [];
-  let sent = 0, shown = 0;
-  const count = () => { shown += 1; };
-  watchers.push(count);
-  const move = (value, kind) => { slider.value = value; slider.dispatchEvent(new Event(kind, { bubbles: true })); };
-  const timer = setInterval(() => {
-    const began = performance.now();
-    move(start + sign * 7 * (sent += 1), "input");
-    requestAnimationFrame(() => {
-      const { port1, port2 } = new MessageChannel();
-      port1.onmessage = () => { times.push(performance.now() - began); };
-      port2.postMessage(0);
-    });
-    if (sent < updates) return;
-    clearInterval(timer);
-    setTimeout(() => {
-      watchers.splice(watchers.indexOf(count), 1);
-      move(start, "input"); move(start, "change");
-      done([times, shown]);
-    }, 400);
-  }, every);
-})"""
+# A drag of a slider of the lecture: where the mouse goes, how many of its moves change the number, and what the page paints.
+# A picture counts once an element differs from what it was in the frame before; its time runs from input to end of frame.
+LECTURE_DRAG = """([chapter, name, moves]) => {
+  const { place } = stages.find((one) => one.about.id === chapter), about = VARIABLES.get(name);
+  const slider = document.querySelector(`#${chapter} .stage input[id^='slider-${name}-']`), former = state.values[name];
+  const box = slider.getBoundingClientRect(), wide = box.width - 16;
+  const begun = slider.value / 1000, step = (begun < 0.5 ? 0.45 : -0.45) / moves;
+  const values = Array.from({ length: moves + 1 }, (_, n) => fromTrack(about, Math.round((begun + n * step) * 1000) / 1000));
+  const times = [];
+  let pictures = 0, last = 0;
+  const onInput = (event) => { last ||= event.timeStamp; };
+  const watcher = new MutationObserver((list) => {
+    const seen = new Map();
+    const isFirst = ({ target, attributeName }) => {
+      if (!seen.has(target)) seen.set(target, new Set());
+      return !seen.get(target).has(attributeName) && seen.get(target).add(attributeName);
+    };
+    const differs = (one) => one.type !== "attributes" || one.target.getAttribute(one.attributeName) !== one.oldValue;
+    if (!list.filter(isFirst).some(differs)) return;
+    const began = last, { port1, port2 } = new MessageChannel();
+    pictures += 1;
+    last = 0;
+    port1.onmessage = () => { if (began) times.push(performance.now() - began); };
+    port2.postMessage(0);
+  });
+  slider.addEventListener("input", onInput);
+  watcher.observe(place, { attributes: true, attributeOldValue: true, childList: true, characterData: true, subtree: true });
+  window.endDrag = () => {
+    watcher.disconnect();
+    slider.removeEventListener("input", onInput);
+    change({ [name]: former }, true);
+    return [times, pictures];
+  };
+  const changes = values.filter((value, n) => n && value !== values[n - 1]).length;
+  return [box.left + 8 + begun * wide, box.top + box.height / 2, step * wide, changes];
+}"""
 READABLE = """() => ["first-contentful-paint", "ready"].map((name) => performance.getEntriesByName(name)[0].startTime)"""
 
 
@@ -80,63 +95,118 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
-def lecture_sliders(page: Any, width: int) -> Iterator[tuple[str, str, list[float], int]]:
-    """Drag every slider of every step; give its picture, its name, the milliseconds of its updates, and how many it showed."""
-    for chapter in chapters():
-        pictures = {picture["id"]: picture for picture in chapter["pictures"]}
-        for number, step in enumerate(chapter["steps"], 1):
-            place = f"{chapter['id']}-{number}"
-            share = 0.62 if width < 500 else 0.3
-            page.evaluate(
-                "([id, share]) => scrollBy({ behavior: 'instant',"
-                " top: document.getElementById(id).getBoundingClientRect().top - innerHeight * share })",
-                [place, share],
-            )
-            page.wait_for_selector(f"#{place}.here")
-            page.wait_for_timeout(600)
-            views = ["", "all"] if "four" in pictures[step["picture"]] and "view" not in pictures[step["picture"]] else [""]
-            for view in views:
-                if view:
-                    page.locator(f"#{chapter['id']} .views input[value=all]").check(force=True)
-                for name in step["controls"]:
-                    times, shown = page.evaluate(LECTURE_DRAG, [chapter["id"], name, UPDATES, EVERY])
-                    yield f"{chapter['id']} {number}{' all four' * bool(view)}: {step['picture']}", name, times, shown
-            if len(views) > 1:
-                page.locator(f"#{chapter['id']} .views input[value=ideal]").check(force=True)
+class Drag(NamedTuple):
+    """A slider that the mouse drags: seconds of processor are those of the page's main thread."""
+
+    picture: str
+    slider: str
+    changes: int
+    pictures: int
+    milliseconds: list[float]
+    processor: float
+
+
+async def drag(page: Any, devtools: Any, picture: str, chapter: str, name: str) -> Drag:
+    """Drag a slider by 60 moves of the mouse in a second, whether or not the page keeps up."""
+
+    async def processor() -> float:
+        return next(
+            float(one["value"])
+            for one in (await devtools.send("Performance.getMetrics"))["metrics"]
+            if one["name"] == "TaskDuration"
+        )
+
+    x, y, step, changes = await page.evaluate(LECTURE_DRAG, [chapter, name, UPDATES])
+    await page.mouse.move(x, y)
+    await page.mouse.down()
+    before, began, moves = await processor(), time.perf_counter(), []
+    for number in range(1, UPDATES + 1):
+        place = {"x": x + number * step, "y": y, "button": "left", "buttons": 1}
+        moves.append(asyncio.create_task(devtools.send("Input.dispatchMouseEvent", {"type": "mouseMoved", **place})))
+        await asyncio.sleep(max(began + number / RATE - time.perf_counter(), 0))
+    await asyncio.gather(*moves)
+    await page.wait_for_timeout(60)
+    spent = await processor() - before
+    await page.mouse.up()
+    times, pictures = await page.evaluate("endDrag()")
+    # Axes settle after a drag.
+    await page.wait_for_timeout(450)
+    return Drag(picture, name, changes, pictures, times, spent)
+
+
+async def lecture_drags(address: str, width: int) -> list[Drag]:
+    """Drag every slider of every step, alone and with all four numbers drawn."""
+    from playwright.async_api import async_playwright
+
+    drags = []
+    async with async_playwright() as play:
+        started = await play.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        page = await started.new_page(viewport={"width": width, "height": 900})
+        devtools = await page.context.new_cdp_session(page)
+        # Processor time, so that other programs of the machine count less.
+        await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+        await page.goto(address)
+        await page.wait_for_selector("html[data-ready]")
+        for chapter in chapters():
+            pictures = {picture["id"]: picture for picture in chapter["pictures"]}
+            for number, step in enumerate(chapter["steps"], 1):
+                place = f"{chapter['id']}-{number}"
+                await page.evaluate(
+                    "([id, share]) => scrollBy({ behavior: 'instant',"
+                    " top: document.getElementById(id).getBoundingClientRect().top - innerHeight * share })",
+                    [place, 0.62 if width < 500 else 0.3],
+                )
+                await page.wait_for_selector(f"#{place}.here")
+                await page.wait_for_timeout(600)
+                # A scene that plays draws by itself.
+                await page.evaluate("for (const one of stages) one.stop()")
+                views = page.locator(f"#{chapter['id']} .views input")
+                is_four = "four" in pictures[step["picture"]] and "view" not in pictures[step["picture"]]
+                for view in ("ideal", "all") if is_four else ("",):
+                    if view:
+                        await views.and_(page.locator(f"[value={view}]")).check(force=True)
+                        await page.wait_for_timeout(500)
+                    title = f"{chapter['id']} {number}{' all four' * (view == 'all')}: {step['picture']}"
+                    drags += [await drag(page, devtools, title, chapter["id"], name) for name in step["controls"]]
+                if is_four:
+                    await views.and_(page.locator("[value=ideal]")).check(force=True)
+        await started.close()
+    return drags
 
 
 def lecture(width: int = 1440) -> None:
     """Print first sight and sizes of the lecture as one file, and a row for each picture of each step."""
-    with tempfile.TemporaryDirectory() as folder, browser() as started:
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lecture.html"
         size = export_lecture(str(path))
         print(f"one file: {size / 1e3:.0f} kB (1,000), {len(gzip.compress(path.read_bytes())) / 1e3:.0f} kB compressed (300)")
         firsts = []
-        for _ in range(5):
-            with page_of(started, width=width) as (page, _said):
-                page.goto(path.as_uri())
-                page.wait_for_selector("html[data-ready]")
-                page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
-                firsts.append(page.evaluate(READABLE))
+        with browser() as started:
+            for _ in range(5):
+                with page_of(started, width=width) as (page, _said):
+                    page.goto(path.as_uri())
+                    page.wait_for_selector("html[data-ready]")
+                    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+                    firsts.append(page.evaluate(READABLE))
         readable, ready = (median(column) / 1e3 for column in zip(*firsts, strict=True))
         print(f"first chapter readable after {readable:.2f} s (0.5), interactive after {ready:.2f} s (1.0)")
-        rows: dict[str, list[tuple[str, list[float], int]]] = {}
-        with page_of(started, width=width) as (page, _said):
-            page.goto(path.as_uri())
-            page.wait_for_selector("html[data-ready]")
-            for picture, name, times, shown in lecture_sliders(page, width):
-                rows.setdefault(picture, []).append((name, times, shown))
-    print("| chapter, step and picture | sliders | median | p95 | updates shown, fewest |\n|---|---|---:|---:|---:|")
-    for picture, sliders in rows.items():
-        times = [each for _, column, _ in sliders for each in column]
-        names, fewest = ", ".join(name for name, _, _ in sliders), min(shown for _, _, shown in sliders)
-        print(f"| {picture} | {names} | {median(times):.0f} ms | {quantile(times, 0.95):.0f} ms | {fewest} of {UPDATES} |")
-    every = [each for sliders in rows.values() for _, column, _ in sliders for each in column]
-    fewest = min(shown for sliders in rows.values() for _, _, shown in sliders)
-    count = sum(map(len, rows.values()))
+        drags = asyncio.run(lecture_drags(path.as_uri(), width))
+    print("| chapter, step and picture | sliders | median | p95 | pictures of changes | processor |")
+    print("|---|---|---:|---:|---:|---:|")
+    for picture, group in groupby(drags, key=attrgetter("picture")):
+        print_drags(picture, list(group))
+    print_drags("all", drags)
+
+
+def print_drags(picture: str, drags: list[Drag]) -> None:
+    """Print a row: input to picture, pictures painted of changes of the number, and processor time of a picture."""
+    times = [each for one in drags for each in one.milliseconds] or [math.nan]
+    painted, changes = sum(one.pictures for one in drags), sum(one.changes for one in drags)
+    spent = sum(one.processor for one in drags)
+    names = ", ".join(one.slider for one in drags) if len(drags) < 9 else f"{len(drags)} sliders"
     print(
-        f"{count} sliders: {median(every):.0f} ms at the median (50), {quantile(every, 0.95):.0f} ms at p95 (100); "
-        f"of {UPDATES} updates in a drag at least {fewest} shown"
+        f"| {picture} | {names} | {median(times):.0f} ms | {quantile(times, 0.95):.0f} ms | {painted} of {changes} | "
+        f"{1e3 * spent / max(painted, 1):.1f} ms |"
     )
 
 

@@ -389,6 +389,50 @@ def test_pictures_follow_a_drag(chromium, address):
         assert took[len(took) // 2] < 150
 
 
+NUDGE = """(by) => new Promise((done) => {
+    const slider = document.querySelector("#pipelines .stage input[id^='slider-stages-']"), before = +slider.value;
+    let drawn = 0;
+    const count = () => { drawn += 1; };
+    watchers.push(count);
+    slider.value = before + by;
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    setTimeout(() => {
+        watchers.splice(watchers.indexOf(count), 1);
+        done([drawn, slider.value - before, state.values.stages]);
+    }, 100);
+})"""
+
+
+def test_a_drag_that_stays_on_a_whole_number_draws_nothing(chromium, address):
+    with page_of(chromium, width=1440) as (page, _):
+        opened(page, address)
+        scrolled(page, "pipelines", 2)
+        # The track of 1,000 has one to eight stages: a stage is 143 wide, and the knob returns to it.
+        assert page.evaluate(NUDGE, 40) == [0, 0, 4]
+        assert page.evaluate(NUDGE, 100) == [1, 142, 5]
+
+
+def test_paper_has_the_pictures_of_all_steps_and_then_the_screen_is_as_before(chromium, address):
+    with page_of(chromium, dark=True) as (page, said):
+        opened(page, address)
+        page.pdf()
+        assert page.locator(".printed").count() == 0
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.emulate_media(media="print")
+        titles = {picture["title"] for chapter in chapters() for picture in chapter["pictures"] if picture["id"] != "wall-four"}
+        assert set(page.locator(".printed figcaption").all_inner_texts()) == titles
+        assert page.locator(".printed svg").count() == page.locator(".printed").count()
+        assert not page.locator(".stage").first.is_visible()
+        # Dark ink on paper.
+        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(34, 40, 43)"
+        page.emulate_media(media="screen")
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator(".printed").count() == 0
+        scrolled(page, "roofline", 2)
+        assert page.locator("#roofline .stage svg").is_visible()
+        assert said == []
+
+
 def test_with_a_server_the_lists_have_all_of_the_catalogue_and_a_link_opens_any_pair(chromium):
     with served() as place, page_of(chromium, width=1440) as (page, said):
         opened(page, place)

@@ -300,13 +300,13 @@ def inline(text: str, values: Mapping[str, Any]) -> str:
     """Return a paragraph as HTML.
 
     Args:
-        text: Text of one paragraph.
+        text: Text of one paragraph; its no-break spaces stay.
         values: Variables and derived numbers.
 
     Returns:
         HTML; a variable becomes a slider of one number, a derived number a span.
     """
-    marked = html.escape(" ".join(text.split()), quote=False)
+    marked = html.escape(re.sub("[ \n]+", " ", text.strip()), quote=False)
     marked = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", marked)
     marked = re.sub(r"(?<![\w*])\*(\w[^*]*?)\*", r"<em>\1</em>", marked)
     marked = re.sub(r"\[([^]]+)\]", _term, marked)

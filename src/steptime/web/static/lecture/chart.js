@@ -480,7 +480,8 @@ class Years {
     const { plane, spec } = this, { left, right, top } = plane.margin;
     // Dots, lines and their names are obstacles for the names of chips, which are left out where they would cover one.
     const placed = rows.map((one) => [plane.x(one.year) - 6, plane.y(one.value) - 6, plane.x(one.year) + 6, plane.y(one.value) + 6]);
-    const isFree = (x, y, wide, tall) => x > left - 2 && x + wide < plane.width && placed.every(([a, b, c, d]) => x > c || x + wide < a || y > d || y + tall < b);
+    // Boxes lower than `least` pixels, such as dots and lines, may be crossed.
+    const isFree = (x, y, wide, tall, least = 0) => x > left - 2 && x + wide < plane.width && placed.every(([a, b, c, d]) => d - b < least || x > c || x + wide < a || y > d || y + tall < b);
     const across = (value, names, tint, dashed, atRight) => {
       const y = plane.y(value);
       if (y < top - 6) return;
@@ -506,10 +507,13 @@ class Years {
       const inside = spots.filter(([a, b]) => b > top - 14 && b + 15 < plane.height - plane.margin.bottom && isFree(a, b, long, 15));
       // A name is nearer to its own dot than to any other.
       const distance = (other, [a, b]) => Math.hypot(Math.max(a - plane.x(other.year), plane.x(other.year) - a - long, 0), Math.max(b - plane.y(other.value), plane.y(other.value) - b - 15, 0));
-      const spot = inside.find((at) => rows.every((other) => other === one || distance(other, at) > distance(one, at))) || inside[0];
+      const isNear = (at) => rows.every((other) => other === one || distance(other, at) > distance(one, at));
+      // A name far from its dot has a line to it, which crosses no other name where there is room.
+      const lead = ([a, b]) => (b < y - 30 || b > y + 14 ? { x1: x, y1: y + (b < y ? -6 : 6), x2: Math.min(Math.max(x, a + 4), a + long - 4), y2: b < y ? b + 15 : b } : null);
+      const isClear = (at) => { const to = lead(at); return !to || range(9).every((n) => isFree(to.x1 + (to.x2 - to.x1) * n / 8, to.y1 + (to.y2 - to.y1) * n / 8, 0, 0, 15)); };
+      const spot = inside.find((at) => isNear(at) && isClear(at)) || inside.find(isNear) || inside[0];
       if (!spot) continue;
-      // A name far from its dot has a line to it.
-      if (spot[1] < y - 30 || spot[1] > y + 14) svg("line", { x1: x, y1: y + (spot[1] < y ? -6 : 6), x2: Math.min(Math.max(x, spot[0] + 4), spot[0] + long - 4), y2: spot[1] < y ? spot[1] + 15 : spot[1], class: "base" }, this.group);
+      if (lead(spot)) svg("line", { ...lead(spot), class: "base" }, this.group);
       plane.mask([spot[0], spot[1], spot[0] + long, spot[1] + 15]);
       placed.push([spot[0], spot[1], spot[0] + long, spot[1] + 15]);
       label(this.group, spot[0], spot[1] + 12, one.name, { class: "halo small" });

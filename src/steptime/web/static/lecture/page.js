@@ -443,6 +443,24 @@ document.addEventListener("click", (event) => {
   place.focus({ preventScroll: true });
 });
 
+// On paper each step has its own picture; a picture that the step before has too is not repeated.
+addEventListener("beforeprint", () => {
+  for (const stage of stages) {
+    let before = "";
+    for (const [n, step] of stage.steps.entries()) {
+      stage.show(n, true);
+      const { picture } = stage;
+      if (picture.seconds && !picture.time) { picture.time = picture.still; picture.paint(); }
+      const drawn = $("svg", stage.place).cloneNode(true), key = drawn.textContent;
+      if (key !== before) step.prepend(el("figure", { class: "printed" }, [el("figcaption", {}, [stage.caption.textContent]), drawn]));
+      before = key;
+    }
+    stage.stop(); stage.step = -1; stage.at = null;
+  }
+  locate();
+});
+addEventListener("afterprint", () => { for (const one of $$(".printed")) one.remove(); });
+
 async function start() {
   const given = new URLSearchParams(location.hash.split("?")[1]);
   if (DATA.live && (given.get("model") || given.get("system"))) await load({ model: given.get("model") || DATA.model, system: given.get("system") || DATA.system });
