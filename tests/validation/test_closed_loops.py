@@ -152,6 +152,16 @@ def test_the_burst_at_the_start_is_in_the_mean_and_not_in_the_median():
 
 
 @pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_ranks_of_a_loop_have_seats_of_their_own():
+    """A rank with more than its share of the clients starts their prompts at once, unless a limit of the run is reached."""
+    ways = {"model": "MiniMaxAI/MiniMax-M2.5", "engine": "vllm", "tp": "1", "dp": "2", "ep": "2", "concurrency": "16"}
+    row = deepseek(**ways, length_spread="0.1111")
+    engine = load_engine("vllm")
+    free, limited = (validate.simulate_loops(*grouped([one]), engine) for one in (row, row | {"max_num_seqs": "16"}))
+    assert free.queued[0] < limited.queued[0] / 2
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
 def test_drafted_loops_are_simulated_with_their_drafts():
     """Tokens of a simulated loop of one client come as fast as those of the closed form but for prompts."""
     (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3", length_spread="0.1")])

@@ -153,7 +153,8 @@ def closed_loops(
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
     spreads, gained = (np.broadcast_to(x, n) for x in (np.maximum(spread, DRIFT), acceptance))
     stated = np.broadcast_to(budget, n)
-    at_once = np.minimum(np.broadcast_to(slots, n), table[:, 4]).astype(np.int64)
+    # Each data-parallel rank has a limit of its own, so that ranks need not have equal numbers of requests.
+    at_once = np.minimum(np.broadcast_to(slots, n), table[:, 4] * table[:, 2]).astype(np.int64)
     total = np.broadcast_to(np.maximum(np.ceil(requests), table[:, 4]), n)
     longest = (1 + spreads) * np.stack([inputs, outputs])
     kind = engine_policy_kind(engine)
@@ -163,13 +164,13 @@ def closed_loops(
     for indices in group_positions(map(tuple, table[:, :4].tolist())):
         tp, pp, dp, ep = table[indices[0], :4].tolist()
         run_layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
-        clients, long = table[indices, 4], longest.sum(axis=0)
+        long = longest.sum(axis=0)
         defaults = [
             engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / run_layout.dp) for k in indices
         ]
         budgets = [int(stated[k]) or tokens for k, tokens in zip(indices, defaults, strict=True)]
         pace = sample_pace(
-            model, system, layout=run_layout, engine=engine, max_num_seqs=int(max(clients)),
+            model, system, layout=run_layout, engine=engine, max_num_seqs=int(max(at_once[indices])),
             max_num_batched_tokens=max(budgets), contexts=(float(min(inputs[indices])), float(max(long[indices]))),
             query=drafts + 1, check=False,
         )  # fmt: skip
