@@ -83,7 +83,7 @@ def page() -> str:
     }
     for key, words in names.items():
         lines.append(f"| {words} {_row(data['tables'][key])}")
-    lines += ["", "The regression without physics ([`training_regression.py`](training_regression.py)) has 39 numbers of a run: model, job, "
+    lines += ["", "The regression without physics (`docs/training_regression.py`) has 39 numbers of a run: model, job, "
               "layout, chip, links, stack and date. It is a ridge regression on logarithms, with the best of five strengths."]  # fmt: skip
     lines += ["", "By source: median error of the fit, and with models, systems and sources left out.", "",
               "| source | runs | fitted | models | systems | sources |", "|---|---|---|---|---|---|"]  # fmt: skip
