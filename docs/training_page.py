@@ -90,7 +90,7 @@ def page() -> str:
               f"{ends['dense'][0]:.2f} to {ends['dense'][1]:.2f} times the prediction for dense models (a factor of {widths['dense']}), and from "
               f"{ends['experts'][0]:.2f} to {ends['experts'][1]:.2f} for models with experts (a factor of {widths['experts']}). "
               f"On a new system its factor is {widths['new system']}."]  # fmt: skip
-    lines += ["", "The regression without physics ([`training_regression.py`](training_regression.py)) has 39 numbers of a run: model, job, "
+    lines += ["", "The regression without physics (`docs/training_regression.py`) has 39 numbers of a run: model, job, "
               "layout, chip, links, stack and date. It is a ridge regression on logarithms, with the best of five strengths."]  # fmt: skip
     lines += ["", "By source: median error of the fit, and with models, systems and sources left out.", "",
               "| source | runs | fitted | models | systems | sources |", "|---|---|---|---|---|---|"]  # fmt: skip
