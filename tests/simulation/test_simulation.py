@@ -331,7 +331,7 @@ def test_coefficients_stand_for_steps(name, system, layout, most):
 
 def test_steps_of_unequal_contexts_take_their_mean_where_a_window_ends_long_ones():
     """Log-normal prompts of 4,000 tokens: a window of 4,096 reads 3,000 tokens of a mean context of 4,500."""
-    model, system, batch, tokens = st.load_model("mistralai/Mistral-7B-v0.1"), st.load_system("tpu-8t"), 91, 1000
+    model, system, batch = st.load_model("mistralai/Mistral-7B-v0.1"), st.load_system("tpu-8t"), 91
     requests = Workload(input_tokens=4000, output_tokens=500, input_spread=1.0, output_spread=1.0)
     traffic = workload_traffic(requests, 1.0, 4000, seed=1, exact=True, longest=32_768)
     given = {"layout": st.Layout(), "engine": st.load_engine("ideal")}
@@ -358,6 +358,17 @@ def test_coefficients_count_the_prompts_whose_experts_are_uneven():
         assert float(pace.seconds(*sent[:3])) == pytest.approx(without_attention, rel=0.01)
         assert pace.mixed_error < 0.05
     assert float(sample_pace(model, system, **size).seconds(*sent)) == pytest.approx(float(pace.seconds(*sent)))
+
+
+def test_passes_of_more_rows_than_the_table_take_the_time_of_their_step():
+    """A pass of 1,024 prompts of 580 tokens has 594,000 rows; the last of the 131,072 in the table hold one prompt more."""
+    model, system = st.load_model("Qwen/Qwen3-Next-80B-A3B-Instruct"), st.load_system("tpu-v5e")
+    given = {"layout": st.Layout(dp=64, ep=64, redundant_experts=64), "engine": "typical"}
+    pace = sample_pace(model, system, **given, max_num_seqs=4096, max_num_batched_tokens=9280, prompt_tokens=580, check=False)
+    for prompts in (256, 1024):
+        step = st.prefill_step(model, system, prompts=prompts, tokens=580, **given)
+        expected = float(step.total - step.terms["attention"])
+        assert float(pace.seconds(0, 0, prompts * 580)) == pytest.approx(expected, rel=0.03)
 
 
 def test_coefficients_have_the_attention_of_calls_with_prompts_and_sequences():
