@@ -226,13 +226,17 @@ def test_figures_that_a_run_does_not_have_are_zero():
 
 
 def test_the_time_per_token_at_the_start_follows_from_the_rate():
-    """Closed forms know one rate; there the time is theirs. At a low rate it is that of one sequence alone."""
+    """At a low rate it is that of one sequence alone. Then as many sequences decode as come in their time."""
     loop = Loop(deployment(CHAT), 40.0, 1.2)
-    assert loop.expected_tpot(40.0, (40.0, 5e-3)) == pytest.approx(5e-3, rel=0.03)
     alone = float(loop.server.pace.seconds(1, float(mean_context(CHAT))))
-    assert loop.expected_tpot(1e-3, (40.0, 5e-3)) == pytest.approx(alone, rel=1e-3)
-    times = [loop.expected_tpot(rate, (40.0, 5e-3)) for rate in (10.0, 20.0, 40.0, 60.0, 1e4)]
+    assert loop.expected_tpot(1e-3, 0.0) == pytest.approx(alone, rel=1e-3)
+    times = [loop.expected_tpot(rate, 0.0) for rate in (10.0, 20.0, 40.0, 60.0, 1e4)]
     assert np.all(np.diff(times) > 0)
+    sequences = math.ceil(loop._in_flight(40.0, times[2]))
+    expected = loop.server.pace.seconds(sequences, sequences * float(mean_context(CHAT)))
+    assert times[2] == pytest.approx(float(expected), rel=0.01)
+    # Prefill takes half of the time.
+    assert loop.expected_tpot(1e-3, 0.5) == pytest.approx(2 * alone, rel=1e-3)
 
 
 def test_a_longer_run_begins_with_the_draws_of_a_shorter_one():

@@ -360,6 +360,17 @@ def test_coefficients_count_the_prompts_whose_experts_are_uneven():
     assert float(sample_pace(model, system, **size).seconds(*sent)) == pytest.approx(float(pace.seconds(*sent)))
 
 
+def test_passes_of_more_rows_than_the_table_take_the_time_of_their_step():
+    """A pass of 1,024 prompts of 580 tokens has 594,000 rows; the last of the 131,072 in the table hold one prompt more."""
+    model, system = st.load_model("Qwen/Qwen3-Next-80B-A3B-Instruct"), st.load_system("tpu-v5e")
+    given = {"layout": st.Layout(dp=64, ep=64, redundant_experts=64), "engine": "typical"}
+    pace = sample_pace(model, system, **given, max_num_seqs=4096, max_num_batched_tokens=9280, prompt_tokens=580, check=False)
+    for prompts in (256, 1024):
+        step = st.prefill_step(model, system, prompts=prompts, tokens=580, **given)
+        expected = float(step.total - step.terms["attention"])
+        assert float(pace.seconds(0, 0, prompts * 580)) == pytest.approx(expected, rel=0.03)
+
+
 def test_coefficients_have_the_attention_of_calls_with_prompts_and_sequences():
     """FlashAttention 2 on an RTX PRO 6000: 128 sequences of 1,000 tokens take twice as long with a prompt of 512 tokens."""
     model, system = st.load_model("llama-3.1-8b"), st.load_system("rtx-pro-6000-8")

@@ -373,6 +373,7 @@ class Course:
         # Rate of the batch of the candidate with a prefill pool that is nearly full [requests/s], and its times [s].
         self.rate = min(expected.rate, expected.prefill_rate * MOST_UTILISED) if math.isfinite(expected.tpot) else 0.0
         self.tpot, self.ttft = expected.tpot, min(expected.ttft, MOST_WAITING * decoding)
+        self.prefill_share = expected.prefill_share
         if candidate.prefill_layout is not None:
             self.ttft = expected.ttft
         self.pools = simulated_pools(case, candidate)
@@ -398,7 +399,7 @@ class Course:
         """Return the run at a place of the grid of rates, which starts as the rate and closed forms say."""
         assert self.loop is not None
         rate = GRID**place
-        tpot = self.loop.expected_tpot(rate, (self.rate, self.tpot))
+        tpot = self.loop.expected_tpot(rate, self.prefill_share * rate / self.rate)
         ttft = min(1.0, rate / self.rate) * self.ttft
         return self.loop.run(rate, self.limits, self.case.percentile, tpot, ttft, **settings)
 
@@ -531,7 +532,8 @@ class Expected(NamedTuple):
 
     `rate` [requests/s] is that of all decode replicas. `prefill_rate` is that of prefill pools that are never idle: infinite
     without them, and 0 where their prompts do not fit. `tpot` and `ttft` are in s; with a prefill pool, `ttft` is the
-    time of a pass. `growing` is the share of a step that grows with the batch. `slots` are those of a replica, and `capped`
+    time of a pass. `prefill_share` is the share of the time of decode replicas for prefill. `growing` is the share of a step
+    that grows with the batch. `slots` are those of a replica, and `capped`
     says whether requests wait for them.
     """
 
@@ -539,6 +541,7 @@ class Expected(NamedTuple):
     prefill_rate: float
     tpot: float
     ttft: float
+    prefill_share: float
     growing: float
     slots: int
     capped: bool
@@ -588,9 +591,11 @@ def _evaluated(case: PlanProblem, mode: str, candidates: Sequence[Candidate]) ->
         pool = prefill_pool(case.model, case.prefill.system, case.workload, layout=readers, prompts=prompts, **case.settings)
         prefill_rate = np.where(pool.memory.fits, pool.rate * readers.replicas, 0.0)
         ttft = pool.step.total * (1 + pool.late)
-    columns = (rate, prefill_rate, state.tpot, ttft, state.growing, seats.max_num_seqs, seats.capped)
+    columns = (
+        rate, prefill_rate, state.tpot, ttft, state.input_share, state.growing, seats.max_num_seqs, seats.capped,
+    )  # fmt: skip
     rows = zip(*(np.broadcast_to(column, batch.shape).tolist() for column in columns), strict=True)
-    yield from (Expected._make((*row[:5], int(row[5]), row[6])) for row in rows)
+    yield from (Expected._make((*row[:6], int(row[6]), row[7])) for row in rows)
 
 
 def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedPool, ...]:

@@ -422,14 +422,14 @@ class Loop:
         started = steady_requests(self.deployment.workload, int(min(count, slots)), longest, self.seed + 1)
         return by_length(started, self.server) if self.reader is None else started
 
-    def expected_tpot(self, rate: float, closed_form: tuple[float, float]) -> float:
+    def expected_tpot(self, rate: float, prefill_share: float) -> float:
         """Return the mean time per output token at a rate, which gives the sequences at the start of a run.
 
-        Decode steps take their sampled times. Prefill between them takes a share of time that is proportional to the rate.
+        Decode steps take their sampled times.
 
         Args:
             rate: Rate of the whole deployment [requests/s].
-            closed_form: Another rate [requests/s], and the time per output token there [s], as closed forms have it.
+            prefill_share: Share of time for prefill between decode steps at this rate.
 
         Returns:
             Seconds.
@@ -439,9 +439,7 @@ class Loop:
         end = min(len(pace.decode), self.server.policy.max_num_seqs + 1)
         batch = np.arange(1, end)
         seconds = (pace.decode[1:end] + pace.context[1:end] * batch * context) / self.accepted
-        sequences = min(max(round(self._in_flight(*closed_form) / self.parts), 1), len(batch))
-        prefill_share = max(0.0, 1 - float(seconds[sequences - 1]) / closed_form[1])
-        tpot = seconds / (1 - min(prefill_share * rate / closed_form[0], MOST_LOADED))
+        tpot = seconds / (1 - min(prefill_share, MOST_LOADED))
         stays = np.flatnonzero(self._in_flight(rate, tpot) / self.parts <= batch)
         return float(tpot[stays[0] if len(stays) else -1])
 

@@ -384,9 +384,9 @@ def pool_server(
     sampled = sample_pace(
         model, system, layout=layout, engine=engine, max_num_seqs=fitted.max_num_seqs,
         max_num_batched_tokens=min(fitted.max_num_batched_tokens, 1 << 16),
-        contexts=_contexts(traffic, float(model.max_context)),
-        frequent_contexts=_frequent_contexts(traffic, float(model.max_context)), query=fitted.speculative_tokens + 1,
-        prompt_tokens=max(1.0, float(np.mean(traffic.inputs)) if prompt_tokens is None else prompt_tokens), check=check,
+        contexts=_contexts(traffic, float(model.max_context)), query=fitted.speculative_tokens + 1, check=check,
+        frequent_contexts=_frequent_contexts(traffic, float(model.max_context)),
+        prompt_tokens=max(1.0, float(np.mean(traffic.inputs)) if prompt_tokens is None else prompt_tokens),
         has_mixed_steps=has_mixed_steps, legal=True,
     )  # fmt: skip
     pace = slowed(sampled, slowness)

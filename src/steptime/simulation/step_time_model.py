@@ -39,7 +39,7 @@ from steptime.simulation.loop_state import Rates
 from steptime.units import percent
 
 LEFT_OUT = unit("", "", left_out=True)
-# Largest tabulated number of rows; beyond it the last slope continues.
+# Largest tabulated number of rows; beyond it the last slope continues, which is that up to a full step.
 MAX_ROWS = 1 << 17
 SAMPLES = 200
 # Coefficients of prefill work.
@@ -318,7 +318,10 @@ def sample_pace(
     }  # fmt: skip
 
     # Each coefficient comes from its own sample of steps; they are evaluated together.
-    groups, tokens = int(layout.dp), _knots(int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
+    groups = int(layout.dp)
+    full_rows = int(max_num_seqs + max_num_batched_tokens * groups)
+    # The prompts of a knot are whole, so that the slope between two neighbours is that of no step.
+    tokens = np.unique(np.append(_knots(min(MAX_ROWS, full_rows)), full_rows))
     overlaps, budget = bool(layout.microbatches > layout.pp), max_num_batched_tokens * groups
     # Collectives that overlap with operators can hide attention, so that it is sampled without them.
     without_links = _without_links(system) if overlaps else system
@@ -523,8 +526,8 @@ def _without_prompt_attention(model: Model) -> Model:
 
 
 def _interpolate(times: Any, tokens: Any) -> Any:
-    """Interpolate times [s] for every number of tokens up to the last one; 0 tokens take 0."""
-    seconds = np.interp(np.arange(max(2, tokens[-1] + 1)), tokens, np.maximum.accumulate(times))
+    """Interpolate times [s] for every number of tokens up to the last one, or one beyond the table; 0 tokens take 0."""
+    seconds = np.interp(np.arange(np.clip(tokens[-1] + 1, 2, MAX_ROWS + 2)), tokens, np.maximum.accumulate(times))
     seconds[0] = 0.0
     return seconds
 
