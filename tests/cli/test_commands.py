@@ -364,6 +364,8 @@ def test_every_command_speaks_json(words):
         ("plan llama-3.1-8b hgx-h100 --input 5b", "write '5B'"),
         ("plan llama-3.1-8b hgx-h100 --tp 1000", "try 1, 2, 4 or 8"),
         ("plan llama-3.1-8b hgx-h100 --input 8kk", "--input: the suffix of '8kk' must be k, M, G, B, T, Ki"),
+        ("step llama-3.1-8b hgx-h100 --batch 1,5", "--batch: '1,5' is not a number, such as 8192, 8k or 1e3; write 1.5"),
+        ("step llama-3.1-8b hgx-h100 --drafts 3", "name a draft model with --draft-model (eagle3, or a small model"),
         ("plan llama-3.1-8b hgx-h100 --chips 1e30", "--chips must be at most"),
         ("plan llama-3.1-8b hgx-h100 --speed fast", "--speed: must be a number in tok/s, got 'fast'"),
         ("plan llama-3.1-8b hgx-h100 --ttft=500MB", "--ttft: must be a number in s, got '500MB', which is a quantity in B"),
