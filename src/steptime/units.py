@@ -82,6 +82,8 @@ CONTRACTIONS: Final = {"FLOPS": "FLOP/s", "OPS": "OP/s", "bps": "b/s", "Bps": "B
 _TIME_WORDS: Final = {
     "hour": HOUR, "day": DAY, "week": 7 * DAY, "month": 365 / 12 * DAY, "year": 365 * DAY, "w": 7 * DAY, "y": 365 * DAY,
 }  # fmt: skip
+# A number such as 0,5; 1,024 has groups of three digits.
+DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,(?:\d{1,2}|\d{4,})")
 _DURATION: Final = re.compile(rf"\s*+([0-9]++(?:\.[0-9]*+)?|\.[0-9]++)\s*+({'|'.join(_TIME_WORDS)})s?\s*")
 _NUMBER = re.compile(
     r"([-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++(?:_[0-9]++)*+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,9})?)\s*([^\s0-9].*)?"
@@ -262,6 +264,9 @@ def count(text: str | int | float, name: str = "number", maximum: float = MOST_C
     except UnitError as error:
         raise UnitError(f"{name}: {error}") from None
     if written not in COUNTS:
+        # A decimal comma leaves ",5" for a suffix.
+        if DECIMAL_COMMA.fullmatch(str(text)):
+            raise UnitError(f"{name}: {short_repr(text)} is not a number{example}; write {str(text).replace(',', '.')}")
         upper = written.upper()
         fix = f"; write {short_repr(f'{number:g}{upper}')}" if upper in COUNTS else example
         raise UnitError(f"{name}: the suffix of {short_repr(text)} must be k, M, G, B, T, Ki, Mi, Gi or Ti{fix}")

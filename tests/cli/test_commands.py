@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,9 +18,12 @@ from unittest.mock import patch
 
 import pytest
 import typer
+from rich.console import Console
 
+import steptime as st
 from steptime.cli import main as cli_main
 from steptime.cli.main import EXAMPLES, app_for, main
+from steptime.cli.views.plan_view import plan_view
 from tests.conftest import each, every
 
 MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
@@ -143,6 +146,19 @@ def test_a_step_whose_weights_do_not_fit_names_a_number_of_chips():
     assert chips
     assert 8 < int(chips[1]) <= 16
     assert run("step deepseek-v3 hgx-h100 --batch 64 --tp 16").returncode == 0
+
+
+def test_a_front_of_mean_speeds_says_so_where_the_plan_has_a_percentile(closed_forms):
+    """A row of the front may have a higher speed and a lower cost than the plan, whose speed is that of 90 % of requests."""
+    means = st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=0.02), chips=1)
+    assert len(means.front) > 1
+    shown = {}
+    for percentile in ("mean", "p90"):
+        console = Console(width=80, file=io.StringIO(), color_system=None)
+        console.print(plan_view(replace(means, percentile=percentile), 80, full=True))
+        shown[percentile] = " ".join(console.file.getvalue().split())
+    assert all("against mean speed for each user" in text for text in shown.values())
+    assert ["the front has means" in text for text in shown.values()] == [False, True]
 
 
 def test_the_main_job_as_json(both_forms):
@@ -364,6 +380,8 @@ def test_every_command_speaks_json(words):
         ("plan llama-3.1-8b hgx-h100 --input 5b", "write '5B'"),
         ("plan llama-3.1-8b hgx-h100 --tp 1000", "try 1, 2, 4 or 8"),
         ("plan llama-3.1-8b hgx-h100 --input 8kk", "--input: the suffix of '8kk' must be k, M, G, B, T, Ki"),
+        ("step llama-3.1-8b hgx-h100 --batch 1,5", "--batch: '1,5' is not a number, such as 8192, 8k or 1e3; write 1.5"),
+        ("step llama-3.1-8b hgx-h100 --drafts 3", "name a draft model with --draft-model (eagle3, or a small model"),
         ("plan llama-3.1-8b hgx-h100 --chips 1e30", "--chips must be at most"),
         ("plan llama-3.1-8b hgx-h100 --speed fast", "--speed: must be a number in tok/s, got 'fast'"),
         ("plan llama-3.1-8b hgx-h100 --ttft=500MB", "--ttft: must be a number in s, got '500MB', which is a quantity in B"),

@@ -32,7 +32,6 @@ Not included:
 - Norms and element-wise arithmetic (under 1 % of FLOPs), and sampling.
 - The write of new cache entries ($1/L$ of the read).
 - The all-reduce of the vocabulary-parallel embedding (one of some hundred).
-- In-switch reduction of collectives.
 """
 
 from __future__ import annotations

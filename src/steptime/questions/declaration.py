@@ -25,8 +25,8 @@ import numpy as np
 
 from steptime.errors import InputError, RangeError, UnitError, UnknownName, short_repr
 from steptime.number_checks import between, whole_number
+from steptime.units import DECIMAL_COMMA, parse
 from steptime.units import count as read_count
-from steptime.units import parse
 
 # Kinds of inputs.
 COUNT, NUMBER, TEXT, RENT, SWITCH, TEXTS = "count", "number", "text", "rent", "switch", "texts"
@@ -34,8 +34,6 @@ COUNT, NUMBER, TEXT, RENT, SWITCH, TEXTS = "count", "number", "text", "rent", "s
 POWER, WITHIN = "power", "within"
 # A number with commas between groups of three digits.
 GROUPED: Final = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
-# A number such as 0,5; 1,024 has groups of three digits.
-DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,(?:\d{1,2}|\d{4,})")
 # Largest count that an input accepts if its declaration has no maximum.
 LARGEST_COUNT: Final = 10**18
 Form = TypeVar("Form")

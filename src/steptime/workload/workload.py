@@ -240,8 +240,8 @@ def choose_speculation(model: Model, drafts: int, acceptance: float | None = Non
         return Speculation(acceptance=1.0 if acceptance is None else acceptance)
     if not model.can_draft:
         raise InputError(
-            f"drafts: {model.name} has no layers that draft tokens (multi-token prediction); give what drafts, eagle3 or a "
-            "small model with the same vocabulary (--draft-model), or leave out --drafts"
+            f"drafts: {model.name} has no layers that draft tokens (multi-token prediction); name a draft model with "
+            "--draft-model (eagle3, or a small model with the same vocabulary), or leave out --drafts"
         )
     method, place = drafted_with(model)
     if acceptance is not None:

@@ -123,7 +123,7 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
     ]  # fmt: skip
     if full:
         parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
-        parts += [_front_chart(plan, width), *_front_table(plan)]
+        parts += [_front_chart(plan, width), *_front_table(plan), *_front_note(plan)]
         parts += [Text(), _elasticity_table(plan, width)] if has_rent(plan) and plan.elasticities else []
         parts += [*_alternative_table(plan), *_speculation_table(plan)]
     return Group(*(part for part in parts if part is not None))
@@ -630,7 +630,7 @@ def _front_chart(plan: Plan, width: int) -> RenderableType:
         curves.append(Curve([limit, limit], [0, rows * step], "the speed asked for", "red", glyph="│"))
     across = Axis("tok/s per user", low, high)
     up = Axis("tok/s per chip", 0, rows * step, "{:,g}".format, log=False)
-    return draw(curves, across, up, width, rows, "Pareto front: output of each chip against speed for each user [tok/s]")
+    return draw(curves, across, up, width, rows, "Pareto front: output of each chip against mean speed for each user [tok/s]")
 
 
 def _front_table(plan: Plan) -> list[RenderableType]:
@@ -642,11 +642,21 @@ def _front_table(plan: Plan) -> list[RenderableType]:
     speed = np.log([p.tokens_per_second_per_user for p in points])
     marks = np.linspace(speed.max(), speed.min(), FRONT_ROWS)
     places = dict.fromkeys(int(np.argmin(np.abs(speed - mark))) for mark in marks)
-    columns = ["tok/s per user: {tokens_per_second_per_user:digits}", "tok/s per chip: {tokens_per_second_per_chip:digits}"]
+    columns = [
+        "Mean tok/s per user: {tokens_per_second_per_user:digits}",
+        "tok/s per chip: {tokens_per_second_per_chip:digits}",
+    ]
     columns += ["USD/M out: {usd_per_million_output_tokens:USD}"] if has_rent(plan) else []
     columns += ["Batch: {batch:,}", "Layout: {layout_text}"]
     going = (3, 2) if has_rent(plan) else (2,)
     return [listing(" | ".join(columns), [points[place] for place in places], first_to_go=going)]
+
+
+def _front_note(plan: Plan) -> list[RenderableType]:
+    """Return why a row of the front may look better than the plan, whose speed is a percentile."""
+    if plan.percentile == "mean" or not plan.feasible or len(plan.front) < 2:
+        return []
+    return [Text(f"The plan (◆) gives its speed at {plan.percentile}, which is below its mean speed; the front has means.")]
 
 
 def _elasticity_table(plan: Plan, width: int) -> RenderableType:

@@ -66,7 +66,7 @@ def market_view(market: Market, *, width: int) -> Answer:
     date_note = f"; prices and rents of {market.price_time}" if market.price_time else ""
     return Answer(
         sentence=_market_sentence(market),
-        conditions=f"A request: {market.mix.input_tokens:,.0f} tokens in{cached}, {market.mix.output_tokens:,.0f} out at "
+        conditions=f"A request: {counted(market.mix.input_tokens, 'token')} in{cached}, {market.mix.output_tokens:,.0f} out at "
         f"{market.speed:g} tok/s per user, {_limit_words(market.ttft)}{date_note}. {_assumed(market)}",
         body=[_offers(market, market.counted), _costs(market)],
         details=[
@@ -300,9 +300,9 @@ def self_hosting_view(comparison: SelfHosting, **_: bool) -> Answer:
     cached = f" ({percent(mix.cached_share)} cached)" if mix.cached_share else ""
     volume = f"{show(comparison.tokens_per_day)} tokens a day"
     conditions = (
-        f"A request: {mix.input_tokens:,.0f} tokens in{cached}, {mix.output_tokens:,.0f} out at {comparison.speed:g} tok/s per "
-        f"user, {_limit_words(comparison.ttft_limit)}; {request_rate(comparison.rate, 3)}. Own chips: "
-        f"{_weights_words(comparison.weights)}."
+        f"A request: {counted(mix.input_tokens, 'token')} in{cached}, {mix.output_tokens:,.0f} out at "
+        f"{comparison.speed:g} tok/s per user, {_limit_words(comparison.ttft_limit)}; {request_rate(comparison.rate, 3)}. "
+        f"Own chips: {_weights_words(comparison.weights)}."
     )
     grid = table("From", "1k requests", "1M tokens (in + out)", "A month", numbers=(1, 2, 3))
     for provision in comparison.provisions:
