@@ -142,3 +142,37 @@ def test_too_few_chips_name_the_tensor_parallelism_and_the_chips_that_fit():
     assert "--offload" not in str(problem.value)
     chips = int(str(problem.value).rpartition(" ")[2])
     assert rl_step("llama-3.1-8b", "hgx-h100", chips=chips, **sizes).chips == chips
+
+
+def test_tools_keep_the_slot_of_an_answer(step):
+    """All 128 answers of a replica have a slot, so that the last one waits once."""
+    waiting = rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED, tool_seconds=30.0)
+    assert waiting.rollout == pytest.approx(step.rollout + 30)
+    assert waiting.training == step.training
+
+
+def test_answers_to_one_prompt_share_its_prefill(step):
+    """A group of 16 leaves a sixteenth of 128 prefills of 256 tokens."""
+    shared = rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED, group=16)
+    prefill = float(st.prefill_step("qwen3-30b-a3b", "hgx-h100", tokens=256, layout=st.Layout(tp=2)).total)
+    assert step.rollout - shared.rollout == pytest.approx(128 * 15 / 16 * prefill)
+
+
+def test_rollouts_that_span_steps_do_not_wait_for_the_longest():
+    """Answers of 2,000 tokens on average and 32,768 at most: most of a rollout is its tail."""
+    asked = ASKED | {"output": 2000, "longest": 32768}
+    waiting, flowing = (rl_step("qwen3-30b-a3b", "hgx-h100", **asked, steps_spanned=steps) for steps in (1, 8))
+    assert flowing.rollout < 0.5 * waiting.rollout
+    assert (flowing.tail, waiting.tail > 0) == (0, True)
+    assert flowing.rollout >= waiting.rollout / 8
+    with pytest.raises(RangeError, match="steps spanned"):
+        rl_step("qwen3-30b-a3b", "hgx-h100", **asked, steps_spanned=0)
+
+
+def test_a_published_step_whose_answers_span_eight_is_inside_the_range():
+    """NeMo RL 0.6: Qwen3-30B-A3B on 192 H100, 8 steps off policy, 2,048 answers of 3,206 tokens in 34.5 s."""
+    step = rl_step(
+        "qwen3-30b-a3b", "hgx-h100", chips=192, rollouts=2048, output=3206, longest=4096, layout=st.Layout(tp=2),
+        rollout_share=0.5, updates=4, steps_spanned=8,
+    )  # fmt: skip
+    assert step.low <= 34.5 <= step.high

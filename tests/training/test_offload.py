@@ -17,7 +17,7 @@ from steptime.training.layer_time import activation_bytes, layer_passes
 from steptime.training.training_alternatives import NothingFits
 from steptime.training.training_job import TrainingLayout, host_memory
 from steptime.training.training_memory import BUFFERED_LAYERS, training_memory
-from steptime.training.training_runs import LARGEST_RUN_OVERHEAD, TYPICAL_RUN_OVERHEAD
+from steptime.training.training_runs import LARGEST_RUN_OVERHEAD, TYPICAL_RUN_OVERHEAD, Reliability, failure_losses
 from steptime.training.training_stack import IDEAL, load_stack
 from steptime.training.training_step import fullest_stage_parameters, step_seconds
 from tests.conftest import each
@@ -178,6 +178,8 @@ def test_the_range_of_a_run_is_wider_than_that_of_a_step():
     step_high = float(found.step.high / found.step.total)
     run_high = found.run.high / found.run.seconds
     unknown = np.log(LARGEST_RUN_OVERHEAD / TYPICAL_RUN_OVERHEAD)
-    assert np.log(run_high) ** 2 == pytest.approx(np.log(step_high) ** 2 + unknown**2)
-    step_low = float(found.step.low / found.step.total)
-    assert found.run.low / found.run.seconds == pytest.approx(step_low / TYPICAL_RUN_OVERHEAD)
+    shorter, longer = np.log(failure_losses(Reliability(), 64))
+    assert np.log(run_high) ** 2 == pytest.approx(np.log(step_high) ** 2 + unknown**2 + longer**2)
+    step_low = np.log(float(found.step.low / found.step.total))
+    run_low = np.log(found.run.low / found.run.seconds * TYPICAL_RUN_OVERHEAD)
+    assert run_low**2 == pytest.approx(step_low**2 + shorter**2)

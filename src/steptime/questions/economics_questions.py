@@ -305,6 +305,15 @@ class RlInputs(ParallelSizes, ModelOnSystem):
     )
     passes: Any = number(2.0, "number of forward passes for log-probabilities", group=PHASE_GROUP)
     updates: Any = count(1, "number of training steps on the rollouts", group=PHASE_GROUP)
+    group: Any = count(1, "rollouts per prompt, which share its prefill and KV cache", group=STEP_GROUP)
+    tool_seconds: Any = number(
+        0.0, "time in seconds in which a rollout waits for tools and sandboxes", unit="s", minimum=0.0, maximum=1e6,
+        group=STEP_GROUP,
+    )  # fmt: skip
+    steps_spanned: Any = count(
+        1, "steps that a rollout may span (partial rollouts, a queue); 1: each step waits for its longest rollout",
+        maximum=64, group=PHASE_GROUP,
+    )  # fmt: skip
     mfu: Any = number(
         None, "MFU of training and log-probabilities: the share of the chips' bf16 rate (0 to 1)", group=PHASE_GROUP,
         default_words="from steptime's training step",
@@ -331,7 +340,7 @@ def solve_rl(values: Mapping[str, Any]) -> RlStep:
         resolve_model(inputs.model), read_machine(values), chips=inputs.chips, rollouts=inputs.rollouts, prompt=inputs.prompt,
         output=inputs.output, longest=inputs.longest, layout=Layout(**sizes, microbatches=sizes.get("pp", 1)),
         spread=inputs.spread, rollout_share=inputs.rollout_share, passes=inputs.passes, mfu=inputs.mfu, updates=inputs.updates,
-        engine=inputs.engine,
+        group=inputs.group, tool_seconds=inputs.tool_seconds, steps_spanned=inputs.steps_spanned, engine=inputs.engine,
     )  # fmt: skip
 
 

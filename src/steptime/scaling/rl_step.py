@@ -8,7 +8,9 @@ pass for log-probabilities takes a third of its time. With `mfu`, both run at th
 sends the weights to the rollout replicas once.
 
 On policy, the four phases run one after another on all chips. One step off policy, rollout and training run on separate
-chips at the same time. Rewards, the environment, engine starts, resharding and idle pipelines are not computed. Published
+chips at the same time. A rollout that may span several steps (partial rollouts, arXiv 2501.12599, section 2.6.2; a queue of
+answers) does not wait for its longest answer: its slots stay full. Answers to one prompt share its prefill and KV cache. Tools
+keep the slot of an answer for a given time. Rewards, engine starts, resharding and idle pipelines are not computed. Published
 steps contain them: `overhead` is the median of this additional time, as a share of the computed phases (docs/fit_rl.py).
 The 90 % range is that of published steps of two models.
 """
@@ -49,6 +51,8 @@ POINTS: Final = 49
 # FLOP per parameter and token of a forward pass.
 FORWARD_FLOP: Final = 2.0
 BF16_BYTES: Final = 2.0
+# Largest number of steps that an answer may span.
+MOST_SPANNED: Final = 64
 # Training sequences are padded to a multiple of these tokens.
 PACKED: Final = 64
 
@@ -153,6 +157,9 @@ def rl_step(
     spread: float = SPREAD,
     mfu: float | None = None,
     updates: int = 1,
+    group: int = 1,
+    tool_seconds: float = 0.0,
+    steps_spanned: int = 1,
     engine: Engine | str | None = None,
 ) -> RlStep:
     """Return the time of an RL step.
@@ -173,6 +180,9 @@ def rl_step(
         spread: Standard deviation of lengths over their mean, before the longest are cut.
         mfu: MFU of log-probabilities and training, instead of steptime's training step.
         updates: Training steps on the answers.
+        group: Answers per prompt, which share the prefill and the KV cache of the prompt.
+        tool_seconds: Time in which an answer waits for tools and sandboxes [s].
+        steps_spanned: Steps that an answer may span; 1 if each step waits for its longest answer.
         engine: Serving engine of the rollout, or its name.
 
     Returns:
@@ -207,7 +217,11 @@ def rl_step(
         raise RangeError(f"a replica takes {size} chips, and the rollout has {making} of {count}; take a smaller layout")
     # Answers are divided in turn over the replicas; the replica with the longest answer sets the time.
     lengths = answer_lengths(output, longest, spread, rollouts)[::replicas]
-    rollout, tail = _rollout(described, machine, engine_for(machine, engine), replica_layout, prompt, lengths, making)
+    rollout, tail = _rollout(
+        described, machine, engine_for(machine, engine), replica_layout, prompt, lengths, making,
+        shared=whole_number("group", group, maximum=rollouts), tool_seconds=between("tool seconds", tool_seconds, 0.0, 1e6),
+        spanned=whole_number("steps spanned", steps_spanned, maximum=MOST_SPANNED),
+    )  # fmt: skip
     training = count if on_policy else count - making
     work = (rollouts, prompt + output, mfu, updates)
     try:
@@ -334,11 +348,15 @@ def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Ar
 
 
 def _rollout(
-    model: Model, system: System, engine: Engine, layout: Layout, prompt: float, lengths: Array, chips: int
-) -> tuple[float, float]:
-    """Return the time of the rollout of a replica, and its part after 90 % are done."""
+    model: Model, system: System, engine: Engine, layout: Layout, prompt: float, lengths: Array, chips: int, *,
+    shared: int, tool_seconds: float, spanned: int,
+) -> tuple[float, float]:  # fmt: skip
+    """Return the time of the rollout of a replica, and its part after 90 % are done.
+
+    shared: answers per prompt. tool_seconds: of an answer. spanned: steps that an answer may span.
+    """
     mean = float(lengths.mean())
-    seats = float(sequences_that_fit(model, system, context=prompt + mean, layout=layout, engine=engine))
+    seats = float(sequences_that_fit(model, system, context=prompt / shared + mean, layout=layout, engine=engine))
     if seats < 1:
         size = int(layout.tp * layout.pp * layout.dp * layout.cp)
         room = memory_per_chip(model, system, batch=1, context=prompt + mean, layout=layout, engine=engine)
@@ -347,15 +365,19 @@ def _rollout(
             f"{show(float(room.used), 'B')} and has {show(float(room.capacity), 'B')}; "
             + _wider_layout(model, system, engine, layout, prompt + mean, chips)
         )
-    prefill_seconds = (
-        float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total) * len(lengths) / int(layout.dp)
-    )
+    prompts = len(lengths) / shared
+    prefill_seconds = float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total)
+    prefill_seconds *= prompts / int(layout.dp)
+    # Answers of several steps fill the slots.
+    full = min(spanned * len(lengths), int(seats))
+    step = float(decode_step(model, system, batch=full, context=prompt + mean / 2, layout=layout, engine=engine).total)
+    flowing = prefill_seconds + len(lengths) / full * (mean * step + tool_seconds)
     waiting = 0.0
     together = min(len(lengths), int(seats))
     # More sequences than slots: further sequences take the slots of finished ones, at a full batch.
     if len(lengths) > together:
         step = float(decode_step(model, system, batch=together, context=prompt + mean / 2, layout=layout, engine=engine).total)
-        waiting = (len(lengths) - together) * mean / together * step
+        waiting = (len(lengths) - together) / together * (mean * step + tool_seconds)
         # The last batch is a sample of all lengths, with the longest.
         lengths = lengths[np.linspace(0, len(lengths) - 1, together).round().astype(int)]
 
@@ -369,4 +391,7 @@ def _rollout(
     ).total
     seconds = np.append(0.0, np.cumsum(np.diff(positions) * (np.asarray(steps)[1:] + np.asarray(steps)[:-1]) / 2))
     nine = float(np.interp(lengths[min(len(lengths) - 1, len(lengths) // 10)], positions, seconds))
-    return prefill_seconds + waiting + float(seconds[-1]), float(seconds[-1]) - nine
+    until_longest = prefill_seconds + waiting + float(seconds[-1]) + tool_seconds
+    if spanned > 1:
+        return max(flowing, until_longest / spanned), 0.0
+    return until_longest, float(seconds[-1]) - nine

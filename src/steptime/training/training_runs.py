@@ -123,6 +123,9 @@ def failure_goodput(reliability: Reliability, chips: int, useful: float = math.i
     if not reliability.rate:
         return math.inf, useful, 1.0
     between = float(mean_time_between_failures(chips, reliability.rate))
+    # Such a run never ends.
+    if (reliability.checkpoint + reliability.restart) / between > MAX_LOST_INTERVALS:
+        return between, between, math.exp(-MAX_LOST_INTERVALS)
     interval = min(float(daly_interval(reliability.checkpoint, between)), useful)
     return between, interval, float(goodput(interval, reliability.checkpoint, reliability.restart, between))
 
