@@ -530,7 +530,7 @@ def train(
         changes=training_alternatives(model, system, job, engine, best, fixed_axes, chips, evidence) if changes else (),
         why=_bottleneck_text(step, best_seconds),
         unlike=unlike_measured_runs(engine, system, job, chips),
-        largest_batch=math.nan if cost is None else largest_batch_tokens(cost.flops),
+        largest_batch=math.nan if cost is None else float(largest_batch_tokens(cost.flops)),
         job=job,
         searched=search_result,
     )
