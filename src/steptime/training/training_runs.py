@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -104,7 +104,8 @@ def failure_losses(reliability: Reliability, chips: int) -> tuple[float, float]:
     shorter = longer = 0.0
     for name, default, ends in UNCERTAIN_LOSSES:
         if getattr(reliability, name) == default:
-            low, high = (math.log(base / failure_goodput(replace(reliability, **{name: end}), chips)[2]) for end in ends)
+            changes: list[dict[str, Any]] = [{name: end} for end in ends]
+            low, high = (math.log(base / failure_goodput(replace(reliability, **change), chips)[2]) for change in changes)
             shorter, longer = math.hypot(shorter, low), math.hypot(longer, high)
     return math.exp(-shorter), math.exp(longer)
 
