@@ -95,10 +95,10 @@ def failure_losses(reliability: Reliability, chips: int) -> tuple[float, float]:
         chips: Chips in total.
 
     Returns:
-        Lower and upper factor; Llama 3's own 16,384 chips.
+        Lower and upper factor.
 
     >>> [round(factor, 2) for factor in failure_losses(Reliability(), 16384)]
-    [0.94, 1.2]
+    [0.93, 1.17]
     """
     base = failure_goodput(reliability, chips)[2]
     shorter = longer = 0.0
