@@ -220,7 +220,8 @@ function slider(name) {
   const box = el("div", { class: "slider" }, [el("label", { for: id }, [one.label]), output, input]);
   // Between two whole numbers the knob stays at the one that is shown.
   input.addEventListener("input", () => { if (!change({ [name]: fromTrack(one, input.value / 1000) }, false)) show(); });
-  input.addEventListener("change", () => change({}, true));
+  // A drag that ends where it began has no event of a change.
+  for (const kind of ["change", "pointerup", "pointercancel"]) input.addEventListener(kind, () => { if (changing) change({}, true); });
   input.addEventListener("keydown", (event) => stepByKey(event, one));
   const show = () => {
     const value = state.values[name];

@@ -161,11 +161,13 @@ let timer = 0;
 function store() {
   clearTimeout(timer);
   timer = setTimeout(() => {
-    const to = address();
-    if (to === location.hash || (to === "#" && !location.hash)) return;
-    if (pendingHistory) history.pushState(null, "", to);
-    else history.replaceState(null, "", to);
+    // A drag is one step of the history, and none while it pauses: Back returns to the numbers before it.
+    if (changing) return;
+    const to = address(), isStep = pendingHistory;
     pendingHistory = false;
+    if (to === location.hash || (to === "#" && !location.hash)) return;
+    if (isStep) history.pushState(null, "", to);
+    else history.replaceState(null, "", to);
   }, 150);
 }
 function restore() {
