@@ -587,7 +587,7 @@ def test_options_are_the_smallest_size_and_one_twice_as_large_that_serves_more(b
     assert (found[0].speed, found[0].ttft) == (50.0, 0.5)
     assert [one["chips"] for one in asked] == [1, 2, 4]
     settings = dict.fromkeys(("alternatives", "elasticities", "front", "diagnostics"), False)
-    settings |= {"engine": st.load_engine("sglang"), "quick": True, "percentile": "p95", "sure": 0.9}
+    settings |= {"engine": "sglang", "quick": True, "percentile": "p95", "sure": 0.9}
     assert all(one == settings | {"chips": one["chips"]} for one in asked)
 
 

@@ -109,7 +109,7 @@ def chosen_range(rate: float, low: float, high: float) -> Range:
         The range, moved by the mean optimism of a choice and widened by its deviation.
 
     >>> [round(end, 3) for end in chosen_range(100.0, 80.0, 120.0)]
-    [71.843, 136.179]
+    [73.633, 132.846]
     """
     low, high = widened(rate, (low, high), OPTIMISM_DEVIATION)
     return low * math.exp(-OPTIMISM), high * math.exp(-OPTIMISM)
