@@ -55,7 +55,7 @@ NOT_MODELLED = """## What is not modelled
   are dual boards, so they count as eight chips (`mlperf_data_sets.as_submitted`). Eight chips reach at most 2,962 tok/s for
   Llama-2-70B in bf16, but 3,009 were measured: two results are refused. In int8 all seven are inside the range.
 - Host work of a speculative step that chips wait for. SGLang overlaps it only with `SGLANG_ENABLE_SPEC_V2`. The script of
-  DeepSeek-R1 in FP8 on hgx-b200 sets it but does not export it. Its 24 runs are predicted 21 % too fast at the median.
+  DeepSeek-R1 in FP8 on hgx-b200 sets it but does not export it. Its 24 runs are predicted 14 % too fast at the median.
 - Flags that no column records and that change times most. Scripts give some of them, and public runs are predicted with those
   (`validation/published_deployments.py`). They are 8-bit KV caches, tokens of a prefill pass, polling, prompts in
   decode steps, products without DeepGEMM, sizes of CUDA graphs, and speculative tokens of separate pools. A file of runs
