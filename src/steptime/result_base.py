@@ -12,10 +12,12 @@ import io
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from html import escape
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -131,6 +133,13 @@ def plain(value: Any) -> Any:
     return value
 
 
+@cache
+def _compared_fields(kind: type) -> Callable[[Any], Any]:
+    """Return a function from a dataclass to the values that a comparison reads."""
+    names = [f.name for f in fields(kind) if f.compare]
+    return attrgetter(*names) if names else lambda _: ()
+
+
 def is_same(first: Any, second: Any) -> bool:
     """Return whether two values are equal, where NaN equals NaN and arrays are compared by value.
 
@@ -147,8 +156,8 @@ def is_same(first: Any, second: Any) -> bool:
     if first is second or type(first) is not type(second):
         return first is second or bool(np.all(first == second))
     if is_dataclass(first) and not isinstance(first, type):
-        values, other_values = (tuple(getattr(value, f.name) for f in fields(first) if f.compare) for value in (first, second))
-        return is_same(values, other_values)
+        compared = _compared_fields(type(first))
+        return is_same(compared(first), compared(second))
     if isinstance(first, Mapping):
         return first.keys() == second.keys() and all(is_same(value, second[key]) for key, value in first.items())
     if isinstance(first, list | tuple):
