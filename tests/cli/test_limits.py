@@ -150,7 +150,7 @@ def test_no_rate_of_a_trace_is_an_answer_with_exit_code_1(trace):
 def test_the_csv_of_clients_has_their_number(tmp_path):
     run(SMALL + "--concurrency 8 --find-rate --ttft 0.1 --csv c.csv", folder=tmp_path)
     head, first, *_ = (tmp_path / "c.csv").read_text().splitlines()
-    assert head == "requests_per_s,scale,clients,ttft_s,tpot_s,verdict,good,why"
+    assert head == "requests_per_s,scale,clients,requests,ttft_s,tpot_s,verdict,good,why"
     assert first.split(",")[1:3] == ["", "8"] or int(first.split(",")[2]) >= 1
 
 

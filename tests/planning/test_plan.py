@@ -15,7 +15,7 @@ from steptime.launch.launch_commands import ENGINES, launch_commands
 from steptime.pareto import pareto
 from steptime.planning.batch_queue import queue_wait
 from steptime.planning.plan_search import smallest_system
-from steptime.planning.planner import DoesNotFit
+from steptime.planning.planner import ACCURACY, DoesNotFit
 from tests.conftest import each, machine, one_matrix
 from tests.planning.cases import WHOLE, closed_plan, equal_requests
 
@@ -65,7 +65,8 @@ def test_littles_law_holds(plan):
 
 def test_nothing_on_the_front_beats_the_plan_within_the_limits(plan):
     best = min(p.usd_per_million_output_tokens for p in plan.front if p.tokens_per_second_per_user >= 50)
-    assert plan.usd_per_million_output_tokens <= best * 1.01
+    # Usual layouts win ties within the accuracy of a search.
+    assert plan.usd_per_million_output_tokens <= best * (1 + ACCURACY)
     speed = [p.tokens_per_second_per_user for p in plan.front]
     output = [p.tokens_per_second_per_chip for p in plan.front]
     assert speed == sorted(speed, reverse=True)
@@ -260,7 +261,7 @@ def test_chips_on_which_one_model_was_measured_say_so():
     assert found.engine == "typical"
     assert any("rest only on runs of DeepSeek-R1" in warning for warning in found.warnings)
     sooner = st.decode_step(model, system, batch=8, context=1000, engine="typical").total
-    bare = replace(system, chip=replace(system.chip, reached={}))
+    bare = replace(system, chip=replace(system.chip, reached={"compute": system.chip.reached["compute"]}))
     assert sooner == pytest.approx(st.decode_step(model, bare, batch=8, context=1000, engine="typical").total / 0.71)
     ideal = [st.decode_step(model, of, batch=8, context=1000, engine="ideal").total for of in (system, bare)]
     assert ideal[0] == ideal[1]
