@@ -253,7 +253,7 @@ def missing_units(formats: Iterable[str], arithmetic: Container[str], system: st
     return "; ".join(clauses)
 
 
-# Key of the software's share in `Chip.reached`.
+# Keys of the software's share, and of its factor on fixed times, in `Chip.reached`.
 SOFTWARE, SLOWER_LAUNCHES = "software", "launches"
 
 

@@ -608,14 +608,14 @@ def with_kv(model: Model, format: Format) -> Model:
 # Terms whose weights checkpoints store in narrow formats.
 STORED = ("projections", "feed-forward", "experts", "shared experts")
 WIDE_ATTENTION = ("nvfp4", "mxfp4")
-# Output projection of attention, which some releases quantize besides.
-OUTPUT: Final = "o_proj"
 """Formats in which published checkpoints of models with experts keep attention in bf16.
 
 Sources: nvidia/MiniMax-M2.7-NVFP4 (recipe in https://github.com/NVIDIA/Model-Optimizer/pull/2437), the -NVFP4 of Kimi-K2
 (pull 655), and amd/DeepSeek-R1-0528-MXFP4 (its card: exclude_layers "*self_attn*"). nvidia/DeepSeek-R1-0528-FP4-v2 also
-quantizes its output projections; this is not modelled here.
+quantizes its output projections (`with_outputs`).
 """
+# Output projection of attention, which some releases quantize besides.
+OUTPUT: Final = "o_proj"
 
 
 def with_formats(model: Model, *, weights: Format | None = None, experts: Format | None = None) -> Model:
