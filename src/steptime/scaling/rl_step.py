@@ -368,10 +368,6 @@ def _rollout(
     prompts = len(lengths) / shared
     prefill_seconds = float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total)
     prefill_seconds *= prompts / int(layout.dp)
-    # Answers of several steps fill the slots.
-    full = min(spanned * len(lengths), int(seats))
-    step = float(decode_step(model, system, batch=full, context=prompt + mean / 2, layout=layout, engine=engine).total)
-    flowing = prefill_seconds + len(lengths) / full * (mean * step + tool_seconds)
     waiting = 0.0
     together = min(len(lengths), int(seats))
     # More sequences than slots: further sequences take the slots of finished ones, at a full batch.
@@ -392,6 +388,10 @@ def _rollout(
     seconds = np.append(0.0, np.cumsum(np.diff(positions) * (np.asarray(steps)[1:] + np.asarray(steps)[:-1]) / 2))
     nine = float(np.interp(lengths[min(len(lengths) - 1, len(lengths) // 10)], positions, seconds))
     until_longest = prefill_seconds + waiting + float(seconds[-1]) + tool_seconds
-    if spanned > 1:
-        return max(flowing, until_longest / spanned), 0.0
-    return until_longest, float(seconds[-1]) - nine
+    if spanned == 1:
+        return until_longest, float(seconds[-1]) - nine
+    # Answers of several steps fill the slots.
+    full = min(spanned * len(lengths), int(seats))
+    step = float(decode_step(model, system, batch=full, context=prompt + mean / 2, layout=layout, engine=engine).total)
+    flowing = prefill_seconds + len(lengths) / full * (mean * step + tool_seconds)
+    return max(flowing, until_longest / spanned), 0.0
