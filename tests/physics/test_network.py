@@ -19,6 +19,7 @@ from steptime.physics.network_time import (
     messages,
     point_to_point,
     ring,
+    ring_latency,
 )
 from tests.conftest import each, machine
 
@@ -266,3 +267,14 @@ def test_an_all_to_all_sends_each_member_its_part():
     same(all_to_all(NODES, 4, MB, 8), (0, 3 / 4 * MB / OUT), 5e-6, 1)
     same(all_to_all(NODES, 1, MB), (0, 0), 0, 0)
     assert sum(all_to_all(pods(), 64, MB).busy) == pytest.approx(MB / 64 * (7 / UP + 24 / 2e10 + 32 / OUT))
+
+
+def test_a_ring_of_nccl_takes_a_step_for_each_further_chip():
+    """Of 2,047 steps, 255 cross nodes of eight: 255 x 4 us + 1,792 x 1.9 us. A torus of 64 takes half of each axis."""
+    assert ring_latency(NODES, 8) == pytest.approx(7 * 1.9e-6)
+    assert ring_latency(NODES, 2048) == pytest.approx(255 * 4e-6 + 1792 * 1.9e-6)
+    # Every eighth chip: all steps cross nodes.
+    assert ring_latency(NODES, 16, 8) == pytest.approx(15 * 4e-6)
+    inner, outer = NODES.domains
+    torus = replace(inner, size=64, link=replace(inner.link, topology="torus"))
+    assert ring_latency(replace(NODES, domains=(torus, outer)), 64) == pytest.approx(6 * 1e-6)

@@ -44,6 +44,9 @@ def measured(asked, *, experts=False, stack="megatron-lm", **layout):
         (8192, {"pp": 8, "dp": 8, "schedule": "zb-h1"}, False),
         (8192, {"pp": 8, "dp": 8, "sharding": "zero3"}, False),
         (8192, {"dp": 64, "sharding": "zero3"}, True),
+        (8192, {"dp": 512, "sharding": "zero3"}, True),  # MPT 7B
+        (8192, {"dp": 1024, "sharding": "zero3"}, False),
+        (8192, {"dp": 1024, "sharding": "zero3", "sharding_group": 512}, True),
     ],
 )
 def test_kinds_are_measured_within_the_limits_of_runs(seq, layout, is_measured):

@@ -124,6 +124,19 @@ def test_four_times_the_chips_lose_what_they_did():
     assert kept == pytest.approx(measured, abs=0.03)
 
 
+def test_sixteen_times_the_ranks_of_zero_3_lose_what_they_did():
+    """Llama 2 7B by FSDP, two sequences a chip: 2,048 H100 are 37.2 % slower per chip than 128 (arXiv 2411.13055)."""
+    on, of = system(), model("meta-llama/Llama-2-7b-hf")
+    stack = training_engine("torchtitan", on)
+
+    def seconds(ranks: int) -> float:
+        asked = training_job(on, stack, seq=4096, batch=2 * ranks)
+        x = st.TrainingLayout(dp=ranks, micro_batch=2, sharding="zero3", recompute="selective")
+        return float(evaluate_layout(of, on, asked, stack, x).total)
+
+    assert 1 - seconds(128) / seconds(2048) == pytest.approx(0.372, abs=0.1)
+
+
 @each(
     "name, seq, mtp, full, giga",
     [

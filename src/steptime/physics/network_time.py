@@ -210,6 +210,40 @@ def all_gather(system: System, size: Number, bytes_: Number, stride: Number = 1)
     return _reduce_and_gather(system, members_by_level(system.domains, size, stride), bytes_) * 0.5
 
 
+# One step of a ring of NCCL within a node and between nodes. NCCL sends as its own cost model finds it fastest: the layers of a
+# model among many chips by LL128, whose `hwLatencies` these are (ring, NVLink and network;
+# https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc).
+RING_STEP_SECONDS = (1.9e-6, 4e-6)
+
+
+def ring_latency(system: System, size: Number, stride: Number = 1) -> Number:
+    """Return the fixed time of an all-gather or a reduce-scatter around a ring, as NCCL does both.
+
+    Of its `size - 1` steps, one fewer than the nodes crosses them. On a ring or torus of chips it is the latency of the links.
+
+    Args:
+        system: The system.
+        size: Chips of the group.
+        stride: The group has one member every `stride` chips.
+
+    Returns:
+        Seconds.
+
+    References:
+        `nInterSteps` of https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc.
+    """
+    seconds: Number = 0.0
+    parts: Number = 1.0
+    levels = zip(system.domains, members_by_level(system.domains, size, stride), strict=True)
+    for level, (domain, members) in reversed([*enumerate(levels)]):
+        if domain.link.topology in ("ring", "torus"):
+            seconds = seconds + messages(domain.link, members) * domain.link.latency
+        else:
+            seconds = seconds + (members - 1) * parts * RING_STEP_SECONDS[min(level, 1)]
+        parts = parts * members
+    return seconds
+
+
 def ring(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:
     """Pass the data of every member around a ring, so that every member sees the data of all others.
 

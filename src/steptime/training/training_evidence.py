@@ -35,6 +35,7 @@ import numpy as np
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
+from steptime.training.layer_time import sharding_ranks
 from steptime.training.training_job import TrainingJob, TrainingLayout
 from steptime.training.training_stack import DENSE, SPARSE, TrainingEngine
 
@@ -46,6 +47,9 @@ LARGEST_MEASURED_TP: Final = 8
 LARGEST_MEASURED_STAGES: Final = 16
 LARGEST_MEASURED_EP: Final = 64
 LARGEST_MEASURED_TP_WITH_EXPERTS: Final = 2
+# Ranks that share weights: of MPT 7B on H100 (llm-foundry), and of stacks that always share them (MaxText on TPU v5e).
+LARGEST_MEASURED_SHARDING: Final = 512
+LARGEST_MEASURED_SHARDING_ALWAYS: Final = 2048
 # Tokens: of a context-parallel rank, and of sequences with more than two ranks.
 LEAST_TOKENS_PER_CONTEXT_RANK: Final = 4096
 LONG_SEQUENCE: Final = 16_384
@@ -86,8 +90,10 @@ def is_measured_kind(x: TrainingLayout, job: TrainingJob, engine: TrainingEngine
         tp_limit = LARGEST_MEASURED_TP_WITH_EXPERTS
         kinds = kinds & (tp <= tp_limit) & (np.asarray(x.ep) <= LARGEST_MEASURED_EP) & (np.asarray(x.etp) == 1)
     # Pipelines of sharded weights ran only in stacks that always shard them.
-    if x.sharding == "zero3" and engine.shardings != ("zero3",):
-        kinds = kinds & (pp == 1)
+    if x.sharding == "zero3":
+        always = engine.shardings == ("zero3",)
+        most_ranks = LARGEST_MEASURED_SHARDING_ALWAYS if always else LARGEST_MEASURED_SHARDING
+        kinds = kinds & ((pp == 1) | always) & (sharding_ranks(x) <= most_ranks)
     # Activations alone are recomputed by compilers only, as in MaxText; Megatron recomputes the whole block.
     if "activation" in x.recompute.split("+") and x.recompute not in engine.recomputes:
         kinds = kinds & False

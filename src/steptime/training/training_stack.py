@@ -102,6 +102,8 @@ class TrainingEngine(Result):
     (`nvte_multi_tensor_gemm` of
     https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/gemm/cublaslt_gemm.cu).
 
+    rings: whether gathers of sharded weights take the fixed time of NCCL's rings.
+
     narrow_gather: whether weights of products in 8 bits are gathered in this format
     (`fp8_param_gather` of https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/src/megatron/bridge/training/mixed_precision.py).
 
@@ -132,6 +134,7 @@ class TrainingEngine(Result):
     prefetched: float = 1.0
     gathered_inputs: bool = False
     grouped_experts: bool = False
+    rings: bool = True
     narrow_gather: bool = False
     adapted: tuple[str, ...] = ("qkv", "output", "mlp")
     fused_experts: tuple[str, ...] = ()
@@ -201,7 +204,9 @@ class TrainingEngine(Result):
         return f"Training stack {self.name}" + (f": {self.title}" if self.title else ""), runs
 
 
-IDEAL: Final = TrainingEngine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
+IDEAL: Final = TrainingEngine(
+    name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0", rings=False
+)
 # Stacks of chips whose runs have one. Runs on NVIDIA's chips have many: production runs are as fast as all of them together,
 # tuned recipes and papers faster.
 DEFAULT: Final = {"AMD": "rocm-mlperf", "Google": "maxtext"}

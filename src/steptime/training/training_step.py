@@ -116,8 +116,9 @@ def step_seconds(
         idle = np.asarray(max(simulated_idle_seconds(x, stages, int(m)), 0.0))
     parameters = fullest_stage_parameters(model, x) if parameters is None else parameters
     exchange_seconds = exposed_exchange_seconds(
-        parameters, job, system, engine, x, forward=stages.slowest[0], backward=stages.slowest[1], microbatches=m
-    )
+        parameters, job, system, engine, x, forward=stages.slowest[0], backward=stages.slowest[1], microbatches=m,
+        layers=model.depth / x.pp,
+    )  # fmt: skip
 
     # Terms of the slowest stage, which sets the pace.
     terms: Terms = {}

@@ -468,7 +468,7 @@ class Runs:
     architectures: Mapping[str, str]
     spreads: tuple[tuple[str, str, float], ...] = SPREADS
     # Stack with the chip factors that are not fitted.
-    base: TrainingEngine = IDEAL
+    base: TrainingEngine = replace(IDEAL, rings=True)
     groups: list[_Group] = field(init=False)
     labels: list[Label] = field(init=False)
     member: Array = field(init=False)

@@ -341,7 +341,7 @@ def _goodput(run: TrainingRunCost) -> str:
 
 
 def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
-    failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}"
+    failures = f"{in_digits(run.failures)} failures"
     is_single = run.checkpoint_every >= run.seconds * run.goodput * (1 - 1e-9)
     checkpoints = "one checkpoint, at the end" if is_single else f"a checkpoint every {show(run.checkpoint_every, 's')}"
     overhead = f"; {percent(run.overhead - 1)} for evaluations and slow periods" if run.overhead > 1 else ""
