@@ -240,8 +240,14 @@ def test_the_search_of_deepseek_v3_finds_the_layout_of_its_paper():
     assert found.evidence == "measured"
 
 
-def test_dualpipe_is_a_measured_kind_of_models_with_experts():
+def test_dualpipe_is_a_measured_kind_of_the_model_that_ran_with_it():
     x = TrainingLayout(pp=16, ep=64, dp=64, schedule="dualpipe")
     asked, stack = job(seq=4096, batch=15360), training_engine("typical", system())
-    assert is_measured_kind(x, asked, stack, experts=True)
-    assert not is_measured_kind(replace(x, ep=1), asked, stack, experts=False)
+    assert is_measured_kind(x, asked, stack, experts=True, family=model("deepseek-v3").family)
+    assert not is_measured_kind(x, asked, stack, experts=True, family=model(SPARSE).family)
+
+
+def test_a_searched_layout_of_a_mixture_of_experts_has_a_schedule_that_stacks_start():
+    found = st.train(SPARSE, "hgx-h100", chips=256, seq=4096, batch=1024, changes=False)
+    assert found.evidence == "measured"
+    assert found.step.layout.schedule in ("1f1b", "interleaved")

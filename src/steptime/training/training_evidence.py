@@ -59,14 +59,16 @@ LEAST_ROWS: Final = 512
 MOST_MEASURED_CHIPS: Final = 8192
 LONGEST_MEASURED_SEQUENCE: Final = 1_048_576
 MEASURED_SCHEDULES: Final = ("1f1b", "interleaved")
-# DeepSeek-V3 ran with it, on 2,048 H800 (arXiv 2412.19437, section 3.2.1).
-MEASURED_SCHEDULES_WITH_EXPERTS: Final = ("dualpipe",)
+# Schedules of one family's runs: DeepSeek-V3 on 2,048 H800 (arXiv 2412.19437, section 3.2.1). No public stack starts them.
+MEASURED_SCHEDULES_OF: Final = {"deepseek_v3": ("dualpipe",)}
 # Layouts whose times differ by less than this count as equal: the median standard deviation of the logarithm of
 # predicted over measured times among the measured layouts of one job (docs/fit_search.py).
 LAYOUT_ERROR: Final = 0.035
 
 
-def is_measured_kind(x: TrainingLayout, job: TrainingJob, engine: TrainingEngine, *, experts: bool) -> Array:
+def is_measured_kind(
+    x: TrainingLayout, job: TrainingJob, engine: TrainingEngine, *, experts: bool, family: str = ""
+) -> Array:
     """Return whether layouts are of a kind that measured runs cover.
 
     Args:
@@ -74,6 +76,7 @@ def is_measured_kind(x: TrainingLayout, job: TrainingJob, engine: TrainingEngine
         job: Sequences, formats and optimizer of a step.
         engine: Training stack.
         experts: Whether the model has routed experts.
+        family: Family of the model, which may have a schedule of its own.
 
     Returns:
         Booleans.
@@ -97,7 +100,7 @@ def is_measured_kind(x: TrainingLayout, job: TrainingJob, engine: TrainingEngine
     # Activations alone are recomputed by compilers only, as in MaxText; Megatron recomputes the whole block.
     if "activation" in x.recompute.split("+") and x.recompute not in engine.recomputes:
         kinds = kinds & False
-    schedules = MEASURED_SCHEDULES + (MEASURED_SCHEDULES_WITH_EXPERTS if experts else ())
+    schedules = MEASURED_SCHEDULES + MEASURED_SCHEDULES_OF.get(family, ())
     return np.asarray(kinds & ((pp == 1) | (x.schedule in schedules)))
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.training_evidence import (
     LAYOUT_ERROR,
     MEASURED,
-    MEASURED_SCHEDULES_WITH_EXPERTS,
+    MEASURED_SCHEDULES_OF,
     is_measured_kind,
     unconventional_choices,
 )
@@ -210,7 +210,7 @@ def search(
     if "recompute" not in fixed_axes:
         recomputes = tuple(existing_modules(model, words) for words in recomputes)
     shardings = _word_choices(fixed_axes, "sharding", engine.shardings, SHARDINGS_TRIED)
-    default_schedules = (*SCHEDULES, *MEASURED_SCHEDULES_WITH_EXPERTS) if sparse else SCHEDULES
+    default_schedules = (*SCHEDULES, *chain(*MEASURED_SCHEDULES_OF.values())) if sparse else SCHEDULES
     schedule_names = [
         schedule_named(name).name for name in _word_choices(fixed_axes, "schedule", engine.schedules, default_schedules)
     ]
@@ -424,7 +424,7 @@ def _candidates(
     fits = (used_bytes <= MEMORY_MARGIN * memory.capacity) & (np.asarray(memory.host) <= memory.host_capacity)
     legal_rows = np.flatnonzero(is_legal)
     layouts = _layout(layout_rows[legal_rows], options)
-    measured = is_measured_kind(layouts, job, engine, experts=model.routed)
+    measured = is_measured_kind(layouts, job, engine, experts=model.routed, family=model.family)
     return [
         Candidates(layout=layouts, seconds=seconds[legal_rows], used=used_bytes[legal_rows],
                    fits=fits[legal_rows],
