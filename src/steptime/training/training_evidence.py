@@ -66,9 +66,7 @@ MEASURED_SCHEDULES_OF: Final = {"deepseek_v3": ("dualpipe",)}
 LAYOUT_ERROR: Final = 0.035
 
 
-def is_measured_kind(
-    x: TrainingLayout, job: TrainingJob, engine: TrainingEngine, *, experts: bool, family: str = ""
-) -> Array:
+def is_measured_kind(x: TrainingLayout, job: TrainingJob, engine: TrainingEngine, *, experts: bool, family: str = "") -> Array:
     """Return whether layouts are of a kind that measured runs cover.
 
     Args:
