@@ -76,6 +76,8 @@ def test_variance_beyond_that_of_the_runs_widens():
     wide = math.sqrt(math.log(1.25) ** 2 + 1.645**2 * 0.03)
     assert factors(on, "tpot", "decode", variance=0.04) == (pytest.approx(math.exp(-wide)), pytest.approx(math.exp(wide)))
     assert factors(on, "tpot", "decode", variance=0.005) == (pytest.approx(0.8), pytest.approx(1.25))
+    # Near the capacity of a queue the derivative has no bound, and neither has the range.
+    assert factors(on, "tpot", "decode", variance=1e6) == (0, math.inf)
     more = math.sqrt(math.log(1.5) ** 2 + 1.645**2 * 0.04)
     assert factors(on, "tpot", "mixed", variance=0.04)[1] == pytest.approx(math.exp(more))  # no variance of runs is known
 

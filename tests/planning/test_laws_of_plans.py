@@ -37,9 +37,9 @@ def output(asked, **changed):
 
 
 def in_ranges(plan):
-    """Whether each range holds its figure, and the mean is likelier than not to be beaten neither way for sure."""
+    """Whether each range holds its figure. Without a rent there is neither a cost nor its range."""
     pairs = ((plan.tpot, plan.tpot_range), (plan.ttft, plan.ttft_range), (plan.usd_per_million_output_tokens, plan.cost_range))
-    return all(limits is None or limits[0] <= value <= limits[1] for value, limits in pairs)
+    return all(limits is None or np.isnan([value, *limits]).all() or limits[0] <= value <= limits[1] for value, limits in pairs)
 
 
 def broken(seed, count):
@@ -55,6 +55,8 @@ def broken(seed, count):
             found.append(f"{number} {asked}: {plan.layout_text} does not fit")
         system = st.load_system(asked.system)
         path = str(draw.choice([path for path in BETTER if path == "chip.peak" or path in settable(system)]))
+        # A wafer has SRAM in place of HBM.
+        memory = f"chip.{system.chip.memory[0].name}.bandwidth"
         changes = {
             "speed": {"slo": st.Slo(tpot=asked.slo.tpot * 1.25, ttft=asked.slo.ttft)},
             "no speed": {"slo": st.Slo(ttft=asked.slo.ttft)},
@@ -62,7 +64,7 @@ def broken(seed, count):
             "one chip": {"chips": asked.chips + 1},
             "twice the chips": {"chips": 2 * asked.chips},
             path: {"system": scale(system, path, 1.25)},
-            "chip.hbm.bandwidth": {"system": scale(system, "chip.hbm.bandwidth", 1.1)},
+            memory: {"system": scale(system, memory, 1.1)},
         }
         for name, changed in changes.items():
             after, _ = output(asked, **changed)

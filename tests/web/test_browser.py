@@ -46,7 +46,22 @@ def settle(page, board, before):
     )
 
 
-@pytest.mark.parametrize("width", [380, 1440])
+# Words of a picture that cover other words of it, or leave the page.
+COVERED = """(id) => {
+    const all = [...document.querySelectorAll(`#${id} .picture svg text`)];
+    const words = all.filter((one) => one.textContent && one.checkVisibility());
+    const lines = words.flatMap((one) => (one.querySelector("tspan") ? [...one.querySelectorAll("tspan")] : [one]));
+    const boxes = lines.map((one) => [one.textContent, one.getBoundingClientRect()]);
+    const share = (a, b, from, to) => Math.min(a[to], b[to]) - Math.max(a[from], b[from]);
+    const covers = (a, b) => share(a, b, "left", "right") > 2 && share(a, b, "top", "bottom") > 4;
+    return boxes.flatMap(([text, box], n) => [
+        ...boxes.slice(n + 1).filter(([, other]) => covers(box, other)).map(([other]) => `${text} / ${other}`),
+        ...(box.left < -1 || box.right > document.documentElement.clientWidth + 1 ? [text] : []),
+    ]);
+}"""
+
+
+@pytest.mark.parametrize("width", [380, 768, 1440])
 @pytest.mark.parametrize("board", BOARDS)
 def test_a_board_opens_without_a_word_in_the_console_and_fits(chromium, address, board, width):
     with page_of(chromium, width=width, dark=width == 380) as (page, said):
@@ -57,6 +72,9 @@ def test_a_board_opens_without_a_word_in_the_console_and_fits(chromium, address,
         assert place.locator(".picture svg").first.bounding_box()["width"] > 200
         assert place.locator(".sentence").inner_text().endswith((".", "?", "!"))
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(COVERED, board) == []
+        # On a tablet the bar stays in view: at most a sixth of it.
+        assert width < 768 or page.locator("header").bounding_box()["height"] < 150
 
 
 @pytest.mark.parametrize("board", BOARDS)
@@ -154,7 +172,7 @@ def test_presets_theme_paste_and_copies(chromium, address):
     with page_of(chromium) as (page, said):
         board = opened(page, address, "step")
         times = shown(page, "step")
-        board.get_by_role("button", name="as spoken").click()
+        board.get_by_role("button", name="lecture's numbers").click()
         settle(page, "step", times)
         assert page.locator("#bar-engine").input_value() == "ideal"
         page.click("#theme")
@@ -218,7 +236,7 @@ def test_one_lands_on_the_board_that_the_contents_name_and_back_undoes_a_change(
             assert -5 < top < 500
         page.evaluate("scrollTo(0, 0)")
         times = shown(page, "step")
-        page.locator("#step").get_by_role("button", name="as spoken").click()
+        page.locator("#step").get_by_role("button", name="lecture's numbers").click()
         settle(page, "step", times)
         page.wait_for_timeout(400)
         page.go_back()

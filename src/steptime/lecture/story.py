@@ -384,14 +384,14 @@ def fixed_tables() -> Mapping[str, Any]:
     for name, number_format in BALANCES:
         chip = load_system(name).chip
         value = float(balances_by_format([(name, number_format)])[0])
-        balances.append({"name": f"{chip.name.upper()} {number_format.upper()}", "year": _year(name), "value": value})
+        balances.append({"name": f"{_title(chip.name)} {number_format.upper()}", "year": _year(name), "value": value})
     drains = []
     for name in DRAINS:
         chip = load_system(name).chip
         seconds = blackboard.drain_seconds(float(chip.hbm.capacity), float(chip.hbm.bandwidth))
-        drains.append({"name": chip.name.upper(), "year": _year(name), "value": float(seconds)})
+        drains.append({"name": _title(chip.name), "year": _year(name), "value": float(seconds)})
     domains = [
-        {"name": f"{system.chip.name.upper()}: {domain_chips(system)}", "year": _year(name), "value": domain_chips(system)}
+        {"name": f"{_title(system.chip.name)}: {domain_chips(system)}", "year": _year(name), "value": domain_chips(system)}
         for name, system in ((name, load_system(name)) for name in DOMAINS)
     ]
     served = np.geomspace(1e12, 1e16, 33)
@@ -409,6 +409,11 @@ def fixed_tables() -> Mapping[str, Any]:
         "flips": flips,
         "tiers": tiers,
     }
+
+
+def _title(chip: str) -> str:
+    """Write the name of a chip as its maker does: A100, TPU7x, Rubin Ultra."""
+    return chip.replace("-", " ").title() if "-" in chip else chip.upper().replace("TPU7X", "TPU7x")
 
 
 def _year(system: str) -> int:

@@ -441,7 +441,9 @@ def factors(
         is_measured = True
     excess = 0.0 if variance is None else _excess_variance(engine, quantity, regime, variance)
     low = np.exp(-np.hypot(half_width(np.maximum(-np.log(low), 0.0), excess), wider[0]))
-    high = np.exp(np.hypot(half_width(np.maximum(np.log(high), 0.0), excess), wider[1]))
+    # A queue that a slightly slower machine does not empty has no upper end.
+    with np.errstate(over="ignore"):
+        high = np.exp(np.hypot(half_width(np.maximum(np.log(high), 0.0), excess), wider[1]))
     if not is_measured:
         low, high = np.minimum(low, WIDE[0]), np.maximum(high, WIDE[1])
     return low, high

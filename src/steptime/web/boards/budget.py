@@ -85,12 +85,12 @@ def answer(inputs: Inputs) -> Answer:
         figures=(
             Figure("parameters", best.params, words="Active parameters of the cheapest model of this quality."),
             Figure("training tokens", best.tokens),
-            Figure("times Chinchilla's tokens", best.over_chinchilla, words="Training tokens over 20 per parameter."),
+            Figure("over Chinchilla's tokens", best.over_chinchilla, "x", "Training tokens over 20 per parameter."),
             Figure("training", best.training_share, "%", "Share of the total cost."),
             Figure("RL", best.rl_flop / best.total_flop, "%", "Share of the total cost."),
             Figure("serving", best.serving_flop / best.total_flop, "%", "Share of the total cost."),
             Figure("total cost", best.usd, "USD", f"At the rent of {solution.system}."),
-            Figure("cost at equal parts, times", best.equality_cost, words="By the lecture's rule, over the minimum."),
+            Figure("equal parts over the minimum", best.equality_cost, "x", "Cost by the lecture's rule."),
         ),
         formula=(
             f"training 6 N D = 6 x {show(best.params)} x {show(best.tokens)} = {best.training_flop:.3g} FLOP",

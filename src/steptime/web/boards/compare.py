@@ -17,6 +17,7 @@ from steptime.web.plan_cache import PlanSpec, answered, cost_and_unit, plan_call
 MAX_BARS = 6
 # Largest ratio of the contexts of a measured run and of the workload, and chips of a whole server.
 NEAR_CONTEXT, SERVER_CHIPS = 2.0, 8
+DOTS = "dots are measured runs of 8 chips with half to twice this context; their waits for first tokens are left out"
 SYSTEMS = "hgx-h200, hgx-b200, gb200-nvl72, mi355x-8"
 
 
@@ -60,12 +61,13 @@ def answer(inputs: Inputs) -> Answer:
     rows = able + [row for row in rows if row["cost"] is None]
     rough = any(row["rough"] for row in rows)
     options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
+    runs = _runs(inputs, pairs, rows, unit)
     columns = ("system", "cost", "low", "high", "speed", "ttft", "per_chip", "chips", "layout", "reason")
     return Answer(
         tables={
             "systems": {name: [row[name] for row in rows] for name in columns},
             "fronts": _fronts(rows, unit),
-            "runs": _runs(inputs, pairs, rows, unit),
+            "runs": runs,
         },
         marks={"unit": unit, "speed": inputs.speed, "rough": rough},
         sentence=_sentence(inputs, able, rows, unit),
@@ -77,7 +79,7 @@ def answer(inputs: Inputs) -> Answer:
         ),
         notes=(
             *(("rough answer from earlier plans",) if rough else ()),
-            "dots are measured runs of 8 chips with half to twice this context; their waits for first tokens are left out",
+            *((DOTS,) if runs["system"] else ()),
         ),
         command=command("compare", _with(inputs, model=",".join(models), system=",".join(names)), options),
         python=plan_call("compare", f"{_loaded(inputs, models)}, {names!r}", spec, inputs),

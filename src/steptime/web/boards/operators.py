@@ -117,7 +117,7 @@ def _sentence(
     longest = operators[0]
     bound = "memory" if longest in memory_bound else "arithmetic"
     return (
-        f"At {counted(inputs.batch, 'sequence')} on {counted(replica.chips, 'chip')}, {longest.name} takes most: "
+        f"At {counted(inputs.batch, 'sequence')} on {counted(replica.chips, 'chip')}, the longest operator is {longest.name}: "
         f"{show(longest.seconds, 's')} at {longest.intensity:.3g} FLOP per byte, where {bound} is the limit. "
         f"{len(memory_bound)} of {counted(len(operators), 'operator')} wait for memory. Network and overheads take "
         f"{percent(1 - share)} of the step."

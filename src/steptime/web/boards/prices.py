@@ -77,14 +77,14 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(inputs, estimate, kv),
         figures=finite_figures(
-            Figure("output over input", ideal.ratio, "", "Section 14: memory time over arithmetic time of a decode step."),
+            Figure("output over input", ideal.ratio, "x", "Section 14: memory time over arithmetic time of a decode step."),
             Figure("decode utilization", ideal.decode_utilisation, "%", "Relative to prefill."),
-            Figure("KV bytes, section 13", ideal.kv_bytes, "B", "If decode becomes memory-bound at the price break."),
+            Figure("KV bytes, price break", ideal.kv_bytes, "B", "If decode becomes memory-bound at the price break."),
             Figure("KV bytes, 90 % low", low, "B", "Range on price lists of known models, in BF16."),
             Figure("KV bytes, 90 % high", high, "B", "Upper end of the range."),
             Figure("KV bytes, at most", kv.bound, "B", "If a long request does not cost the seller more than its price."),
             Figure("information in the list", kv.bits, "bits", "Beyond the spread of models without a list."),
-            Figure("input over cached input", inputs.input / inputs.cached, "times", "Section 15."),
+            Figure("input over cached input", inputs.input / inputs.cached, "x", "Section 15."),
         ),
         # Without a price step, only the ratio of output to input says something.
         formula=_formula(inputs, ideal)[: None if stepped else 1],

@@ -59,7 +59,7 @@ def answer(inputs: Inputs) -> Answer:
         layers = np.where(RACKS > 1, np.maximum(1.0, 1 / hidden), 1.0)
         tables["exchange"] = {"racks": RACKS, "experts": spread, "board": closed, "layers": layers}
         exchange_formula = (
-            f"experts over racks, blackboard: max(1/r, beta (r - 1)/r) = {closed[index]:.3g}",
+            f"experts over racks, ideal: max(1/r, beta (r - 1)/r) = {closed[index]:.3g}",
             f"layers: 2 k l / beta = 2 x {pair.active_experts} x {model.depth} / {inputs.racks} / {ratio:.3g} = "
             f"{hidden[index]:.3g}",
         )
@@ -72,9 +72,9 @@ def answer(inputs: Inputs) -> Answer:
             Figure("weights of a chip", weights[index], "B", "Layers are divided over the racks."),
             Figure("cache of a chip", cache[index], "B", "Independent of the number of racks."),
             Figure("memory of a chip", room, "B"),
-            Figure("scale-up over scale-out bandwidth", ratio, "", "Bandwidth of a chip, one direction."),
-            Figure("experts spread: time x", spread[index], "", "All-to-all of the full model over that in one rack."),
-            Figure("pipeline condition", hidden[index], "", "2 k l / beta, section 9: from 1 on the transfer is hidden."),
+            Figure("scale-up over scale-out bandwidth", ratio, "x", "Bandwidth of a chip, one direction."),
+            Figure("experts over racks: time", spread[index], "x", "All-to-all of the full model over that in one rack."),
+            Figure("stage over its transfer: time", hidden[index], "x", "2 k l / beta, section 9: from 1 on it is hidden."),
         ),
         formula=(
             f"weights of a chip = b_w N_tot / (E P) = {show(weights[index], 'B')} on {pair.chips} x {inputs.racks} chips",

@@ -1,4 +1,4 @@
-"""Board: cost of a token by speed, full model and blackboard. Sections 2 and 5."""
+"""Board: cost of a token by speed, full model and ideal machine. Sections 2 and 5."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, finit
 from steptime.web.page_subject import command, load_subject, loaded, python_command, refuse_long_context
 from steptime.web.plan_cache import Curves, cached_curves, priced
 
-FASTER = "a single sequence reads only the experts that it uses, so it can be faster than the floor of the blackboard"
+FASTER = "a single sequence reads only the experts that it uses, so it can be faster than the floor"
 # Price and speed of a fast mode over the usual mode; lecture, section 5.
 LISTED = (6.0, 2.5)
 
@@ -65,8 +65,8 @@ def answer(inputs: Inputs) -> Answer:
         sentence=_sentence(inputs, curves, points, price),
         figures=finite_figures(
             Figure("per million tokens", price, money, "Decode only."),
-            Figure("on the blackboard", ideal, money, "Closed form."),
-            *(Figure(f"{name} the speed: price x", cost / points[0][2]) for name, _, cost, _ in points[1:]),
+            Figure("ideal machine", ideal, money, "Closed form."),
+            *(Figure(f"price at {name} the speed", cost / points[0][2], "x") for name, _, cost, _ in points[1:]),
             Figure("greatest speed", top, "tok/s", "A single sequence."),
             Figure("speed of the floor", 1 / pair.floor, "tok/s", "Every weight is read once per token."),
         ),
@@ -104,7 +104,7 @@ def _sentence(inputs: Inputs, curves: Curves, points: list[tuple[str, float, flo
     chips = curves.pair.chips
     if not points:
         return (
-            f"The weights and one sequence of {inputs.context:,} tokens do not fit the {chips} chips: only the bound is shown."
+            f"The weights and one sequence of {inputs.context:,} tokens do not fit the {chips} chips: only the ideal is shown."
         )
     _, slow, least, _ = points[0]
     fastest = f"{float(1 / np.min(curves.full.seconds)):,.4g}"

@@ -74,13 +74,27 @@ export function lines(table, x, series) {
 // Names at the right ends of lines, spread so that they do not overlap (a Plot transform has no access to the scale).
 function labels(data, style) {
   const last = [...d3.group(data, (d) => d.name)].map(([name, all]) => ({ ...all[all.length - 1], name }));
-  return [Plot.text(last, { x: "x", y: "y", text: "name", fill: (d) => colour(style.get(d.name).colour), textAnchor: "start", dx: 6, fontSize: 12, className: "ends" })];
+  return [Plot.text(last, { x: "x", y: "y", text: "name", fill: (d) => colour(style.get(d.name).colour), textAnchor: "start", dx: 6, fontSize: 12, stroke: colour("paper"), strokeWidth: 4, className: "ends" })];
 }
 
-// After drawing: move labels that overlap apart.
+// After drawing: move labels that overlap apart. Labels beside each other stay.
 export function spread(svg, least = 14) {
-  const texts = [...svg.querySelectorAll(".ends text")];
-  const at = texts.map((text) => ({ text, y: +/translate\([^,]+,([^)]+)\)/.exec(text.getAttribute("transform"))[1] })).sort((a, b) => a.y - b.y);
+  const every = [...svg.querySelectorAll(".ends text")].map((text) => {
+    const [x, y] = /translate\(([^,]+),([^)]+)\)/.exec(text.getAttribute("transform")).slice(1).map(Number);
+    return { text, x, y, end: x + (text.getComputedTextLength() || Infinity) };
+  }).sort((a, b) => a.x - b.x);
+  let column = [], end = -Infinity;
+  for (const one of every) {
+    if (one.x > end) { stack(svg, column, least); column = []; }
+    column.push(one);
+    end = Math.max(end, one.end);
+  }
+  stack(svg, column, least);
+  return svg;
+}
+
+function stack(svg, column, least) {
+  const at = column.sort((a, b) => a.y - b.y);
   for (let n = 1; n < at.length; n++) at[n].to = Math.max(at[n].y, (at[n - 1].to ?? at[n - 1].y) + least);
   // The lowest name stands at the axis, not below it, and pushes the others up.
   const low = (svg.viewBox?.baseVal.height || Infinity) - 46;
@@ -90,7 +104,6 @@ export function spread(svg, least = 14) {
     most = Math.min(now, most) - least;
   }
   for (const { text, to, y } of at) if (to !== undefined && to !== y) text.setAttribute("transform", text.getAttribute("transform").replace(/,([^)]+)\)/, `,${to})`));
-  return svg;
 }
 
 // Text on hover: the value of every series at the x of the pointer, to three digits.

@@ -85,8 +85,8 @@ class Board {
     controls.append(this.message);
     const press = (words, action) => { const made = el("button", { type: "button" }, [words]); made.addEventListener("click", () => action(made)); return made; };
     const buttons = el("div", { class: "buttons" }, [
-      ...(Object.keys(spoken).length ? [press("as spoken", () => this.preset(spoken))] : []),
-      ...(Object.keys(today).length ? [press("today", () => this.preset(today))] : []),
+      ...(Object.keys(spoken).length ? [press("lecture's numbers", () => this.preset(spoken))] : []),
+      ...(Object.keys(today).length ? [press("today's numbers", () => this.preset(today))] : []),
       press("copy command", (at) => copy(at, this.answer?.command)),
       press("copy Python", (at) => copy(at, this.answer?.python)),
       press("table", () => tables(title, this.answer)),
@@ -158,7 +158,7 @@ class Board {
     this.complain([]);
     this.redraw();
     // A number and its unit stay on one line.
-    this.sentence.textContent = answer.sentence.replace(/(\d) (?=(%|[a-zA-Zµ]{1,2}|tok\/s)(\W|$))/g, "$1\u00a0");
+    this.sentence.textContent = answer.sentence.replace(/(\d) (?=(%|[a-zA-Zµ]{1,2}|min|tok\/s)(\W|$))/g, "$1\u00a0");
     this.figures.replaceChildren(...answer.figures.map((one) => el("div", { title: one.words, "data-figure": one.name }, [el("dt", {}, [one.name]), el("dd", {}, [one.text])])));
     this.formula.textContent = answer.formula.join("\n");
     this.notes.replaceChildren(...answer.notes.map((words) => el("li", {}, [words])));

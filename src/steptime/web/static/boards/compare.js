@@ -1,5 +1,7 @@
 import { brief, colour, picture, rows } from "../draw.js";
 
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
 // Cost of each system, cheapest first: a bar with its range, and below its name the speed and the chips.
 export function draw({ tables, marks }, { width }) {
   const all = rows(tables.systems);
@@ -9,7 +11,6 @@ export function draw({ tables, marks }, { width }) {
   const words = (row) => `${brief(row.speed)} tok/s per user · ${brief(row.per_chip)} tok/s per chip · TTFT ${brief(row.ttft, "s")} · ${row.chips} chips`;
   const short = (row) => `${brief(row.speed)} tok/s per user · ${row.chips} chips`;
   const narrow = width < 520;
-  const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
   const bars = Plot.plot({
     width, height: all.length * 66 + 50, marginLeft: 4, marginRight: 76, marginTop: 8, marginBottom: 42,
     style: { background: "transparent", fontSize: "12px", fontFamily: "inherit", overflow: "visible" },
@@ -37,16 +38,18 @@ const DASHES = [null, "6 3", "2 3", "8 3 2 3", "1 4", "10 4"];
 function fronts(all, runs, marks, unit, width) {
   const names = [...new Set(all.map((one) => one.system))];
   const tint = (name) => colour(TINTS[names.indexOf(name) % TINTS.length]);
-  const ends = names.map((name, n) => { const own = all.filter((one) => one.system === name); return own[Math.min(n % 2 ? 0 : own.length - 1, own.length - 1)]; });
-  const every = [...all, ...runs], x = [d3.min(every, (one) => one.speed) / 1.3, d3.max(every, (one) => one.speed) * 1.6], y = [d3.min(every, (one) => one.cost) / 1.5, d3.max(every, (one) => one.cost) * 1.6];
+  const ends = names.map((name) => all.findLast((one) => one.system === name));
+  const every = [...all, ...runs], x = [d3.min(every, (one) => one.speed) / 1.3, d3.max(every, (one) => one.speed) * 1.15], y = [d3.min(every, (one) => one.cost) / 1.5, d3.max(every, (one) => one.cost) * 1.6];
   return picture(width, {
+    marginRight: Math.min(12 + 7 * d3.max(names, (name) => name.length), 150),
     x: { type: "log", label: "tokens per second of each user", domain: x },
     y: { type: "log", unit, label: unit ? "per million output tokens" : "chip-hours per million output tokens", domain: y },
     marks: [
       ...names.map((name, n) => Plot.line(all.filter((one) => one.system === name), { x: "speed", y: "cost", stroke: tint(name), strokeWidth: 2.2, strokeDasharray: DASHES[n % 6], clip: true })),
       Plot.dot(runs, { x: "speed", y: "cost", r: 2.8, fill: (one) => tint(one.system), fillOpacity: 0.7 }),
       Plot.ruleX([marks.speed], { stroke: colour("quiet"), strokeDasharray: "3 4", clip: true }),
-      Plot.text(ends, { x: "speed", y: "cost", text: "system", fill: (one) => tint(one.system), dy: -9, textAnchor: "middle", fontWeight: 600, stroke: colour("paper"), strokeWidth: 4, clip: true }),
+      // The lines end close together: their names stand in the margin, at the height of the ends.
+      Plot.text(ends, { x: x[1], y: "cost", text: (one) => cut(one.system, 20), fill: (one) => tint(one.system), dx: 6, textAnchor: "start", fontSize: 12, className: "ends" }),
       Plot.tip(all, Plot.pointer({ x: "speed", y: "cost", fill: colour("card"), stroke: colour("line"), fontSize: 12, title: (one) => `${one.system}\n${brief(one.speed)} tok/s, ${brief(one.cost, unit || "chip-h")}\n${one.layout}` })),
     ],
   });

@@ -27,7 +27,7 @@ export function draw({ tables, marks }, { width, before }) {
       ...(marks.wall ? [Plot.rect([0], { x1: marks.wall, x2: domain[1], y1: least, y2: most, fill: colour("band") })] : []),
       ...bounds(steps, "context"),
       ...ghost(before, "steps", "context", "total"),
-      ...upright(marks.knee, "L*"),
+      ...upright(marks.knee, "L*", { top: width < 520 ? 28 : 0 }),
       ...upright(marks.wall, "memory is full", { left: marks.wall > 20000, top: 14 }),
       ...lines(steps, "context", shown.map((part) => ({ ...part, above: least }))),
       point(marks.context, marks.total),

@@ -28,7 +28,7 @@ export function draw({ tables, marks }, { width, before }) {
       ...(full ? upright(Math.max(marks.room, domain[0]), marks.room < 1 ? "nothing fits" : "memory is full", { left: marks.room > 300 }) : []),
       ...lines(costs, "batch", shown.map((part) => ({ ...part, above: least }))),
       ...(marks.slow_batch ? [Plot.dot([marks], { x: "slow_batch", y: "slow", r: 5, stroke: colour("money"), strokeWidth: 2, fill: colour("paper") }),
-        Plot.text(["slow mode"], { x: marks.slow_batch, y: marks.slow, dy: -14, fill: colour("money"), fontSize: 11.5 })] : []),
+        Plot.text(["slow mode"], { x: marks.slow_batch, y: marks.slow, dx: 4, dy: -14, textAnchor: "end", fill: colour("money"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11.5 })] : []),
       point(marks.batch, marks.total, "money"),
       ...hover(costs, "batch", shown, { unit: "USD" }),
     ],

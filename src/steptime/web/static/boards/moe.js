@@ -15,8 +15,8 @@ export function draw({ tables, marks }, { width, before }) {
   ];
   return picture(width, {
     marginRight: width < 520 ? 84 : 124,
-    x: { type: "log", label: "experts", domain, ticks: [1, 4, 16, 64, 256, 1024], tickFormat: String, base: 2 },
-    y: { type: "log", unit: "", label: "relative to a dense model of the same active parameters", domain: [0.8, 1400], tickFormat: (times) => `${times}x` },
+    x: { type: "log", label: "experts", domain, ticks: [1, 4, 16, 64, 256, 1024], tickFormat: d3.format(","), base: 2 },
+    y: { type: "log", unit: "", label: "relative to a dense model of the same active parameters", domain: [0.8, 1400], tickFormat: (times) => `${d3.format(",")(times)}x` },
     marks: [
       ...ghost(before?.marks.law === marks.law ? before : null, "mixtures", "experts", marks.law),
       ...lines(mixtures, "experts", others),

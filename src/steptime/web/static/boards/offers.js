@@ -4,9 +4,9 @@ import { brief, colour, rows } from "../draw.js";
 export function draw({ tables, marks }, { width }) {
   const all = rows(tables.offers).map((one, n) => ({ ...one, key: `${n} ${one.seller}`, words: one.variant ? `${one.seller} (${one.variant})` : one.seller }));
   const most = d3.max(all, (one) => one.price) || 1, narrow = width < 520;
-  const cut = (text) => (text.length > (narrow ? 13 : 26) ? `${text.slice(0, narrow ? 12 : 25)}…` : text);
+  const cut = (text) => (text.length > (narrow ? 18 : 26) ? `${text.slice(0, narrow ? 17 : 25)}…` : text);
   return Plot.plot({
-    width, height: all.length * 22 + 64, marginLeft: narrow ? 112 : 190, marginRight: 64, marginTop: 20, marginBottom: 40,
+    width, height: all.length * 22 + 64, marginLeft: narrow ? 138 : 190, marginRight: 64, marginTop: 20, marginBottom: 40,
     style: { background: "transparent", fontSize: "12px", fontFamily: "inherit", overflow: "visible" },
     x: { domain: [0, most], ticks: narrow ? 3 : 5, tickFormat: (d) => (d === 0 ? "0" : brief(d, "USD", 2)), label: null },
     y: { domain: all.map((one) => one.key), tickFormat: (key) => cut(all.find((one) => one.key === key).words), label: null, tickSize: 0 },

@@ -1,7 +1,9 @@
 import { brief, colour, picture, point, rows, upright } from "../draw.js";
 
 // Cost against speed with the plan; roles of its chips; parts of their memory and their steps.
-const NAMES = { compute: "arithmetic", weights: "weights", kv: "KV cache", network: "network", overhead: "rest" };
+const NAMES = { compute: "arithmetic", weights: "weights", kv: "KV cache", network: "network", overhead: "overhead" };
+// Of the memory, the rest is activations and what the engine reserves.
+const named = (d) => (d.part === "overhead" && d.unit === "B" ? "rest" : NAMES[d.part]);
 const ROLES = { prefill: ["accent", "prefill"], decode: ["total", "decode"], serve: ["total", "prefill and decode"], idle: ["ghost", "idle"] };
 
 export const drag = { input: "speed", axis: "x" };
@@ -69,9 +71,9 @@ function bars(table, width) {
     marks: [
       Plot.barX(whole, { x1: 0, x2: 1, y: "row", stroke: colour("line"), fill: "none", inset: 4 }),
       Plot.barX(parts, { x1: "start", x2: "end", y: "row", fill: (d) => colour(d.part), insetTop: 4, insetBottom: 4, insetRight: 0.5 }),
-      Plot.text(parts.filter((d) => (d.end - d.start) * room > 9 * NAMES[d.part].length), { x: (d) => (d.start + d.end) / 2, y: "row", text: (d) => NAMES[d.part], fill: colour("paper") }),
+      Plot.text(parts.filter((d) => (d.end - d.start) * room > 9 * named(d).length), { x: (d) => (d.start + d.end) / 2, y: "row", text: named, fill: colour("paper") }),
       Plot.text(whole, { x: 1, y: "row", dx: 6, textAnchor: "start", text: (d) => `of ${brief(d.whole, d.unit)}`, fill: colour("quiet") }),
-      Plot.tip(parts, Plot.pointer({ x: (d) => (d.start + d.end) / 2, y: "row", fill: colour("card"), stroke: colour("line"), title: (d) => `${NAMES[d.part]}: ${brief(d.size, d.unit)}` })),
+      Plot.tip(parts, Plot.pointer({ x: (d) => (d.start + d.end) / 2, y: "row", fill: colour("card"), stroke: colour("line"), title: (d) => `${named(d)}: ${brief(d.size, d.unit)}` })),
     ],
   });
 }

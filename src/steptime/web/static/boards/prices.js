@@ -49,7 +49,7 @@ function bytes(table, marks, width) {
         Plot.barX([own], { x1: marks.low, x2: marks.high, y: (name) => name, fill: colour("money"), fillOpacity: 0.3, insetTop: 7, insetBottom: 7, clip: true }),
         Plot.tickX([own], { x: marks.median, y: (name) => name, stroke: colour("money"), strokeWidth: 2.5, insetTop: 5, insetBottom: 5 }),
         Plot.tickX([own], { x: marks.bound, y: (name) => name, stroke: colour("total"), strokeWidth: 1.5, strokeDasharray: "2 2", insetTop: 3, insetBottom: 3 }),
-        Plot.text([own], { x: marks.bound, y: (name) => name, text: () => "at most", dx: 6, textAnchor: "start", fontSize: 11.5, fill: colour("total") }),
+        Plot.text([own], { x: marks.bound, y: (name) => name, text: () => "at most", dx: 6, textAnchor: "start", fontSize: 11.5, fill: colour("total"), stroke: colour("paper"), strokeWidth: 4 }),
       ] : [Plot.text([own], { frameAnchor: "left", y: (name) => name, text: () => (narrow ? "not identifiable" : `not identifiable: ${marks.reason}`), textAnchor: "start", fontSize: 11.5, fill: colour("quiet") })]),
       Plot.dot(read, { x: "bytes", y: "name", r: 5, symbol: (d) => (d.known ? "square" : "circle"), fill: (d) => colour(d.known ? "kv" : "weights") }),
       Plot.text(read, { x: "bytes", y: "name", text: (d) => kB(d.bytes), dx: 10, textAnchor: "start", fontSize: 11.5, fill: (d) => colour(d.known ? "kv" : "weights") }),

@@ -3,7 +3,7 @@ import { brief, colour, dash, picture, point, rows } from "../draw.js";
 // All-to-all time over several racks; below, the racks: the filled boxes show the used memory.
 const LINES = [
   { column: "experts", name: "experts over all racks", colour: "network", wide: 2.6 },
-  { column: "board", name: "blackboard", colour: "quiet", dash: "6 4" },
+  { column: "board", name: "ideal, full exchange", colour: "quiet", dash: "6 4" },
   { column: "layers", name: "layers over the racks", colour: "weights" },
 ];
 
@@ -53,7 +53,7 @@ function boxes(table, marks, width) {
   const side = (width - 8) / (across * (wide + 1) - 1);
   const held = (n, share) => Math.min(Math.max(share * marks.chips - n, 0), 1);
   const rect = (from, to, more) => Plot.rect(chips, { x1: (d) => d.x + from(d.n) * 0.88, x2: (d) => d.x + to(d.n) * 0.88, y1: (d) => d.y, y2: (d) => d.y + 0.88, ...more });
-  const words = [[`■ weights ${brief(weights, "%")}`, "weights"], [`■ KV cache ${brief(cache, "%")}`, "kv"], [marks.fits ? (width < 520 ? "" : "of a rack's memory, one box per chip") : (width < 520 ? "too much" : "more than the memory"), marks.fits ? "quiet" : "wrong"]];
+  const words = [[`■ weights ${brief(weights, "%")}`, "weights"], [`■ KV cache ${brief(cache, "%")}`, "kv"], [marks.fits ? (width < 520 ? "of a rack" : "of the memory of a rack; a box is the memory of a chip") : (width < 520 ? "too much" : "more than the memory"), marks.fits ? "quiet" : "wrong"]];
   return Plot.plot({
     width, height: down * (high + 1) * side + 24, marginTop: 24, marginLeft: 4, marginRight: 4, marginBottom: 0,
     style: { background: "transparent", fontSize: "12px", fontFamily: "inherit", overflow: "visible" },

@@ -1,6 +1,6 @@
 import { brief, colour, picture, point, rows, upright } from "../draw.js";
 
-// Cost against speed: front of the full model, bound of the blackboard, and named modes.
+// Cost against speed: front of the full model, that of an ideal machine, and named modes.
 export const drag = { input: "speed", axis: "x" };
 
 export function draw({ tables, marks }, { width, before }) {
@@ -21,12 +21,12 @@ export function draw({ tables, marks }, { width, before }) {
     y: { type: "log", unit, label: unit ? "per million tokens" : "chip-hours per million tokens", domain: y, ...(unit ? {} : { tickFormat: (d) => `${+d.toPrecision(2)}` }) },
     marks: [
       ...upright(marks.floor, "floor", { left: true }),
-      ...upright(marks.ceiling, narrow ? "fastest" : "single user", { left: true, top: 14 }),
+      ...upright(marks.ceiling, "single user", { top: 14 }),
       Plot.line(old, { x: "speed", y: "cost", stroke: colour("ghost"), strokeWidth: 1.4, curve: "step-after", clip: true }),
       Plot.line(closed, { x: "speed", y: "cost", stroke: colour("quiet"), strokeWidth: 1.8, strokeDasharray: "6 4" }),
       Plot.line(full, { x: "speed", y: "cost", stroke: colour("money"), strokeWidth: 2.6, curve: "step-after" }),
       Plot.dot(full, { x: "speed", y: "cost", r: 2, fill: colour("money") }),
-      Plot.text(closed.slice(-1), { x: "speed", y: "cost", text: () => "bound of the blackboard", textAnchor: "start", dy: 15, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4 }),
+      Plot.text(closed.slice(-1), { x: "speed", y: "cost", text: () => "ideal machine", textAnchor: "start", dy: 15, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4 }),
       Plot.dot(points, { x: "speed", y: "cost", r: 4, fill: colour("paper"), stroke: colour("money"), strokeWidth: 2 }),
       Plot.text(shown, { x: "speed", y: "cost", text: "name", textAnchor: "end", dx: -5, dy: -10, fill: colour("money") }),
       Plot.dot(listed, { x: "x", y: "y", symbol: "diamond", r: 5, fill: colour("accent") }),

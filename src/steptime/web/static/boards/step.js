@@ -22,7 +22,7 @@ export function draw({ tables, marks }, { width, before }) {
       Plot.text(["90 % range"], { x: marks.batch, y: marks.high, dy: -8, fill: colour("total"), fontSize: 11 }),
       ...ghost(before, "steps", "batch", "total"),
       ...upright(marks.best_batch, width < 520 ? "B*" : "B* without KV cache", { top: 18, left: true }),
-      ...upright(marks.room, "memory is full", { left: true }),
+      ...upright(marks.room, "memory is full", { left: true, top: width < 420 ? 34 : 0 }),
       ...lines(steps, "batch", shown.map((part) => ({ ...part, above: least }))),
       point(marks.batch, marks.total),
       ...hover(steps, "batch", shown, { unit: "s", xUnit: "sequences" }),

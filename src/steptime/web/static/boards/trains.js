@@ -38,7 +38,7 @@ export function draw({ tables, marks }, { width }) {
       Plot.text(marks.full > 1 ? [] : ["while batches are not full:", "between one and two steps"], { x: middle.closed, y: (_, n) => 0.62 - 0.11 * n, dx: -14, textAnchor: "end", fill: colour("total"), fontSize: 11.5, filter: () => width >= 520 }),
       Plot.text(["simulated"], { x: marks.simulated_mean, y: 0.32, dx: 14, textAnchor: "start", fill: colour("compute"), fontSize: 12 }),
       Plot.dot([{ x: marks.mean }], { x: "x", y: 0.5, r: 4, fill: colour("total") }),
-      Plot.text([marks.full > 1 ? "closed form" : `mean ${brief(marks.mean, "s")}`], { x: marks.mean, y: 0.5, dx: 12, dy: -2, textAnchor: "start", fontSize: 11.5, fill: colour("total") }),
+      Plot.text([marks.full > 1 ? "closed form" : `mean ${brief(marks.mean, "s")}`], { x: marks.mean, y: 0.5, dx: 12, dy: 8, textAnchor: "start", fontSize: 11.5, fill: colour("total"), stroke: colour("paper"), strokeWidth: 4 }),
     ],
   });
   return Object.assign([timetable, latency], { scale: timetable.scale });

@@ -175,7 +175,7 @@ class Loop extends Scene {
     drawn(6, 1, `one micro-batch: ${inDigits(100 * (1 - 1 / stages), 2)} % of the time is idle`);
     drawn(6 + half + 8, stages, `${written(stages, "micro-batches")}: no idle time`);
     svg("line", { x1: cursor, x2: cursor, y1: 22, y2: height - 44, class: "upright" }, this.group);
-    this.text(14, height - 14, `a token of ${written(all.interval, "s")} takes ${written(all.hop_latency, "s")} with ${stages} hops of ${written(all.hop, "s")}`, { class: "halo note" });
+    this.text(14, height - 14, `with ${stages} hops of ${written(all.hop, "s")} a token takes ${written(all.hop_latency, "s")}, not ${written(all.interval, "s")}`, { class: "halo note" });
   }
 
   table() {
@@ -315,7 +315,7 @@ class Laws extends Curves {
       { low: 1, high: 1.5 * Math.max(...hoffmann, ...epoch), log: true, label: "times the Chinchilla tokens", unit: "" },
       [
         { name: "law of Hoffmann et al.", colour: "compute", xs: served, ys: hoffmann },
-        { name: "refit of Epoch", colour: "weights", xs: served, ys: epoch },
+        { name: "refit of Epoch", colour: "weights", xs: served, ys: epoch, left: true },
         { name: "the lecture: 100", colour: "quiet", dash: "5 5", xs: served, ys: served.map(() => 100), left: true },
       ],
       [[this.all.served, written(this.all.served, "tokens")]],
