@@ -399,11 +399,11 @@ class Loop:
         first = _percentile(percentile, waits)
         if first > slo.ttft and not always_decode:
             late, saturation = first / slo.ttft, math.inf if queue_growth(*prefill_queue[1:]) else 0.0
-            begin = START_SHARE * float(requests["arrival"].max())
+            settled = START_SHARE * float(requests["arrival"].max())
             return Run(
                 rate=rate, ttft=first, tpot=tpot, mean_ttft=float(np.mean(waits)), mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
                 worst=max(late, saturation), binding="first token", saturation=saturation, cause="prefill rate",
-                growth=in_flight_growth(requests["arrival"], requests["finish"], begin),
+                growth=in_flight_growth(requests["arrival"], requests["finish"], settled),
             )  # fmt: skip
         requests, ends, decoded, decode_busy = self._decode(requests, self.started(rate, tpot))
         return self._figures(requests, ends, [prefill_queue, decoded], (busy, decode_busy), rate, slo, percentile)
