@@ -157,7 +157,7 @@ def is_same(first: Any, second: Any) -> bool:
         return first is second or bool(np.all(first == second))
     if is_dataclass(first) and not isinstance(first, type):
         compared = _compared_fields(type(first))
-        return is_same(compared(first), compared(second))
+        first, second = compared(first), compared(second)
     if isinstance(first, Mapping):
         return first.keys() == second.keys() and all(is_same(value, second[key]) for key, value in first.items())
     if isinstance(first, list | tuple):

@@ -344,14 +344,13 @@ def _iterate_passes(
         all_full = np.exp((seats + 1) * np.log(np.maximum(full, 1e-300)))
         return empty * (1 - all_full), np.minimum(np.maximum(idle, 0.0), gap)
 
-    def next_pass(before: Array) -> Array:
-        empty, idle = nobody(before)
-        return np.minimum(np.maximum(last(rate * (before + empty * idle)), least), longest)
-
     # Steffensen's method: two passes give the differences from which the fixed point is extrapolated.
     for _ in range(steps):
-        once = next_pass(seconds)
-        twice = next_pass(once)
+        passes = [seconds]
+        for _ in range(2):
+            empty, idle = nobody(passes[-1])
+            passes.append(np.minimum(np.maximum(last(rate * (passes[-1] + empty * idle)), least), longest))
+        _, once, twice = passes
         fell = once - seconds
         bend = twice - once - fell
         ahead = seconds - fell * fell / np.where(np.abs(bend) > 1e-15 * seconds, bend, np.inf)
