@@ -38,7 +38,7 @@ from scipy.optimize import minimize
 from steptime.number_checks import Array
 from steptime.physics.engine import TYPICAL, label_values, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
-from steptime.physics.run_covariance import LEVELS, Covariance
+from steptime.physics.run_covariance import LEVELS, TRAINING, Covariance
 from steptime.units import percent
 from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.engine_fit import log_tpot, measured_first_tokens
@@ -53,7 +53,7 @@ MORE = "https://github.com/SemiAnalysisAI/InferenceX"
 # Folds of groups for the scores, and passes of the weights of groups.
 FOLDS, PASSES = 5, 6
 # Largest logarithm of an error: larger ones are rows that do not describe their run.
-LARGEST = {"tpot": 1.0, "ttft": 2.0}
+LARGEST = {"tpot": 1.0, "ttft": 2.0, TRAINING: 1.0}
 # Columns that rows of one layout share, in addition to the group.
 LAYOUT = ("weight_dtype", "expert_dtype", "kv_dtype", "tp", "pp", "dp", "ep")
 
@@ -164,7 +164,11 @@ def blocks_of(errors: Errors, mask: Array) -> list[Block]:
     models = int(errors.labels["engine"].max()) + 1
     for group in np.unique(errors.labels["group"][mask]):
         rows = np.flatnonzero(mask & (errors.labels["group"] == group))
-        load, context = (np.square(x[rows][:, None] - x[rows][None]) for x in (errors.load, errors.context))
+        # A load of several coordinates has the sum of their squares.
+        load, context = (
+            np.square(x[rows][:, None] - x[rows][None]).reshape(len(rows), len(rows), -1).sum(-1)
+            for x in (errors.load, errors.context)
+        )
         same = {name: errors.labels[name][rows][:, None] == errors.labels[name][rows][None] for name in LEVELS}
         column = int(errors.labels["engine"][rows[0]]), models + int(errors.labels["model"][rows[0]])
         blocks.append(Block(rows, column, load, context, same))
@@ -237,7 +241,7 @@ def likelihood(logs: Array, blocks: list[Block], target: Array) -> tuple[float, 
     return float(total), gradient
 
 
-def estimate(errors: Errors, quantity: str, mask: Array, start: Covariance | None = None) -> Covariance:
+def estimate(errors: Errors, quantity: str, mask: Array, start: Covariance | None = None, curve: str = "curve") -> Covariance:
     """Return the covariance of one quantity, from the rows of a mask, with fewer passes from a known start."""
     mask = mask & np.isfinite(errors.values[quantity])
     blocks, limit = blocks_of(errors, mask), LARGEST[quantity]
@@ -254,7 +258,7 @@ def estimate(errors: Errors, quantity: str, mask: Array, start: Covariance | Non
         for block in blocks:
             square = _square(block, covariance, target[block.rows])
             weight[block.rows] = (degrees + len(block.rows)) / (degrees + square)
-    part = pairs(errors, quantity, dict.fromkeys(np.unique(errors.labels["group"][mask]).tolist(), covariance), "curve")
+    part = pairs(errors, quantity, dict.fromkeys(np.unique(errors.labels["group"][mask]).tolist(), covariance), curve)
     order = np.argsort(part.size)
     share = np.cumsum(part.weight[order]) / part.weight.sum()
     return replace(covariance, quantile=float(part.size[order][np.searchsorted(share, 0.9)]))
@@ -367,17 +371,17 @@ def page(errors: Errors, by_fold: dict[str, dict[int, Covariance]]) -> str:
 def data_file(found: dict[str, Covariance], rows: int, groups: int) -> str:
     """Return data/corrections.toml."""
     note = f"{rows:,} public serving runs in {groups} groups, each group left out of the engine fit"
-    lines = [
-        "# Variances of log(measured / predicted), written by docs/correction_fit.py; physics/run_covariance.py states them.",
-        "[source]",
-        f'url = "{URL}"',
-        f'more = "{MORE}"',
-        'grade = "measured"',
-        f'note = "{note}"',
-    ]
+    source = {"url": URL, "more": MORE, "grade": "measured", "note": note}
+    return "\n".join(data_lines(found, source, "correction_fit")) + "\n"
+
+
+def data_lines(found: dict[str, Covariance], source: dict[str, str], script: str) -> list[str]:
+    """Return the lines of a data file of covariances by quantity."""
+    title = f"# Variances of log(measured / predicted), written by docs/{script}.py; physics/run_covariance.py states them."
+    lines = [title, "[source]", *(f'{name} = "{value}"' for name, value in source.items())]
     for quantity, covariance in found.items():
         lines += ["", f"[{quantity}]", *(f"{name} = {value:.4g}" for name, value in covariance.figures().items())]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def main() -> None:

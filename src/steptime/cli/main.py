@@ -106,6 +106,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "train deepseek-v3 hgx-h800 --chips 2048 --seq 4096 --batch 15360 --dtype fp8 --tokens 14.8T --ramp 469B:3072",
         "train llama-3.1-405b hgx-h100 --chips 1024 --seq 8192 --batch 1024 --tp 8 --pp 8 --vpp 8 --scaling",
         "train llama-3-8b hgx-h100 --chips 64 --batch 256 --engine torchtitan --launch torchtitan",
+        "train llama-3-8b hgx-h100 --chips 64 --batch 256 --anchor training-runs.csv",
         "train llama-2-7b rtx-4090-8 --chips 8 --batch 16 --task lora",
     ),
     "lecture": ("lecture", "lecture 3", "lecture --check", "lecture --quiz"),
@@ -141,6 +142,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "anchors": (
         "anchors",
         "anchors add vllm-result.json --system hgx-h200 --tp 4 --weights fp8 --name mine",
+        "anchors add training-runs.csv",
         "anchors remove mine",
     ),
     "watch": (
@@ -193,7 +195,7 @@ SUMMARIES: dict[str, str] = {
     "systems": "List the systems, or show one: rates, links, rent, and the source of each figure.",
     "engines": "List the serving engines and the training stacks, or show the constants of one.",
     "validate": "Compare predictions with measured runs: error, bias, and the share of runs inside the 90 % range.",
-    "anchors": "Keep your benchmark results; plan, step and simulate correct their predictions by them.",
+    "anchors": "Keep your measured runs; plan, step, simulate and train correct their predictions by them.",
     "watch": "Compare a running vLLM or SGLang server with its prediction: TPOT, TTFT, throughput, cost, and what drifted.",
     "calibrate": "Fit an engine's physical constants to your own measured runs, with a shipped engine as prior.",
 }

@@ -432,6 +432,13 @@ def with_kept(question: "Question", fixed_inputs: Mapping[str, Any], axes: "Sequ
     from steptime.questions.subject import read_subject
     from steptime.validation.user_calibration import kept_anchor
 
+    if question.name == "train":
+        from steptime.validation.own_training_runs import with_own_runs
+
+        corrected_inputs = with_own_runs(fixed_inputs)
+        if corrected_inputs.get("engine") is not fixed_inputs.get("engine"):
+            say("steptime: corrected by your own training runs (`steptime anchors`)")
+        return corrected_inputs
     model, system, engine = read_subject(fixed_inputs)
     anchor = kept_anchor(model, system, engine, fixed_inputs.get("catalog")) if has_range(engine) else None
     if anchor is None:

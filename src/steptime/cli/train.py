@@ -1,13 +1,14 @@
 """The command `steptime train`: the fastest layout of a training run that fits in memory."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
 
 from steptime.atomic_files import write_text_atomically
-from steptime.cli.options import OUTPUT, SET, Output, grouped, not_empty, option, typed_values, typed_with_changes
+from steptime.cli.options import OUTPUT, SET, SUBJECT, Output, grouped, not_empty, option, typed_values, typed_with_changes
 from steptime.cli.output import (
     check_outputs,
     check_picture,
@@ -20,6 +21,7 @@ from steptime.cli.output import (
 )
 from steptime.errors import RangeError, UnknownName
 from steptime.questions.train_question import TRAIN, TrainInputs, bind_train, solve
+from steptime.training.training_stack import TrainingEngine
 from steptime.units import show
 
 # Unit of time in a trace, per second.
@@ -40,6 +42,14 @@ class TrainOutput(Output):
         str | None,
         option("Print launch lines for megatron-lm, megatron-bridge, torchtitan or maxtext.", OUTPUT, metavar="STACK"),
     ] = None
+    anchor: Annotated[
+        str | None,
+        option(
+            "CSV of your training runs that correct the prediction, as for `steptime validate`.", SUBJECT, "--anchor",
+            metavar="RUNS", show_default="the runs that `steptime anchors` stores",
+        ),
+    ] = None  # fmt: skip
+    no_anchor: Annotated[bool, option("Ignore the runs that `steptime anchors` stores.", SUBJECT, "--no-anchor")] = False
     plot: Annotated[str | None, option("Draw the pipeline schedule: .svg, .png or .pdf.", OUTPUT)] = None
     chrome: Annotated[
         str | None,
@@ -135,7 +145,18 @@ def _bind_to_launch(values: dict[str, Any], inputs: TrainInputs, output: TrainOu
 
         # Stacks other than Megatron list their schedules.
         values["engine"] = stack = replace(stack, schedules=SCHEDULES)
-    return model, system, stack
+    values |= _corrected(values, output)
+    return model, system, values["engine"] if isinstance(values.get("engine"), TrainingEngine) else stack
+
+
+def _corrected(values: Mapping[str, Any], output: TrainOutput) -> dict[str, Any]:
+    """Return the inputs with a stack that the user's runs correct."""
+    from steptime.validation.own_training_runs import with_own_runs
+
+    if output.anchor is not None and output.no_anchor:
+        raise RangeError("--anchor adds runs and --no-anchor ignores them; keep one of the two")
+    not_empty("--anchor", output.anchor, "a CSV of training runs")
+    return dict(values) if output.no_anchor else with_own_runs(values, output.anchor)
 
 
 def _exit_if_missed(training: Any) -> None:
@@ -182,7 +203,7 @@ def _compare(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, chang
             raise RangeError(f"{name} needs one system, got {inputs.system}; give one of them")
     systems = [name.strip() for name in inputs.system.split(",") if name.strip()]
     with patience(f"searching layouts on {len(systems)} systems"):
-        comparison = compare_training(systems, typed_values(ctx, TrainInputs))
+        comparison = compare_training(systems, typed_values(ctx, TrainInputs), lambda values: _corrected(values, output))
     output.print(comparison, "training_view.comparison_view")
     if not comparison.standings[0].chips or comparison.standings[0].missed:
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -283,7 +283,7 @@ def anchors(
         str | None,
         typer.Argument(
             metavar="[FILE|NAME]",
-            help="add: results of a benchmark harness, as for validate, or a CSV of runs; remove: a name.",
+            help="add: results of a benchmark harness, as for validate, or a CSV of runs or training runs; remove: a name.",
             show_default=False,
         ),
     ] = None,
@@ -293,12 +293,12 @@ def anchors(
     skip_bad: SKIP = False,
     catalog: CATALOG = None,
 ) -> None:
-    """Keep your measured runs: plan, step and simulate correct predictions of the same model, system and engine.
+    """Keep your measured runs: plan, step, simulate and train correct predictions of the same model, system and engine.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.validation import user_calibration
+    from steptime.validation import own_training_runs, user_calibration
 
     needs = {
         "add FILE": (action == "add", " ".join(["name", "skip_bad", *(setting.name for setting in fields(run_settings))])),
@@ -306,7 +306,10 @@ def anchors(
     }
     output.check(ctx, needs)
     if action is None:
-        output.print(user_calibration.kept_anchors(catalog), "validation_view.anchors_view")
+        serving_anchors = user_calibration.kept_anchors(catalog)
+        training_anchors = own_training_runs.kept_training_anchors(catalog)
+        all_anchors = replace(serving_anchors, anchors=(*serving_anchors.anchors, *training_anchors))
+        output.print(all_anchors, "validation_view.anchors_view")
         return
     if action not in ACTIONS:
         raise UnknownName("action", action, ACTIONS, "Known: add FILE, remove NAME; alone it lists them.")
@@ -315,6 +318,11 @@ def anchors(
     not_empty("--name", name, "a name for the runs")
     if action == "remove":
         say(f"Removed {user_calibration.remove(target, catalog=catalog)}.")
+        return
+    if _is_training_file([target]):
+        path, runs = own_training_runs.keep_training(target, name=name or "", skip_bad=skip_bad, catalog=catalog)
+        say(f"Keeping {path}: train uses it for the same model, system and stack; --no-anchor leaves it out.")
+        output.print(runs, "validation_view.anchors_view")
         return
     path, runs = user_calibration.keep(target, name=name or "", skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
     say(f"Keeping {path}: plan, step and simulate use it for the same model, system and engine; --no-anchor leaves it out.")

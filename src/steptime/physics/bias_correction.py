@@ -16,8 +16,11 @@ so that runs that agree do not narrow the range by it.
 Repeats, runs of one point, count as one observation: they measure the error of that point and their noise, and say nothing else
 about other points. Unknown formats, or an unknown layout, share no level of the layout with any run.
 
+A training step has its own quantity: its load is the number of sequences per step, its context their length, and the distance
+in load is that in sequences and in chips.
+
 References:
-    docs/corrections.md has the errors before and after one run of the same curve.
+    docs/corrections.md and docs/training_corrections.md have the errors before and after one run of the same curve.
 """
 
 from __future__ import annotations
@@ -32,15 +35,15 @@ import numpy as np
 
 from steptime.errors import InputError, expect, one_line, short_repr
 from steptime.number_checks import Array, Number
-from steptime.physics.run_covariance import Covariance, read_covariances
+from steptime.physics.run_covariance import TRAINING, Covariance, read_covariances
 from steptime.result_base import Result, Tabular, unit
 from steptime.units import counted
 
 # Runs that a correction uses: those that share the most, because each prediction evaluates the covariance with all of them.
 MAX_RUNS: Final = 200
 # What a correction multiplies, and what a run measured, by quantity.
-QUANTITIES: Final = {"tpot": "steps", "ttft": "first tokens"}
-TIMES: Final = {"tpot": "time per token", "ttft": "time to first token"}
+QUANTITIES: Final = {"tpot": "steps", "ttft": "first tokens", TRAINING: "training steps"}
+TIMES: Final = {"tpot": "time per token", "ttft": "time to first token", TRAINING: "time of a training step"}
 # Runs that a sentence names, and the change below which an answer counts as unchanged.
 MAX_NAMED: Final = 3
 SMALL_CHANGE: Final = 0.02
@@ -77,12 +80,14 @@ class Degrees(Protocol):
 class OperatingPoint:
     """Where a time is predicted: layout, sequences per replica that run at once, and mean context [tokens].
 
-    A load or context of None, or a load of 0, stands for the usual one of the runs.
+    A load or context of None, or a load of 0, stands for the usual one of the runs. Serving has no chips: its load is that of
+    a replica. A training step has the load of all its chips.
     """
 
     layout: Degrees | None = None
     load: Number | None = None
     context: Number | None = None
+    chips: Number = 1.0
 
 
 # The layout, load and context of the runs themselves.
@@ -97,18 +102,25 @@ class MeasuredRun(Result):
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
     version: str = field(default="", metadata=unit("", "release of the engine; its month where the version is unknown"))
-    formats: tuple[str, ...] = field(default=(), metadata=unit("", "formats of dense layers and of routed experts"))
+    formats: tuple[str, ...] = field(
+        default=(), metadata=unit("", "formats of dense layers and of routed experts, or settings of a training step")
+    )
     tp: int = field(default=1, metadata=unit("", "tensor-parallel degree"))
     pp: int = field(default=1, metadata=unit("", "pipeline stages"))
     dp: int = field(default=1, metadata=unit("", "data-parallel ranks"))
     ep: int = field(default=1, metadata=unit("", "expert-parallel degree"))
-    load: float = field(default=1.0, metadata=unit("", "sequences of a replica that run at once"))
+    cp: int = field(default=1, metadata=unit("", "context-parallel degree"))
+    chips: float = field(default=1.0, metadata=unit("", "chips of a training step; 1 for serving"))
+    load: float = field(default=1.0, metadata=unit("", "sequences of a replica that run at once, or of a training step"))
     context: float = field(default=1.0, metadata=unit("tokens", "mean context of a sequence"))
     tpot: float | None = field(
         default=None, metadata=unit("", "measured over predicted time per token; null: not measured", key="tpot")
     )
     ttft: float | None = field(
         default=None, metadata=unit("", "measured over predicted time to first token; null: not measured", key="ttft")
+    )
+    training_step: float | None = field(
+        default=None, metadata=unit("", "measured over predicted time of a training step; null: not measured")
     )
 
     def headline(self) -> tuple[str, dict[str, str]]:
@@ -154,6 +166,7 @@ class Anchor(Result):
         "runs": unit("", "ids of the runs"),
         "tpot": unit("", "correction of the time per token, which applies to every step; null: none", key="tpot"),
         "ttft": unit("", "correction of the time to first token; null: the same as steps", key="ttft"),
+        TRAINING: unit("", "correction of the time of a training step; null: none"),
     }
 
     source: str = field(metadata=unit("", "files with the runs"))
@@ -193,6 +206,11 @@ class Anchor(Result):
         return _summary(self, "ttft")
 
     @property
+    def training_step(self) -> Factor | None:
+        """The correction of the time of a training step."""
+        return _summary(self, TRAINING)
+
+    @property
     def has_group(self) -> bool:
         """Whether one of the runs is of this model and system."""
         return any((run.model, run.system) == (self.model, self.system) for run in self.measured)
@@ -201,7 +219,7 @@ class Anchor(Result):
         """Whether a run measured a quantity.
 
         Args:
-            quantity: "tpot" or "ttft".
+            quantity: "tpot", "ttft" or "training_step".
 
         Returns:
             True or false.
@@ -212,7 +230,7 @@ class Anchor(Result):
         """Return the correction of a quantity at an operating point.
 
         Args:
-            quantity: "tpot" or "ttft".
+            quantity: "tpot", "ttft" or "training_step".
             point: Layout, load and context, which may be arrays that broadcast.
 
         Returns:
@@ -225,7 +243,7 @@ class Anchor(Result):
         """Return the logarithm of the factor on a prediction.
 
         Args:
-            quantity: "tpot" or "ttft".
+            quantity: "tpot", "ttft" or "training_step".
             point: Layout, load and context, which may be arrays that broadcast.
 
         Returns:
@@ -241,7 +259,11 @@ class Anchor(Result):
         solved = _solved(self.measured, quantity)
         load, context = self._coordinates(point, solved.points)
         shared = self._shared(solved.points, point.layout)
-        squares = np.square(load[..., None] - solved.load), np.square(context[..., None] - solved.context)
+        chips = np.log2(np.asarray(point.chips, dtype=np.float64))
+        squares = (
+            np.square(load[..., None] - solved.load) + np.square(chips[..., None] - solved.chips),
+            np.square(context[..., None] - solved.context),
+        )
         return solved.covariance.between(shared, solved.covariance.nearness(*squares)), solved.weights
 
     def _coordinates(self, point: OperatingPoint, usable: tuple[MeasuredRun, ...]) -> tuple[Array, Array]:
@@ -267,10 +289,9 @@ class Anchor(Result):
         has_layout = layout is not None and bool(self.formats)
         same: Any = group & np.array([has_layout and run.formats == self.formats for run in usable])
         if layout is not None:
-            for name in ("tp", "pp", "dp", "ep"):
+            for name in ("tp", "pp", "dp", "ep", "cp"):
                 degrees = np.array([getattr(run, name) for run in usable])
                 same = same & (np.asarray(getattr(layout, name))[..., None] == degrees)
-            same = same & (np.asarray(layout.cp)[..., None] == 1)
         return {"model": model, "group": group, "release": release, "layout": same, "layout_release": same & release}
 
     def step_factor(self, point: OperatingPoint = USUAL) -> Array:
@@ -303,7 +324,7 @@ class Anchor(Result):
         """Return half of the 90 % range of a corrected time, in logarithms.
 
         Args:
-            quantity: "tpot" or "ttft".
+            quantity: "tpot", "ttft" or "training_step".
             point: Layout, load and context.
 
         Returns:
@@ -317,7 +338,7 @@ class Anchor(Result):
         """Return how much wider the range is because the runs are far from their predictions.
 
         Args:
-            quantity: "tpot" or "ttft".
+            quantity: "tpot", "ttft" or "training_step".
 
         Returns:
             Factor of at least 1.
@@ -377,7 +398,7 @@ class Anchor(Result):
             return f"No run of this model and system measured {QUANTITIES[quantity]}."
         if abs(math.log(ratios[worst[0]])) < SMALL_CHANGE:
             return f"Measured {TIMES[quantity]}: as predicted."
-        listed = ", ".join(f"{ratios[run]:.2f} ({run.name}, {run.load:,.3g} at once)" for run in worst)
+        listed = ", ".join(f"{ratios[run]:.2f} ({run.name}, {_place(run, quantity)})" for run in worst)
         further = f", and {len(ratios) - len(worst):,} closer to 1" if len(ratios) > len(worst) else ""
         return f"Measured over predicted {TIMES[quantity]}: {listed}{further}."
 
@@ -403,7 +424,11 @@ class Anchor(Result):
         """
         factors = {
             name: f"measured at {factor.ratio:.3g} times the prediction, factor {factor.factor:.3g}"
-            for name, factor in (("time per token", self.tpot), ("first token", self.ttft))
+            for name, factor in (
+                ("time per token", self.tpot),
+                ("first token", self.ttft),
+                ("training step", self.training_step),
+            )
             if factor is not None
         }
         return f"Anchor: {counted(len(self.measured), 'run')} of {self.group}, from {self.source}", factors
@@ -413,8 +438,9 @@ class Anchor(Result):
 class _Solved:
     """The points of some runs, and the solution for their errors.
 
-    points: one run of each. place: point of each run with the quantity. load, context: of points [doublings]. covariance: with
-    the noise of the repeats. matrix: covariance $C$ between points, without noise. inverse: $K^{-1}$. weights: $K^{-1} r$.
+    points: one run of each. place: point of each run with the quantity. load, context, chips: of points [doublings].
+    covariance: with the noise of the repeats. matrix: covariance $C$ between points, without noise.
+    inverse: $K^{-1}$. weights: $K^{-1} r$.
     scale: factor on standard deviations, at least 1.
     """
 
@@ -422,6 +448,7 @@ class _Solved:
     place: Array
     load: Array
     context: Array
+    chips: Array
     covariance: Covariance
     matrix: Array
     inverse: Array
@@ -437,9 +464,14 @@ class _Solved:
         return half
 
 
+def _place(run: MeasuredRun, quantity: str) -> str:
+    """Return where a run was measured, in words."""
+    return f"on {counted(int(run.chips), 'chip')}" if quantity == TRAINING else f"{run.load:,.3g} at once"
+
+
 def _point(run: MeasuredRun) -> tuple[Any, ...]:
     """Return the properties that are equal in repeats of a run."""
-    degrees = (run.tp, run.pp, run.dp, run.ep)
+    degrees = (run.tp, run.pp, run.dp, run.ep, run.cp, run.chips)
     return (run.model, run.system, run.version, run.formats, *degrees, max(run.load, 1.0), max(run.context, 1.0))
 
 
@@ -462,18 +494,18 @@ def _solved(runs: tuple[MeasuredRun, ...], quantity: str) -> _Solved:
     square_of_repeats = float(np.sum(np.square(logs - means[place])) / prior.noise)
     noisier = max(1.0, float(prior.scale(square_of_repeats, len(usable) - len(points))) ** 2)
     covariance = replace(prior, noise=prior.noise * noisier)
-    load, context = (np.log2([max(getattr(run, name), 1.0) for run in points]) for name in ("load", "context"))
-    matrix = _matrix(points, covariance, load, context)
+    load, context, chips = (np.log2([max(getattr(run, name), 1.0) for run in points]) for name in ("load", "context", "chips"))
+    matrix = _matrix(points, covariance, load, context, chips)
     inverse = np.linalg.inv(matrix + np.diag(covariance.noise / repeats))
     weights = inverse @ means
     scale = max(1.0, float(covariance.scale(float(means @ weights), len(points))))
     return _Solved(
-        points=points, place=place, load=load, context=context, covariance=covariance, matrix=matrix, inverse=inverse,
-        weights=weights, scale=scale,
+        points=points, place=place, load=load, context=context, chips=chips, covariance=covariance, matrix=matrix,
+        inverse=inverse, weights=weights, scale=scale,
     )  # fmt: skip
 
 
-def _matrix(runs: tuple[MeasuredRun, ...], covariance: Covariance, load: Array, context: Array) -> Array:
+def _matrix(runs: tuple[MeasuredRun, ...], covariance: Covariance, load: Array, context: Array, chips: Array) -> Array:
     """Return the covariance of the errors of runs, without noise."""
 
     def equal(key: Any) -> Array:
@@ -483,12 +515,13 @@ def _matrix(runs: tuple[MeasuredRun, ...], covariance: Covariance, load: Array, 
 
     group = equal(lambda run: (run.model, run.system))
     release = group & equal(lambda run: run.version)
-    layout = group & equal(lambda run: (run.formats, run.tp, run.pp, run.dp, run.ep))
+    layout = group & equal(lambda run: (run.formats, run.tp, run.pp, run.dp, run.ep, run.cp))
     shared = {
         "model": equal(lambda run: run.model), "group": group, "release": release, "layout": layout,
         "layout_release": layout & release,
     }  # fmt: skip
-    near = covariance.nearness(*(np.square(x[:, None] - x[None]) for x in (load, context)))
+    squares = [np.square(x[:, None] - x[None]) for x in (load, context, chips)]
+    near = covariance.nearness(squares[0] + squares[2], squares[1])
     return covariance.between(shared, near)
 
 
@@ -505,9 +538,9 @@ def _summary(anchor: Anchor, quantity: str) -> Factor | None:
         k = solved.matrix[solved.place[group]]
         factors, halves = k @ solved.weights, solved.half_width(k)
     else:
-        load, context = (np.array([getattr(run, name) for run in same]) for name in ("load", "context"))
+        load, context, chips = (np.array([getattr(run, name) for run in same]) for name in ("load", "context", "chips"))
         unbound = replace(anchor, usual_load=None, usual_context=None)
-        factors, halves = unbound.correction(quantity, OperatingPoint(load=load, context=context))
+        factors, halves = unbound.correction(quantity, OperatingPoint(load=load, context=context, chips=chips))
     ratio = math.exp(float(np.median(np.log([getattr(run, quantity) for run in same]))))
     factor, half = float(np.mean(factors)), float(np.mean(halves))
     return Factor(runs=len(usable), ratio=ratio, factor=math.exp(factor), low=math.exp(-half), high=math.exp(half))
@@ -540,7 +573,7 @@ class Anchors(Tabular):
         names = ("source", "model", "system", "engine", "version")
         columns: dict[str, Any] = {name: [getattr(anchor, name) for anchor in self.anchors] for name in names}
         columns["runs"] = [len(anchor.runs) for anchor in self.anchors]
-        for name in ("tpot", "ttft"):
+        for name in QUANTITIES:
             factors = [getattr(anchor, name) for anchor in self.anchors]
             columns[f"{name}_ratio"] = [None if anchor is None else anchor.ratio for anchor in factors]
             columns[f"{name}_factor"] = [None if anchor is None else anchor.factor for anchor in factors]

@@ -21,7 +21,9 @@ The 90 % range is $\hat r \pm q s$. A run that is far from its prediction theref
 repeats of one point are one error, their mean (`bias_correction`).
 
 The variances and lengths are estimated by restricted maximum likelihood, $\nu$ and $q$ from the same runs
-(`docs/correction_fit.py`); `data/corrections.toml` has them.
+(`docs/correction_fit.py`); `data/corrections.toml` has them. Training steps have their own, in `data/training_corrections.toml`
+(`docs/training_correction_fit.py`): their load is the number of sequences per step, and the squared distance in load includes
+that in chips.
 
 References:
     Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), equations 2.23 and 2.24,
@@ -41,6 +43,8 @@ from steptime.catalog.data_files import PACKAGED, read_file
 from steptime.errors import DataFileError
 from steptime.number_checks import Array, Number
 
+# Quantity of training steps, next to "tpot" and "ttft".
+TRAINING: Final = "training_step"
 # Levels inside a group, and whether their share falls with the distance in load and context.
 LEVELS: Final = {"group": True, "release": False, "layout": True, "layout_release": True}
 
@@ -131,16 +135,15 @@ def read_covariances() -> dict[str, Covariance]:
     """Read the estimated covariances.
 
     Returns:
-        Covariances of time per token, `tpot`, and time to first token, `ttft`.
+        Covariances of time per token, `tpot`, time to first token, `ttft`, and time of a training step, `training_step`.
 
     Raises:
         DataFileError: The file lacks a figure, or a figure is not a number above 0.
     """
-    path = PACKAGED / "corrections.toml"
-    data = read_file(path)
     covariances = {}
-    for quantity in ("tpot", "ttft"):
-        table = data.get(quantity, {})
+    for quantity in ("tpot", "ttft", TRAINING):
+        path = PACKAGED / ("training_corrections.toml" if quantity == TRAINING else "corrections.toml")
+        table = read_file(path).get(quantity, {})
         for name in Covariance.__dataclass_fields__:
             value = table.get(name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:

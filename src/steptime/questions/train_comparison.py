@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -88,12 +88,15 @@ class TrainComparison(Tabular):
         return table | {"days": [standing.run / DAY for standing in self.standings]}
 
 
-def compare_training(systems: Sequence[str], values: Mapping[str, Any]) -> TrainComparison:
+def compare_training(
+    systems: Sequence[str], values: Mapping[str, Any], prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+) -> TrainComparison:
     """Return the training run of a model on each of several systems.
 
     Args:
         systems: Names of systems, or paths.
         values: Other values of `TrainInputs` by name.
+        prepare: Function from the inputs on one system to those with a corrected stack.
 
     Returns:
         One standing per system; one without a run has a reason.
@@ -107,7 +110,7 @@ def compare_training(systems: Sequence[str], values: Mapping[str, Any]) -> Train
     standings, problems = [], []
     for system in dict.fromkeys(systems):
         try:
-            standings.append(_standing(system, values))
+            standings.append(_standing(prepare({**values, "system": system})))
         except (Impossible, LayoutError, RangeError) as problem:
             problems.append(problem)
             standings.append(TrainStanding(system=system, reason=str(problem)))
@@ -117,8 +120,8 @@ def compare_training(systems: Sequence[str], values: Mapping[str, Any]) -> Train
     return TrainComparison(model=str(values["model"]), standings=tuple(sorted(standings, key=lambda standing: standing.order)))
 
 
-def _standing(system: str, values: Mapping[str, Any]) -> TrainStanding:
-    training = solve({**values, "system": system}, changes=False)
+def _standing(values: Mapping[str, Any]) -> TrainStanding:
+    training = solve(values, changes=False)
     step, run = training.step, training.run
     figures: dict[str, Any] = {}
     if run is not None:

@@ -13,6 +13,7 @@ from steptime.errors import Impossible, InputError, LayoutError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.training.training_correction import own_correction
 from steptime.training.training_evidence import MEASURED, search_optimism, searched_axes
 from steptime.training.training_job import (
     ACTIVATIONS,
@@ -368,7 +369,10 @@ def strong_and_weak_scaling(
             best = search_result.recommended()
             nothing = "nothing fits" if search_result.count else "the batch does not divide"
             words = show_training_layout(best.layout) if best else nothing
-            seconds = factor * best.seconds if best else float("nan")
+            seconds = float("nan")
+            if best:
+                correction = own_correction(engine, scaled_job, best.layout, low=1.0, high=1.0, shortfall=factor)
+                seconds = factor * correction.factor * best.seconds
             rate = batch * float(job.seq) / chip_count / seconds
             points.append(
                 ScalingPoint(kind=kind, chips=chip_count, batch=batch, seconds=seconds,

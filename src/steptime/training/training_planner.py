@@ -19,11 +19,13 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Array, Number, positive, whole_number
+from steptime.physics.bias_correction import Anchor
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
 from steptime.training.schedule_timeline import Timeline, simulate_step, timeline, trace_events
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_alternatives import Change, infeasibility_error, training_alternatives
+from steptime.training.training_correction import OwnCorrection, own_correction
 from steptime.training.training_evidence import (
     ANY,
     MEASURED,
@@ -211,6 +213,8 @@ class Training(Tabular):
     search_factor: float = field(
         metadata=unit("", "factor on the step time: layouts from a search run slower than predicted; 1 if not searched")
     )
+    anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: no such runs"))
+    own_factor: float = field(default=1.0, metadata=unit("", "factor on the step time by your own runs; 1 without runs"))
     runner_up: str = field(metadata=unit("", "fastest layout with other tp, pp or ep"))
     runner_up_slower: float = field(metadata=unit("", "factor by which the runner-up is slower"))
     changes: tuple[Change, ...] = field(metadata=unit("", "speed-ups by changes, largest first", kind="list of changes"))
@@ -489,7 +493,14 @@ def train(
         best = best[0], float(best_seconds.total)
     is_searched = any(axis not in fixed_axes for axis in searched_axes(model))
     optimism = search_optimism(engine, system, experts=model.routed) if is_searched else SearchOptimism()
+    low, high = step_time_range(engine, system, experts=model.routed)
+
+    def correct(corrected_job: TrainingJob) -> OwnCorrection:
+        return own_correction(engine, corrected_job, best[0], low=low, high=max(high, optimism.high), shortfall=optimism.factor)
+
+    correction = correct(job)
     step = corrected_step(evaluate_layout(model, system, job, engine, best[0]), optimism)
+    step = step if engine.anchor is None else anchored_step(step, correction)
     runner_up, runner_up_slower = _runner_up(search_result, best[0], is_measured=recommendation.measured)
     unmeasured_text, unmeasured_saving = _unmeasured(recommendation)
 
@@ -498,14 +509,14 @@ def train(
     if parts:
 
         def phase_seconds(phase_job: TrainingJob) -> float:
-            return optimism.factor * _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
+            seconds = _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
+            return optimism.factor * correct(phase_job).factor * seconds
 
-        low, high = step_time_range(engine, system, experts=model.routed)
-        losses, run_range, loss_range = reliability or Reliability(), (low, high), (1.0, 1.0)
+        losses, run_range, loss_range = reliability or Reliability(), (correction.low, correction.high), (1.0, 1.0)
         # The bound has no range, and only the overhead that is given.
         if engine.name != "ideal":
             failing = failure_losses(losses, chips)
-            run_range = run_time_range(low, max(high, optimism.high), losses.run_overhead, failing)
+            run_range = run_time_range(correction.low, correction.high, losses.run_overhead, failing)
             loss_range = run_time_range(1.0, 1.0, losses.run_overhead, failing)
         elif losses.overhead is None:
             losses = replace(losses, overhead=1.0)
@@ -525,6 +536,8 @@ def train(
         unmeasured=unmeasured_text,
         unmeasured_saving=unmeasured_saving,
         search_factor=optimism.factor,
+        anchor=engine.anchor,
+        own_factor=correction.factor,
         runner_up=runner_up,
         runner_up_slower=runner_up_slower,
         changes=training_alternatives(model, system, job, engine, best, fixed_axes, chips, evidence) if changes else (),
@@ -555,6 +568,27 @@ def corrected_step(step: TrainingStep, optimism: SearchOptimism) -> TrainingStep
         high=np.maximum(step.high, step.total * optimism.high) * factor, upper=step.upper * factor, terms=terms,
         tokens_per_second_per_chip=step.tokens_per_second_per_chip / factor, mfu_causal=step.mfu_causal / factor,
         mfu_full=step.mfu_full / factor, hfu=step.hfu / factor,
+    )  # fmt: skip
+
+
+def anchored_step(step: TrainingStep, correction: OwnCorrection) -> TrainingStep:
+    """Return a step whose times and range are corrected by your own runs.
+
+    Args:
+        step: Predicted step.
+        correction: Correction by the runs.
+
+    Returns:
+        Step; no end of its range is below the time without losses.
+    """
+    total = step.total * correction.factor
+    return replace(
+        step, total=total, low=np.minimum(np.maximum(total * correction.low, step.lower), total),
+        high=total * correction.high,
+        terms={name: value * correction.factor for name, value in step.terms.items()},
+        tokens_per_second_per_chip=step.tokens_per_second_per_chip / correction.factor,
+        mfu_causal=step.mfu_causal / correction.factor,
+        mfu_full=step.mfu_full / correction.factor, hfu=step.hfu / correction.factor,
     )  # fmt: skip
 
 

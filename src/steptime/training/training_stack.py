@@ -25,7 +25,8 @@ from steptime.catalog.data_files import check_entry_name, find, read_file
 from steptime.errors import DataFileError, did_you_mean, short_repr
 from steptime.hardware.system import Chip, System
 from steptime.number_checks import Number
-from steptime.result_base import Result
+from steptime.physics.bias_correction import Anchor
+from steptime.result_base import Result, unit
 
 
 def _constant(default: float, meaning: str, *, unit: str = "share", smallest: float = 0.0, largest: float = 1.25) -> Any:
@@ -116,6 +117,8 @@ class TrainingEngine(Result):
 
     reserved_bytes: memory of driver, libraries and buffers per chip. cached: share of the allocated bytes that an allocator
     keeps in addition.
+
+    anchor: correction from your own runs, which `training_correction.own_correction` applies to a step.
     """
 
     name: str = "ideal"
@@ -144,6 +147,7 @@ class TrainingEngine(Result):
     fill_outputs: Mapping[str, float] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs", left_out=True))
 
     def has_run_on(self, chip: str) -> bool:
         """Return whether the stack has a run on a chip in its fit.

@@ -36,6 +36,7 @@ from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.error_summary import Predictions, measured_figures
 from steptime.validation.predictions import grouped, operating_point, predict, resolve_engine
 from steptime.validation.run_table import AXES, COLUMNS, LOOPS, POOLS, read_runs, release_label, run_kind
+from steptime.validation.training_run_table import is_training, read_header
 
 # Folder of stored runs in the catalogue.
 ANCHOR_FOLDER = "anchors"
@@ -364,12 +365,12 @@ def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | Non
     group_key, origin = (model.name, system.name, engine.name), dict[int, str]()
     rows: list[dict[str, str]] = []
     rows_of_other_groups: list[dict[str, str]] = []
-    run_files = files(ANCHOR_FOLDER, catalog)
+    run_files = _serving_files(catalog)
     for name, path in run_files.items():
         try:
             groups = _groups(_kept_rows(path, catalog), catalog)
         except InputError as problem:
-            _note_skipped(path, problem)
+            note_skipped(path, problem)
             continue
         for group, members in groups.items():
             if group[2] == engine.name:
@@ -383,14 +384,14 @@ def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | Non
         anchors = make_anchors(rows, ", ".join(names), engine=engine, is_stored=True, catalog=catalog)
     except InputError as problem:
         for name in names:
-            _note_skipped(run_files[name], problem)
+            note_skipped(run_files[name], problem)
         return None
     formats = stored_formats(model)
     return select_anchor(anchors, model=model.name, system=system.name, engine=engine.name, formats=formats)
 
 
 def kept_anchors(catalog: str | None = None) -> Anchors:
-    """Return the anchors of all stored runs.
+    """Return the anchors of all stored serving runs.
 
     Args:
         catalog: Folder of additional catalogue entries.
@@ -399,11 +400,11 @@ def kept_anchors(catalog: str | None = None) -> Anchors:
         Anchors in the order of the files.
     """
     anchors: list[Anchor] = []
-    for name, path in files(ANCHOR_FOLDER, catalog).items():
+    for name, path in _serving_files(catalog).items():
         try:
             anchors += make_anchors(_kept_rows(path, catalog), name, is_stored=True, catalog=catalog).anchors
         except InputError as problem:
-            _note_skipped(path, problem)
+            note_skipped(path, problem)
     return Anchors(source="stored runs", anchors=tuple(anchors))
 
 
@@ -425,21 +426,52 @@ def keep(
     Raises:
         InputError: The name is invalid or in use, or no run is usable.
     """
-    called = name or Path(next(iter(file_names(runs)), "rows")).stem
-    if not NAME.fullmatch(called):
-        raise InputError(
-            f"name of stored runs: must have letters, digits, '.', '_' and '-' only, got {short_repr(called)}; give --name"
-        )
-    path = own_folder(ANCHOR_FOLDER, catalog) / f"{called}.csv"
-    conflict = f"already exists; `steptime anchors remove {called}` removes it, or give another --name"
-    if path.exists():
-        raise DataFileError(path, conflict)
+    path = own_path(name or Path(next(iter(file_names(runs)), "rows")).stem, catalog)
     rows, unread = read_rows(runs, settings, skip_bad, catalog)
+    rows = as_lasting_rows(rows)
+    anchors = make_anchors(rows, path.stem, is_stored=True, unread=unread, catalog=catalog)
+    store_rows(path, list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, cell in row.items() if cell)])), rows)
+    return path, anchors
 
-    # Later questions may start in another folder, so relative paths become absolute.
-    rows = [row | {name: _lasting(row[name]) for name in ("model", "system")} for row in rows]
-    anchors = make_anchors(rows, called, is_stored=True, unread=unread, catalog=catalog)
-    columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, cell in row.items() if cell)]))
+
+def own_path(name: str, catalog: str | None = None) -> Path:
+    """Return the path of a new set of stored runs.
+
+    Args:
+        name: Name of the set.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Path.
+
+    Raises:
+        InputError: The name is invalid or in use.
+    """
+    if not NAME.fullmatch(name):
+        raise InputError(
+            f"name of stored runs: must have letters, digits, '.', '_' and '-' only, got {short_repr(name)}; give --name"
+        )
+    path = own_folder(ANCHOR_FOLDER, catalog) / f"{name}.csv"
+    if path.exists():
+        raise DataFileError(path, _conflict(path))
+    return path
+
+
+def _conflict(path: Path) -> str:
+    return f"already exists; `steptime anchors remove {path.stem}` removes it, or give another --name"
+
+
+def store_rows(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
+    """Write stored runs, never over a file.
+
+    Args:
+        path: Path of the set.
+        columns: Names of the columns.
+        rows: Runs.
+
+    Raises:
+        DataFileError: The file exists, or cannot be written.
+    """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, extrasaction="ignore", restval="")
     writer.writeheader()
@@ -448,19 +480,33 @@ def keep(
         path.parent.mkdir(parents=True, exist_ok=True)
         create_text_exclusively(path, text.getvalue())
     except FileExistsError:
-        raise DataFileError(path, conflict) from None
+        raise DataFileError(path, _conflict(path)) from None
     except OSError as problem:
         raise DataFileError(path, f"cannot be written: {problem.strerror}") from None
-    return path, anchors
 
 
-def _lasting(name: str) -> str:
+def as_lasting_rows(rows: Iterable[Row], folder: Path | None = None) -> list[dict[str, str]]:
+    """Return rows whose models and systems are found from another folder too: relative paths become absolute.
+
+    Args:
+        rows: Runs.
+        folder: Folder of the file, in which training runs find their models.
+
+    Returns:
+        Rows.
+    """
+    return [{**row, "model": _lasting(row["model"], folder), "system": _lasting(row["system"])} for row in rows]
+
+
+def _lasting(name: str, folder: Path | None = None) -> str:
     """Return a catalogue name unchanged, and the absolute path of a file or folder.
 
     >>> _lasting("hgx-h100"), _lasting("meta-llama/Llama-3.1-8B")
     ('hgx-h100', 'meta-llama/Llama-3.1-8B')
     """
     path = Path(name)
+    if folder is not None and name.endswith(".json") and is_file(folder / name):
+        path = folder / name
     return str(path.resolve()) if is_file(path) or is_dir(path) else name
 
 
@@ -489,6 +535,11 @@ def remove(name: str, *, catalog: str | None = None) -> Path:
     return path
 
 
+def _serving_files(catalog: str | None) -> dict[str, Path]:
+    """Return the stored files of serving runs by name."""
+    return {name: path for name, path in files(ANCHOR_FOLDER, catalog).items() if not is_training(read_header(path))}
+
+
 def _kept_rows(path: Path, catalog: str | None) -> list[dict[str, str]]:
     try:
         return read_runs(path, catalog=catalog)[0]
@@ -496,8 +547,13 @@ def _kept_rows(path: Path, catalog: str | None) -> list[dict[str, str]]:
         raise DataFileError(problem.path, in_own_words(problem.problem), problem.line) from None
 
 
-def _note_skipped(path: Path, problem: InputError) -> None:
-    """Log that a file of stored runs is left out."""
+def note_skipped(path: Path, problem: InputError) -> None:
+    """Log that a file of stored runs is left out.
+
+    Args:
+        path: The file.
+        problem: Why it is left out.
+    """
     _warn_once(path, str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}")
 
 

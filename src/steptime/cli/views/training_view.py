@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.cli.views.step_view import own_runs
 from steptime.cli.views.terminal_plots import Axis, Curve, draw, log10
 from steptime.cli.views.widgets import (
     Answer,
@@ -32,6 +33,7 @@ from steptime.hardware.rental_prices import rent_in_words, usd
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array
+from steptime.physics.run_covariance import TRAINING
 from steptime.questions.train_comparison import TrainComparison
 from steptime.result_base import in_words
 from steptime.training.layer_profile import LayerProfile, layer_profiles
@@ -183,7 +185,8 @@ def training_view(
     warnings = [not_reversible] if step.layout.recompute == "reversible" else []
     figures = facts(_figures(training, system, full=full, launcher=launcher))
     missed = [Text(_miss(training, name), style="bold red") for name in training.missed_limits]
-    parts: list[RenderableType] = [*missed, _answer(training), *notes(warnings), figures]
+    applied = {TRAINING: training.own_factor}
+    parts: list[RenderableType] = [*missed, _answer(training), *own_runs(training.anchor, applied), *notes(warnings), figures]
     if full:
         uses = [(name, float(getattr(memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(memory, name))]
         capacity = float(memory.capacity)

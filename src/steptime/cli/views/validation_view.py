@@ -14,6 +14,7 @@ from steptime.cli.views.terminal_plots import Axis, Curve, draw
 from steptime.cli.views.widgets import Answer, Grid, footnote, listing, table, write
 from steptime.errors import install_hint
 from steptime.physics.bias_correction import Anchors, Factor
+from steptime.physics.run_covariance import TRAINING
 from steptime.units import counted, percent, percent_change
 from steptime.validation.data_quality import DOUBTFUL, WRONG
 from steptime.validation.predictions import MOST_SIMULATED
@@ -341,15 +342,18 @@ def anchors_view(anchors: Anchors) -> Answer:
     def factor(correction: Factor | None) -> str:
         return "-" if correction is None else f"{correction.ratio:.2f} (x {correction.factor:.2f})"
 
+    quantities = {"tpot": "Time per token", "ttft": "First token", TRAINING: "Training step"}
+    columns = [f"{words}: {{{name}}}" for name, words in quantities.items() if any(a.has(name) for a in anchors.anchors)]
     grid = listing(
-        "Name: {source} | Model: {model} | System: {system} | Engine: {version} | Runs: {count:,} | Time per token: {tpot} | "
-        "First token: {ttft}",
-        anchors.anchors, numbers=(5, 6), version=lambda anchor: f"{anchor.engine} {anchor.version}".strip(),
+        " | ".join(["Name: {source} | Model: {model} | System: {system} | Engine: {version} | Runs: {count:,}", *columns]),
+        anchors.anchors, numbers=tuple(range(5, 5 + len(columns))),
+        training_step=lambda anchor: factor(anchor.training_step),
+        version=lambda anchor: f"{anchor.engine} {anchor.version}".strip(),
         count=lambda anchor: len(anchor.runs), tpot=lambda anchor: factor(anchor.tpot), ttft=lambda anchor: factor(anchor.ttft),
     )  # fmt: skip
     runs, groups = sum(len(anchor.runs) for anchor in anchors.anchors), counted(len(anchors.anchors), "group")
     return Answer(
-        sentence=f"{counted(runs, 'run')} in {groups} correct predictions of plan, step and simulate by these factors.",
+        sentence=f"{counted(runs, 'run')} in {groups} correct predictions by these factors.",
         body=[grid, footnote(FACTORS)],
         warnings=[line for anchor in anchors.anchors for line in _in_few_lines(anchor.left_out, "left out")],
     )  # fmt: skip

@@ -1,0 +1,194 @@
+"""Own training runs: anchors (`physics.bias_correction`) from a user's training runs, which correct later `train` answers.
+
+A run is a row of a CSV of training runs that `validate` accepts, with a measured step. It corrects answers of its own stack,
+and of the stack `typical`, whose constants are those of all stacks together. Stored runs are in the folder of the serving runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from steptime.catalog.data_files import files
+from steptime.errors import DataFileError, InputError
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.physics.bias_correction import Anchor, Anchors, MeasuredRun, select_anchor
+from steptime.questions.train_question import bind_train
+from steptime.training.training_correction import SHARED_DEGREES, layout_settings
+from steptime.training.training_stack import IDEAL, TYPICAL, TrainingEngine
+from steptime.validation.training_run_table import TrainingRun, is_training, read_header, read_training_runs
+from steptime.validation.training_validation import Predicted, predict_training
+from steptime.validation.user_calibration import ANCHOR_FOLDER, as_lasting_rows, note_skipped, own_path, store_rows
+
+
+def load_training_anchors(
+    path: str | os.PathLike[str],
+    *,
+    engine: TrainingEngine | None = None,
+    source: str = "",
+    is_stored: bool = False,
+    skip_bad: bool = True,
+    catalog: str | None = None,
+) -> Anchors:
+    """Compare a user's training runs with predictions.
+
+    Args:
+        path: CSV file of training runs.
+        engine: Stack of the question; only runs that correct it count. By default the stack of each run.
+        source: Name of the source; by default that of the file.
+        is_stored: Whether the runs are stored by `steptime anchors`.
+        skip_bad: Whether to leave out rows that cannot be read instead of raising.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        One anchor per model, system and stack.
+
+    Raises:
+        InputError: A row cannot be read and `skip_bad` is False, or no run is usable.
+    """
+    source = source or os.path.basename(path)
+    runs, rows = read_training_runs(path, catalog=catalog)
+    bad = [(place, run) for place, run in enumerate(runs) if isinstance(run, str)]
+    if bad and not skip_bad:
+        raise DataFileError(path, f"{bad[0][1]}; --skip-bad leaves such rows out", bad[0][0] + 2)
+    left_out = [f"{rows[place].get('id') or f'line {place + 2}'}: {reason}" for place, reason in bad]
+    readable = [run for run in runs if isinstance(run, TrainingRun)]
+    matching_runs = [run for run in readable if engine is None or engine.name in (run.stack, TYPICAL)]
+    if readable and not matching_runs:
+        stacks = ", ".join(sorted({run.stack for run in readable}))
+        raise InputError(f"{source}: has runs of {stacks}, which do not correct the stack {engine and engine.name}")
+    predictions = [predict_training(run, engine=engine) for run in matching_runs]
+    left_out += [f"{p.id}: {p.reason or 'it has no step time'}" for p in predictions if not math.isfinite(p.off)]
+    groups: dict[tuple[str, str, str], list[Predicted]] = {}
+    for p, run in zip(predictions, matching_runs, strict=True):
+        if math.isfinite(p.off):
+            groups.setdefault((run.model.name, run.system.name, engine.name if engine else run.stack), []).append(p)
+    if not groups:
+        raise InputError(f"{source}: no usable run: {next(iter(left_out), 'the file has no row')}")
+    anchors = [_anchor(members, group, source, is_stored) for group, members in groups.items()]
+    anchors[0] = replace(anchors[0], left_out=tuple(left_out))
+    return Anchors(source=source, anchors=tuple(anchors))
+
+
+def _anchor(predictions: Iterable[Predicted], group: tuple[str, str, str], source: str, is_stored: bool) -> Anchor:
+    """Return the anchor of the runs of one model, system and stack."""
+    measured, outside = [], []
+    for p in predictions:
+        assert p.run is not None
+        assert p.layout is not None
+        if not p.low <= p.measured <= p.high:
+            outside.append(p.id)
+        degrees: dict[str, Any] = {name: int(getattr(p.layout, name)) for name in SHARED_DEGREES}
+        measured.append(
+            MeasuredRun(
+                name=p.id, model=group[0], system=group[1], formats=layout_settings(p.run.job, p.layout), **degrees,
+                chips=float(p.run.chips), load=float(p.run.job.batch), context=float(p.run.job.seq),
+                training_step=p.measured / p.step,
+            )
+        )  # fmt: skip
+    return Anchor(
+        source=source, is_stored=is_stored, model=group[0], system=group[1], engine=group[2], measured=tuple(measured),
+        outside_range=tuple(outside),
+        explanations=tuple(f"Run {name}: check its layout, recomputation and stack." for name in outside),
+    )  # fmt: skip
+
+
+def with_own_runs(values: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
+    """Return the inputs of `train` with a stack that the user's runs correct.
+
+    Args:
+        values: Values of `TrainInputs` by name, and figures of the machine by path.
+        path: CSV file of training runs; by default the stored runs.
+
+    Returns:
+        The inputs, unchanged where no run corrects the stack.
+
+    Raises:
+        InputError: The file has no usable run.
+    """
+    catalog = values.get("catalog")
+    if path is None and not kept_training_files(catalog):
+        return dict(values)
+    _, model, system, stack = bind_train(values)
+    anchor = _kept_anchor(model, system, stack, catalog) if path is None else None
+    if path is not None:
+        anchor = _bind(load_training_anchors(path, engine=stack, catalog=catalog), model, system, stack)
+    return dict(values) if anchor is None else {**values, "engine": replace(stack, anchor=anchor)}
+
+
+def _bind(anchors: Anchors, model: Model, system: System, stack: TrainingEngine) -> Anchor:
+    return select_anchor(anchors, model=model.name, system=system.name, engine=stack.name)
+
+
+def _kept_anchor(model: Model, system: System, stack: TrainingEngine, catalog: str | None) -> Anchor | None:
+    """Return the anchor of the stored runs that correct a stack; None without one. A bound is not corrected."""
+    groups: list[Anchor] = []
+    if stack.name == IDEAL.name:
+        return None
+    for name, path in kept_training_files(catalog).items():
+        try:
+            groups += load_training_anchors(path, engine=stack, source=name, is_stored=True, catalog=catalog).anchors
+        except DataFileError as problem:
+            note_skipped(path, problem)
+        except InputError:
+            # The runs of this set are of other stacks.
+            continue
+    return _bind(Anchors(source="stored runs", anchors=tuple(groups)), model, system, stack) if groups else None
+
+
+def kept_training_files(catalog: str | None = None) -> dict[str, Path]:
+    """Return the stored files of training runs.
+
+    Args:
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Paths by name.
+    """
+    return {name: path for name, path in files(ANCHOR_FOLDER, catalog).items() if is_training(read_header(path))}
+
+
+def kept_training_anchors(catalog: str | None = None) -> tuple[Anchor, ...]:
+    """Return the anchors of all stored training runs.
+
+    Args:
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Anchors in the order of the files.
+    """
+    anchors: list[Anchor] = []
+    for name, path in kept_training_files(catalog).items():
+        try:
+            anchors += load_training_anchors(path, source=name, is_stored=True, catalog=catalog).anchors
+        except InputError as problem:
+            note_skipped(path, problem)
+    return tuple(anchors)
+
+
+def keep_training(path: str, *, name: str = "", skip_bad: bool = False, catalog: str | None = None) -> tuple[Path, Anchors]:
+    """Store training runs for later answers of `train`.
+
+    Args:
+        path: CSV file of training runs.
+        name: Name of the set; by default that of the file.
+        skip_bad: Whether to leave out rows that cannot be read instead of raising.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Path of the stored file, and its anchors.
+
+    Raises:
+        InputError: The name is invalid or in use, a row is invalid, or no run is usable.
+    """
+    target = own_path(name or Path(path).stem, catalog)
+    anchors = load_training_anchors(path, source=target.stem, is_stored=True, skip_bad=skip_bad, catalog=catalog)
+    runs, rows = read_training_runs(path, catalog=catalog)
+    usable = [row for row, run in zip(rows, runs, strict=True) if isinstance(run, TrainingRun)]
+    store_rows(target, list(rows[0]), as_lasting_rows(usable, Path(path).parent))
+    return target, anchors

@@ -1,0 +1,112 @@
+"""Corrections of training steps by own runs: laws, a factor by hand, and the commands as typed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from steptime.errors import DataFileError, InputError
+from steptime.physics.run_covariance import TRAINING, read_covariances
+from steptime.questions.train_question import solve
+from steptime.validation.own_training_runs import kept_training_anchors, load_training_anchors, with_own_runs
+from steptime.validation.user_calibration import kept_anchors
+from tests.cli.test_commands import run
+
+COLUMNS = "id,model,system,chips,seq_len,global_batch,dtype,step_s,dp,micro_batch,sharding,recompute"
+LAYOUT = {"dp": 64, "tp": 1, "pp": 1, "cp": 1, "micro_batch": 2, "sharding": "zero3", "recompute": "none"}
+JOB = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 64, "batch": 512, "seq": 4096}
+TYPED = "train llama-3.1-8b hgx-h100 --chips 64 --batch 512 "
+TYPED += "--dp 64 --tp 1 --pp 1 --cp 1 --micro-batch 2 --sharding zero3 --recompute none"
+
+
+def written(path, ratio: float, *, model="llama-3.1-8b", system="hgx-h100", chips=64, batch=512, repeats=1):
+    """Write runs whose step takes `ratio` times the prediction of Llama 3.1 8B on 64 H100."""
+    step = ratio * float(solve(JOB | LAYOUT, changes=False).step.total)
+    rows = [f"r{i},{model},{system},{chips},4096,{batch},bf16,{step!r},{chips},2,zero3,none" for i in range(repeats)]
+    path.write_text("\n".join([COLUMNS, *rows]) + "\n")
+    return str(path)
+
+
+def corrected(path, **changes):
+    return solve(with_own_runs(JOB | LAYOUT | changes, path), changes=False)
+
+
+def test_a_repeat_of_the_run_shrinks_it_by_its_noise_as_worked_by_hand(tmp_path):
+    covariance = read_covariances()[TRAINING]
+    training = corrected(written(tmp_path / "runs.csv", 1.2))
+    assert training.own_factor == pytest.approx(1.2 ** (1 - covariance.noise / covariance.total), rel=1e-9)
+    before = solve(JOB | LAYOUT, changes=False).step
+    assert float(training.step.total) == pytest.approx(training.own_factor * float(before.total), rel=1e-12)
+    assert sum(float(term) for term in training.step.terms.values()) == pytest.approx(float(training.step.total), rel=1e-9)
+    assert float(training.step.mfu_causal) == pytest.approx(float(before.mfu_causal) / training.own_factor, rel=1e-12)
+
+
+def test_repeats_approach_their_measured_step_and_narrow_the_range(tmp_path):
+    before = solve(JOB | LAYOUT, changes=False).step
+    one, ten = (corrected(written(tmp_path / f"{n}.csv", 1.1, repeats=n)) for n in (1, 10))
+    assert 1.0 < one.own_factor < ten.own_factor
+    # Equal rows may be copies of one another, but noise of ten repeats is a tenth of that of one.
+    assert ten.own_factor == pytest.approx(1.1, rel=0.01)
+    width = [math.log(float(step.high) / float(step.low)) for step in (before, one.step, ten.step)]
+    assert width[0] > width[1] >= width[2]
+
+
+def test_corrections_decay_with_distance(tmp_path):
+    path = written(tmp_path / "runs.csv", 1.2)
+    same = corrected(path).own_factor
+    batch = corrected(path, batch=4096).own_factor
+    seq = corrected(path, seq=512, batch=512).own_factor
+    chips = corrected(path, chips=512, dp=512, batch=1024).own_factor
+    layout = corrected(path, tp=2, dp=32).own_factor
+    for further in (batch, seq, chips, layout):
+        assert 1.0 < further < same
+    other_model = corrected(path, model="llama-2-7b").own_factor
+    assert other_model == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_run_of_another_stack_does_not_correct_a_stack(tmp_path):
+    path = written(tmp_path / "runs.csv", 1.2)
+    with pytest.raises(InputError, match="do not correct the stack torchtitan"):
+        with_own_runs(JOB | {"engine": "torchtitan"}, path)
+
+
+def test_the_shortfall_of_a_search_is_not_counted_twice(tmp_path):
+    searched = solve(JOB, changes=False)
+    layout = searched.step.layout
+    assert (int(layout.dp), int(layout.micro_batch), layout.sharding, layout.recompute) == (64, 2, "zero3", "none")
+    expected = float(searched.step.total)
+    ratio = searched.search_factor
+    assert ratio > 1
+    again = solve(with_own_runs(JOB, written(tmp_path / "runs.csv", ratio)), changes=False)
+    assert float(again.step.total) == pytest.approx(expected, rel=1e-9)
+
+
+def test_commands_keep_list_apply_and_remove_training_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPTIME_CATALOG", str(tmp_path / "own"))
+    path = written(tmp_path / "mine.csv", 1.1)
+    before = json.loads(run(f"{TYPED} --json").stdout)
+    assert run(f"anchors add {path}").returncode == 0
+    assert run(f"anchors add {path}").returncode == 2
+    assert not kept_anchors().anchors
+    assert [anchor.source for anchor in kept_training_anchors()] == ["mine"]
+    table = json.loads(run("anchors --json").stdout)["anchors"]
+    assert [(row["source"], row["runs"], row["tpot"]) for row in table] == [("mine", ["r0"], None)]
+    after = json.loads(run(f"{TYPED} --json").stdout)
+    ignored = json.loads(run(f"{TYPED} --no-anchor --json").stdout)
+    assert after["own_factor"] == pytest.approx(after["step"]["total_s"] / before["step"]["total_s"], rel=1e-9)
+    assert 1.05 < after["own_factor"] < 1.1
+    assert ignored["step"]["total_s"] == before["step"]["total_s"]
+    assert "Corrected by 1 run that you measured (mine): training steps x" in " ".join(run(TYPED).stdout.split())
+    assert run("anchors remove mine").returncode == 0
+    assert not kept_training_anchors()
+
+
+def test_a_bad_row_is_named_with_its_line(tmp_path):
+    path = written(tmp_path / "runs.csv", 1.1, repeats=2)
+    (tmp_path / "runs.csv").write_text((tmp_path / "runs.csv").read_text().replace("r1,llama-3.1-8b", "r1,no-such-model"))
+    with pytest.raises(DataFileError) as problem:
+        load_training_anchors(path, skip_bad=False)
+    assert problem.value.line == 3
+    assert load_training_anchors(path).anchors[0].runs == ("r0",)
