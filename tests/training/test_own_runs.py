@@ -84,6 +84,7 @@ def test_the_shortfall_of_a_search_is_not_counted_twice(tmp_path):
 
 
 def test_commands_keep_list_apply_and_remove_training_runs(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
     monkeypatch.setenv("STEPTIME_CATALOG", str(tmp_path / "own"))
     path = written(tmp_path / "mine.csv", 1.1)
     before = json.loads(run(f"{TYPED} --json").stdout)
