@@ -111,3 +111,8 @@ def test_a_bad_row_is_named_with_its_line(tmp_path):
         load_training_anchors(path, skip_bad=False)
     assert problem.value.line == 3
     assert load_training_anchors(path).anchors[0].runs == ("r0",)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataFileError, match="no such file"):
+        load_training_anchors(tmp_path / "runs.csv")

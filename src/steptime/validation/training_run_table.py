@@ -17,7 +17,7 @@ from typing import Final
 
 from steptime.catalog.data_files import require_regular_file
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, short_repr
+from steptime.errors import DataFileError, InputError, os_problem, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model, matmul_flops_per_token
 from steptime.models.model_loading import load_model
@@ -191,7 +191,9 @@ def read_training_runs(
             rows = [{k.strip(): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not a CSV file in UTF-8 ({error.reason} at byte {error.start})") from None
-    except (OSError, csv.Error) as error:
+    except OSError as error:
+        raise DataFileError(path, os_problem(error)) from None
+    except csv.Error as error:
         raise DataFileError(path, f"is not a CSV file in UTF-8: {error!s:.200}") from None
     missing = [name for name in NEEDED if rows and name not in rows[0]]
     if missing or not rows:
