@@ -794,7 +794,7 @@ def exposed_exchange_seconds(
             np.asarray(expert_bytes) > 0, collective_seconds(routed, engine), 0.0
         )
 
-    # ZeRO-3: weights are gathered twice and gradients scattered once per micro-batch, each layer by a ring of its own.
+    # ZeRO-3: weights are gathered twice and gradients scattered once per micro-batch, each layer by one ring.
     if x.sharding == "zero3":
         rings = layers * network_time.ring_latency(system, ranks, x.tp) if engine.rings else 0.0
         weight_gather = gather_seconds(parameters.dense * weight_bytes, parameters.experts * weight_bytes, ranks) + rings

@@ -1,8 +1,8 @@
 """Training correction: the factor and the range of a training step that follow from your own runs.
 
 A layout that a search chose is expected to run slower than predicted (`training_evidence.SearchOptimism`). A run with this
-layout has measured this shortfall as well. It therefore counts with its measured time over the predicted time with the
-shortfall, so that a repeat of the same run is not corrected twice.
+layout has measured this shortfall as well. Its ratio is therefore over the predicted time with the shortfall. A repeat
+of the same run is then not corrected twice.
 """
 
 from __future__ import annotations

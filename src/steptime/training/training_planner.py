@@ -564,10 +564,8 @@ def corrected_step(step: TrainingStep, optimism: SearchOptimism) -> TrainingStep
     if factor > 1:
         terms[SEARCH_TERM] = step.total * (factor - 1)
     return replace(
-        step, total=step.total * factor, low=step.low * factor,
+        _slower_step(step, factor), low=step.low * factor,
         high=np.maximum(step.high, step.total * optimism.high) * factor, upper=step.upper * factor, terms=terms,
-        tokens_per_second_per_chip=step.tokens_per_second_per_chip / factor, mfu_causal=step.mfu_causal / factor,
-        mfu_full=step.mfu_full / factor, hfu=step.hfu / factor,
     )  # fmt: skip
 
 
@@ -583,12 +581,16 @@ def anchored_step(step: TrainingStep, correction: OwnCorrection) -> TrainingStep
     """
     total = step.total * correction.factor
     return replace(
-        step, total=total, low=np.minimum(np.maximum(total * correction.low, step.lower), total),
-        high=total * correction.high,
-        terms={name: value * correction.factor for name, value in step.terms.items()},
-        tokens_per_second_per_chip=step.tokens_per_second_per_chip / correction.factor,
-        mfu_causal=step.mfu_causal / correction.factor,
-        mfu_full=step.mfu_full / correction.factor, hfu=step.hfu / correction.factor,
+        _slower_step(step, correction.factor), low=np.minimum(np.maximum(total * correction.low, step.lower), total),
+        high=total * correction.high, terms={name: value * correction.factor for name, value in step.terms.items()},
+    )  # fmt: skip
+
+
+def _slower_step(step: TrainingStep, factor: Number) -> TrainingStep:
+    """Return a step with `factor` times the time, and its throughput; ranges and terms unchanged."""
+    return replace(
+        step, total=step.total * factor, tokens_per_second_per_chip=step.tokens_per_second_per_chip / factor,
+        mfu_causal=step.mfu_causal / factor, mfu_full=step.mfu_full / factor, hfu=step.hfu / factor,
     )  # fmt: skip
 
 

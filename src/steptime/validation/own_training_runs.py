@@ -1,4 +1,4 @@
-"""Own training runs: anchors (`physics.bias_correction`) from a user's training runs, which correct later `train` answers.
+"""Anchors (`physics.bias_correction`) from a user's training runs, which correct later `train` answers.
 
 A run is a row of a CSV of training runs that `validate` accepts, with a measured step. It corrects answers of its own stack,
 and of the stack `typical`, whose constants are those of all stacks together. Stored runs are in the folder of the serving runs.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steptime.catalog.data_files import files
 from steptime.errors import DataFileError, InputError
 from steptime.hardware.system import System
 from steptime.models.model import Model
@@ -21,9 +20,16 @@ from steptime.physics.bias_correction import Anchor, Anchors, MeasuredRun, selec
 from steptime.questions.train_question import bind_train
 from steptime.training.training_correction import SHARED_DEGREES, layout_settings
 from steptime.training.training_stack import IDEAL, TYPICAL, TrainingEngine
-from steptime.validation.training_run_table import TrainingRun, is_training, read_header, read_training_runs
+from steptime.validation.training_run_table import TrainingRun, read_training_runs
 from steptime.validation.training_validation import Predicted, predict_training
-from steptime.validation.user_calibration import ANCHOR_FOLDER, as_lasting_rows, note_skipped, own_path, store_rows
+from steptime.validation.user_calibration import (
+    anchors_of_files,
+    as_lasting_rows,
+    kept_files,
+    note_skipped,
+    own_path,
+    store_rows,
+)
 
 
 def load_training_anchors(
@@ -51,8 +57,22 @@ def load_training_anchors(
     Raises:
         InputError: A row cannot be read and `skip_bad` is False, or no run is usable.
     """
-    source = source or os.path.basename(path)
     runs, rows = read_training_runs(path, catalog=catalog)
+    return _compared(path, runs, rows, engine=engine, source=source, is_stored=is_stored, skip_bad=skip_bad)
+
+
+def _compared(
+    path: str | os.PathLike[str],
+    runs: Sequence[TrainingRun | str],
+    rows: Sequence[Mapping[str, str]],
+    *,
+    engine: TrainingEngine | None = None,
+    source: str = "",
+    is_stored: bool = False,
+    skip_bad: bool = True,
+) -> Anchors:
+    """Return the anchors of the runs and rows of a file, as `load_training_anchors` does."""
+    source = source or os.path.basename(path)
     bad = [(place, run) for place, run in enumerate(runs) if isinstance(run, str)]
     if bad and not skip_bad:
         raise DataFileError(path, f"{bad[0][1]}; --skip-bad leaves such rows out", bad[0][0] + 2)
@@ -112,10 +132,11 @@ def with_own_runs(values: Mapping[str, Any], path: str | None = None) -> dict[st
         InputError: The file has no usable run.
     """
     catalog = values.get("catalog")
-    if path is None and not kept_training_files(catalog):
+    run_files = kept_files(catalog, training=True) if path is None else {}
+    if path is None and not run_files:
         return dict(values)
     _, model, system, stack = bind_train(values)
-    anchor = _kept_anchor(model, system, stack, catalog) if path is None else None
+    anchor = _kept_anchor(run_files, model, system, stack, catalog)
     if path is not None:
         anchor = _bind(load_training_anchors(path, engine=stack, catalog=catalog), model, system, stack)
     return dict(values) if anchor is None else {**values, "engine": replace(stack, anchor=anchor)}
@@ -125,12 +146,14 @@ def _bind(anchors: Anchors, model: Model, system: System, stack: TrainingEngine)
     return select_anchor(anchors, model=model.name, system=system.name, engine=stack.name)
 
 
-def _kept_anchor(model: Model, system: System, stack: TrainingEngine, catalog: str | None) -> Anchor | None:
+def _kept_anchor(
+    run_files: Mapping[str, Path], model: Model, system: System, stack: TrainingEngine, catalog: str | None
+) -> Anchor | None:
     """Return the anchor of the stored runs that correct a stack; None without one. A bound is not corrected."""
     groups: list[Anchor] = []
     if stack.name == IDEAL.name:
         return None
-    for name, path in kept_training_files(catalog).items():
+    for name, path in run_files.items():
         try:
             groups += load_training_anchors(path, engine=stack, source=name, is_stored=True, catalog=catalog).anchors
         except DataFileError as problem:
@@ -139,18 +162,6 @@ def _kept_anchor(model: Model, system: System, stack: TrainingEngine, catalog: s
             # The runs of this set are of other stacks.
             continue
     return _bind(Anchors(source="stored runs", anchors=tuple(groups)), model, system, stack) if groups else None
-
-
-def kept_training_files(catalog: str | None = None) -> dict[str, Path]:
-    """Return the stored files of training runs.
-
-    Args:
-        catalog: Folder of additional catalogue entries.
-
-    Returns:
-        Paths by name.
-    """
-    return {name: path for name, path in files(ANCHOR_FOLDER, catalog).items() if is_training(read_header(path))}
 
 
 def kept_training_anchors(catalog: str | None = None) -> tuple[Anchor, ...]:
@@ -162,13 +173,11 @@ def kept_training_anchors(catalog: str | None = None) -> tuple[Anchor, ...]:
     Returns:
         Anchors in the order of the files.
     """
-    anchors: list[Anchor] = []
-    for name, path in kept_training_files(catalog).items():
-        try:
-            anchors += load_training_anchors(path, source=name, is_stored=True, catalog=catalog).anchors
-        except InputError as problem:
-            note_skipped(path, problem)
-    return tuple(anchors)
+
+    def load(name: str, path: Path) -> Anchors:
+        return load_training_anchors(path, source=name, is_stored=True, catalog=catalog)
+
+    return anchors_of_files(kept_files(catalog, training=True), load)
 
 
 def keep_training(path: str, *, name: str = "", skip_bad: bool = False, catalog: str | None = None) -> tuple[Path, Anchors]:
@@ -187,8 +196,8 @@ def keep_training(path: str, *, name: str = "", skip_bad: bool = False, catalog:
         InputError: The name is invalid or in use, a row is invalid, or no run is usable.
     """
     target = own_path(name or Path(path).stem, catalog)
-    anchors = load_training_anchors(path, source=target.stem, is_stored=True, skip_bad=skip_bad, catalog=catalog)
     runs, rows = read_training_runs(path, catalog=catalog)
+    anchors = _compared(path, runs, rows, source=target.stem, is_stored=True, skip_bad=skip_bad)
     usable = [row for row, run in zip(rows, runs, strict=True) if isinstance(run, TrainingRun)]
     store_rows(target, list(rows[0]), as_lasting_rows(usable, Path(path).parent))
     return target, anchors

@@ -12,7 +12,7 @@ import io
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -365,7 +365,7 @@ def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | Non
     group_key, origin = (model.name, system.name, engine.name), dict[int, str]()
     rows: list[dict[str, str]] = []
     rows_of_other_groups: list[dict[str, str]] = []
-    run_files = _serving_files(catalog)
+    run_files = kept_files(catalog)
     for name, path in run_files.items():
         try:
             groups = _groups(_kept_rows(path, catalog), catalog)
@@ -399,13 +399,30 @@ def kept_anchors(catalog: str | None = None) -> Anchors:
     Returns:
         Anchors in the order of the files.
     """
+
+    def load(name: str, path: Path) -> Anchors:
+        return make_anchors(_kept_rows(path, catalog), name, is_stored=True, catalog=catalog)
+
+    return Anchors(source="stored runs", anchors=anchors_of_files(kept_files(catalog), load))
+
+
+def anchors_of_files(run_files: Mapping[str, Path], load: Callable[[str, Path], Anchors]) -> tuple[Anchor, ...]:
+    """Return the anchors of stored files; one that cannot be read is left out with a note.
+
+    Args:
+        run_files: Paths by name.
+        load: Function from the name and the path of a file to its anchors.
+
+    Returns:
+        Anchors in the order of the files.
+    """
     anchors: list[Anchor] = []
-    for name, path in _serving_files(catalog).items():
+    for name, path in run_files.items():
         try:
-            anchors += make_anchors(_kept_rows(path, catalog), name, is_stored=True, catalog=catalog).anchors
+            anchors += load(name, path).anchors
         except InputError as problem:
             note_skipped(path, problem)
-    return Anchors(source="stored runs", anchors=tuple(anchors))
+    return tuple(anchors)
 
 
 def keep(
@@ -535,9 +552,17 @@ def remove(name: str, *, catalog: str | None = None) -> Path:
     return path
 
 
-def _serving_files(catalog: str | None) -> dict[str, Path]:
-    """Return the stored files of serving runs by name."""
-    return {name: path for name, path in files(ANCHOR_FOLDER, catalog).items() if not is_training(read_header(path))}
+def kept_files(catalog: str | None = None, *, training: bool = False) -> dict[str, Path]:
+    """Return the stored files of runs.
+
+    Args:
+        catalog: Folder of additional catalogue entries.
+        training: Whether those of training, not of serving.
+
+    Returns:
+        Paths by name.
+    """
+    return {name: path for name, path in files(ANCHOR_FOLDER, catalog).items() if is_training(read_header(path)) is training}
 
 
 def _kept_rows(path: Path, catalog: str | None) -> list[dict[str, str]]:
