@@ -7,6 +7,7 @@ metadata of their fields.
 # ruff: noqa: E402, I001 - the tests are imported from the folder above, which is put on the path first
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -496,7 +497,7 @@ def engines_page() -> str:
         "its users; `plan`; `simulator`; `runs`, rows of measured runs. Written by `docs/generate.py`.",
     ]
     for group, kind in GROUPS.items():
-        lines += ["", f"## {group.capitalize()}", "", str(kind.__doc__).strip(), ""]
+        lines += ["", f"## {group.capitalize()}", "", inspect.cleandoc(kind.__doc__ or ""), ""]
         lines.append(f"| constant | meaning | unit | range | default | read by | {names} |")
         lines.append("|---|---|---|---|---:|---|" + "---:|" * len(shipped))
         for field_ in fields(kind):

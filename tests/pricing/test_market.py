@@ -75,7 +75,7 @@ def test_systems_are_chosen_by_the_stated_rule():
 def test_a_cost_is_the_same_without_what_other_speeds_cost(model, system, speed, closed_forms):
     given = {"model": _loaded(model, None), "workload": Workload(input_tokens=4096, output_tokens=1024)}
     whole, alone = (cost_on(load_system(system), **given, slo=limits(speed=speed), front=front) for front in (True, False))
-    assert alone == replace(whole, front=())
+    assert repr(alone) == repr(replace(whole, front=()))  # NaN equals nothing
     assert whole.feasible == (speed < 5000)
 
 

@@ -194,16 +194,16 @@ def _whole_day(
     hours, systems, deployments = rates.shape[1], len(limits), len(options)
     size, place = used.sum(axis=0), [option.system for option in options]
     # Columns: deployments by hour, then reserved chips, then chips on demand by hour.
-    eye = sparse.identity(systems, format="csr")
+    eye = sparse.eye_array(systems, format="csr")
     per_hour = sparse.kron(np.ones((hours, 1)), eye)
-    demand = sparse.identity(systems * hours, format="csr")
-    nothing = sparse.csr_matrix((hours * rates.shape[0], systems + systems * hours))
-    no_counts = sparse.csr_matrix((systems * hours, deployments * hours))
-    cover = sparse.block_diag([_served(options, rates[:, hour]) for hour in range(hours)])
+    demand = sparse.eye_array(systems * hours, format="csr")
+    nothing = sparse.csr_array((hours * rates.shape[0], systems + systems * hours))
+    no_counts = sparse.csr_array((systems * hours, deployments * hours))
+    cover = sparse.block_diag([sparse.csr_array(_served(options, rates[:, hour])) for hour in range(hours)])
     rows: list[tuple[Any, Any, Any]] = [
         # Hours without requests need no deployment.
         (sparse.hstack([cover, nothing]), (rates.T > 0).astype(float).ravel(), np.inf),
-        (sparse.hstack([sparse.kron(sparse.identity(hours), used), -per_hour, -demand]), -np.inf, 0.0),
+        (sparse.hstack([sparse.kron(sparse.eye_array(hours), used), -per_hour, -demand]), -np.inf, 0.0),
         (sparse.hstack([no_counts, per_hour, demand]), -np.inf, np.tile(limits, hours)),
     ]
     has_extra = np.isfinite(extra)
