@@ -13,6 +13,7 @@ from steptime.launch.launch_commands import launch_commands
 from steptime.physics.speculative_step import cache_moved
 from steptime.planning import planner
 from steptime.planning.plan_problem import Candidate, capped_occupancy, evaluate_state, filled
+from steptime.units import parse
 from tests.planning.cases import case, closed_plan, equal_requests
 
 SHORT = equal_requests(input_tokens=8192, output_tokens=16)
@@ -56,6 +57,16 @@ def test_the_soonest_first_token_that_is_told_can_be_had():
     soonest = float(refused.reason.split("the earliest comes after ")[1].split(" ms")[0]) / 1e3
     assert closed_plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 1.01), **asked).feasible
     assert not closed_plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 0.98), **asked).feasible
+
+
+def test_the_soonest_first_token_is_that_of_low_rates():
+    """Few long prompts on one chip: at the highest rate the mean wait is many times the prefill."""
+    asked = {"model": "llama-3.1-8b", "system": "l40s-8", "chips": 1, "percentile": "mean", "alternatives": False}
+    work = st.Workload(input_tokens=50_000, output_tokens=500, cached_share=0.97)
+    refused = closed_plan(**asked, workload=work, slo=st.Slo(ttft=0.1))
+    soonest = parse(refused.reason.split("the earliest comes after ")[1].split(". ")[0], "s")
+    assert closed_plan(**asked, workload=work, slo=st.Slo(ttft=soonest * 1.01)).feasible
+    assert not closed_plan(**asked, workload=work, slo=st.Slo(ttft=soonest * 0.95)).feasible
 
 
 def test_a_decode_pool_takes_in_no_more_caches_than_its_links_carry():

@@ -278,13 +278,18 @@ def test_a_disk_that_is_slower_than_prefill_is_not_used():
 @pytest.mark.slow
 def test_agents_need_their_tiers_in_time():
     """Without a tier each turn prefills its whole history, which takes longer than the limit."""
-    bare = planned("hbm=0GB,host=0GB", "agent", ttft=1)
+    bare = planned("hbm=0GB,host=0GB", "agent", ttft=1.5)
     assert not bare.feasible
     assert "first token" in bare.reason
-    held = planned("", "agent", ttft=1)
+    assert "with 0 % of the prompt tokens in the prefix cache" in bare.reason
+    held = planned("", "agent", ttft=1.5)
     assert held.feasible
     assert held.session_cache.hit_share > 0.95
     assert held.session_cache.needed_tier in ("hbm", "host")
+    # A refusal counts what the tiers hold.
+    late = planned("", "agent", ttft=0.5)
+    assert "with 98 % of the prompt tokens in the prefix cache" in late.reason
+    assert "the earliest comes after 769 ms" in late.reason
 
 
 def test_wrong_inputs_are_refused():

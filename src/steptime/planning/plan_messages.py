@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
@@ -25,13 +26,15 @@ from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal_table
 from steptime.physics.uncertainty import has_range, unmeasured_engine_warning
 from steptime.planning.elasticity import IN_WORDS, NUDGE
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned, PlanProblem
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned, PlanProblem, Table
 from steptime.planning.plan_result import Plan, best_change, mean_resources
 from steptime.planning.plan_search import fitting, prefill_room, ranked, search
 from steptime.planning.steady_state import MOST_UTILISED
 from steptime.units import counted, percent, show
 from steptime.workload.workload import Slo
 
+# The earliest first token that a refusal names is known to this factor.
+EARLIEST: Final = 1.02
 # Formats of published checkpoints that may fit where wider weights do not; the one with the most bits first.
 SMALL_WEIGHTS = ("fp8", "int8", "int4")
 # What a plan without the simulator says of figures at a percentile; the text of the plan labels its columns by it.
@@ -271,7 +274,6 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
         chips = f"{chips} of {case.system.name} and {counted(case.prefill_chips, 'chip')} of {case.prefill_system.name}"
     tables = search(replace(case, slo=Slo(), levels=(Slo(),)), modes, layouts)
     tpot = np.concatenate([t.tpot for t in tables])
-    ttft = np.concatenate([t.ttft for t in tables])
     fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
     if not np.any(fits):
         if (
@@ -297,10 +299,8 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
         )
     fastest = float(np.min(tpot[fits]))
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
-    # The search may choose other chunks once the TTFT is limited.
-    in_time = tables if math.isinf(case.slo.ttft) else search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
-    is_late = not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time)
-    earliest = show(min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in (*in_time, *tables)), "s")
+    soonest = _earliest(case, modes, layouts, tables)
+    is_late, earliest = soonest > case.slo.ttft, show(soonest, "s")
     if fastest > case.slo.tpot:
         too_late = f", and the earliest first token comes after {earliest}, not {first}" if is_late else ""
         return (
@@ -313,7 +313,7 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
             f"no layout on {chips} gives a first token within {first}; the earliest comes after {earliest}. Use "
             f"more chips, shorter prompts, or {cache}"
         )
-    soonest = float(np.min(ttft[fits & (tpot <= case.slo.tpot)]))
+    soonest = _earliest(case, modes, layouts, tables, case.slo.tpot)
     with_speed = show(soonest, "s")
     if soonest <= case.slo.ttft:
         return (
@@ -324,6 +324,33 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
         f"each limit can be met, but not both: at {speed} per user the earliest first token comes after {with_speed}, "
         f"not {first}. Use more chips, or relax one limit"
     )
+
+
+def _earliest(
+    case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], tables: Sequence[Table], tpot: float = math.inf
+) -> float:
+    """Return the earliest mean first token of any layout whose time per token is at most `tpot` [s].
+
+    Queues are shorter at lower rates, which the search takes only where a limit asks for them: bisection over the limit, from
+    that of the case to the earliest of the `tables` without limits.
+    """
+
+    def first_token(found: Iterable[Table]) -> float:
+        in_time = [t.ttft[(t.memory <= 1) & (t.rate > 0) & (t.tpot <= tpot)] for t in found]
+        return float(np.min(np.concatenate(in_time), initial=np.inf))
+
+    def is_reached(limit: float) -> bool:
+        return first_token(search(replace(case, slo=Slo(ttft=limit, tpot=tpot)), modes, layouts)) <= limit
+
+    low, high = case.slo.ttft, first_token(tables)
+    if not low < high < math.inf:
+        return high
+    if is_reached(low):
+        return low
+    while high > EARLIEST * low:
+        limit = math.sqrt(low * high)
+        low, high = (low, limit) if is_reached(limit) else (limit, high)
+    return high
 
 
 def blame_choices(pinned: Pinned, best_with: Callable[[Pinned], Plan]) -> str:

@@ -273,8 +273,12 @@ def estimate_share(case: SessionProblem, modes: tuple[str, ...]) -> Estimate:
     for _ in range(MOST_QUICK):
         draft = case.plan(modes, share, load, quick=True)
         if not draft.feasible:
-            # Fewer cached tokens meet no limit: look between this share and the last one with a plan.
+            # Fewer cached tokens meet no limit: look between this share and the last one with a plan. Tiers that hold some
+            # histories without limits hold all of them at a low rate.
             if high is None:
+                unlimited = case.make_plan(as_workload(case.sessions, share, case.longest), Slo(), modes, None)
+                if unlimited.feasible and case.cache(unlimited).hit_share < SMALL_SHARE:
+                    share = 0.0
                 break
             share = (share + high.share) / 2
             continue
@@ -309,9 +313,13 @@ def whole_plan(case: SessionProblem, modes: tuple[str, ...], estimate: Estimate)
     share, load, slope, hit_share = estimate
     before: Trial | None = None
     best: tuple[Plan, SessionCache, float] | None = None
+    reason, refused_share = "", 0.0
     for turn in range(MOST_WHOLE + 1):
         deployment = case.plan(modes, share, load, quick=False)
         if not deployment.feasible:
+            # The largest share that the tiers hold is nearest to the limits.
+            if not reason or refused_share > hit_share:
+                reason, refused_share = deployment.reason, share
             # No finalist keeps the sessions at nearly its rate: others, which count on fewer hits, have lower rates.
             if best is not None or share < SMALL_SHARE:
                 break
@@ -336,9 +344,9 @@ def whole_plan(case: SessionProblem, modes: tuple[str, ...], estimate: Estimate)
         following = cache.hit_share if turn == last - 1 else share - surplus / min(slope, -1.0)
         share = min(max(following, 0.0), case.held_share)
     if best is None:
-        return replace(
-            deployment, feasible=False, slo=case.slo, reason=(deployment.reason or UNSETTLED) + _held_words(hit_share)
-        )
+        if reason:
+            reason += f" (with {percent(refused_share)} of the prompt tokens in the prefix cache)"
+        return replace(deployment, feasible=False, slo=case.slo, reason=reason or UNSETTLED + _held_words(hit_share))
     return with_loads(best[0], case.slo, best[1], best[2])
 
 
