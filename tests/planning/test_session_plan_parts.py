@@ -330,6 +330,9 @@ class Shares:
     def load(self, deployment: MadeUp, cache: SimpleNamespace) -> float:
         return 0.25
 
+    def holds_nothing(self, modes) -> bool:
+        return self.held(0.8) == 0
+
 
 def test_quick_plans_find_the_share_on_a_line():
     """Tiers hold 0.9 less the share: 0.1 of 0.8, then 0.8 of 0.1; the line through both is at zero at 0.45."""
@@ -345,9 +348,10 @@ def test_quick_plans_that_meet_no_limit_lie_between_shares():
     case = Shares(lambda share: 0.0, lambda share: share >= 0.3)
     assert estimate_share(case, ("aggregated",)) == pytest.approx((0.3, 0.25, -1.5, 0.0))
     assert case.asked == [0.8, 0.0, 0.4, 0.0, 0.2]
-    hopeless = Shares(lambda share: 0.0, lambda share: False)
-    found = estimate_share(hopeless, ("aggregated",))
-    assert (hopeless.asked, found.share, found.load, math.isnan(found.hit_share)) == ([0.8], 0.8, 0.0, True)
+    for held, share in ((0.5, 0.8), (0.0, 0.0)):
+        hopeless = Shares(lambda _, held=held: held, lambda _: False)
+        found = estimate_share(hopeless, ("aggregated",))
+        assert (hopeless.asked, found.share, found.load, math.isnan(found.hit_share)) == ([0.8], share, 0.0, True)
 
 
 @pytest.fixture

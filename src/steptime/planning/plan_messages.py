@@ -335,8 +335,8 @@ def _earliest(
     that of the case to the earliest of the `tables` without limits.
     """
 
-    def first_token(found: Iterable[Table]) -> float:
-        in_time = [t.ttft[(t.memory <= 1) & (t.rate > 0) & (t.tpot <= tpot)] for t in found]
+    def first_token(candidates: Iterable[Table]) -> float:
+        in_time = [t.ttft[(t.memory <= 1) & (t.rate > 0) & (t.tpot <= tpot)] for t in candidates]
         return float(np.min(np.concatenate(in_time), initial=np.inf))
 
     def is_reached(limit: float) -> bool:

@@ -123,6 +123,11 @@ class SessionProblem(NamedTuple):
             return 0.0
         return cache.load_seconds * history_ratio(self.sessions, self.longest, deployment.percentile)
 
+    def holds_nothing(self, modes: tuple[str, ...]) -> bool:
+        """Whether the tiers hold no histories without limits; if they hold some, they hold more at a lower rate."""
+        draft = self._replace(slo=Slo()).plan(modes, self.held_share, 0.0, quick=True)
+        return draft.feasible and self.cache(draft).hit_share < SMALL_SHARE
+
     @property
     def held_share(self) -> float:
         """Share of prompt tokens that repeat."""
@@ -273,12 +278,9 @@ def estimate_share(case: SessionProblem, modes: tuple[str, ...]) -> Estimate:
     for _ in range(MOST_QUICK):
         draft = case.plan(modes, share, load, quick=True)
         if not draft.feasible:
-            # Fewer cached tokens meet no limit: look between this share and the last one with a plan. Tiers that hold some
-            # histories without limits hold all of them at a low rate.
+            # Fewer cached tokens meet no limit: look between this share and the last one with a plan.
             if high is None:
-                unlimited = case.make_plan(as_workload(case.sessions, share, case.longest), Slo(), modes, None)
-                if unlimited.feasible and case.cache(unlimited).hit_share < SMALL_SHARE:
-                    share = 0.0
+                share = 0.0 if case.holds_nothing(modes) else share
                 break
             share = (share + high.share) / 2
             continue
