@@ -52,6 +52,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power",
         "design deepseek-v3 gb200-nvl72 --over arch.attention=grouped,latent --arch.equal total --input 128k --cached 0.98",
         "design step llama-3.3-70b hgx-b200 --tp 2 --over arch.kv_heads=2,4,8 --over batch=1:256:log2 --plot front.svg",
+        "design train llama-3.1-8b hgx-h100 --batch 512 --tokens 1T --over chips=64,128,256 --over times.flops=1,2",
     ),
     "sensitivity": (
         "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --sobol --plot tornado.png",
@@ -359,7 +360,7 @@ def _refused(problem: InputError) -> int:
 # An input with its number, as the library writes it: tp=7.
 WITH_NUMBER = re.compile(r"\b([a-z]+)=(\d[\dx,]*)")
 # Options whose input or text has another name in messages of the library.
-RENAMED_OPTIONS = {"change": "--set", "axis": "--over", "vary": "--vary"}
+RENAMED_OPTIONS = {"change": "--set", "axis": "--over", "vary": "--vary", "aims": "--aim"}
 NAMED_TWICE = re.compile(r"\b([a-z][a-z_]*)((?: too)?) \((--[a-z-]+)\)")
 
 

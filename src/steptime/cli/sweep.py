@@ -212,9 +212,9 @@ def design(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[step|plan] MODEL SYSTEM",
-            help="Question for each design: one pass at a given batch and layout (step), or the cheapest deployment within "
-            "limits (plan, the default).",
+            metavar="[step|plan|train] MODEL SYSTEM",
+            help="Question for each design: one pass at a given batch and layout (step), the cheapest deployment within "
+            "limits (plan, the default), or the fastest layout of a training run (train).",
             show_default=False,
         ),
     ] = None,
@@ -230,7 +230,10 @@ def design(
     aim: Annotated[
         list[str] | None,
         option(
-            "Aim of the search, the most important first. Repeatable.", OUTPUT, metavar="NAME", show_default="cost and speed"
+            "Aim of the search, the most important first. Repeatable.",
+            OUTPUT,
+            metavar="NAME",
+            show_default="cost and speed; rent and days of a training run",
         ),
     ] = None,
 ) -> None:
@@ -239,14 +242,14 @@ def design(
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.sweeps.design import compare_designs
+    from steptime.sweeps.design import AIMS, compare_designs
 
     words = words or []
     plain = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
     if not plain:
         raise InputError("a design needs a model and a system; `steptime design --help` has examples")
-    # The question is a plan unless it is has_question.
-    has_question = words[0] in ("step", "plan") and plain != 2
+    # The question is a plan unless another is named.
+    has_question = words[0] in AIMS and plain != 2
     question, subject, settings = read_question(ctx, words if has_question else ["plan", *words], "--over")
     study.check(ctx, output, output.csv)
     axes, fixed_inputs = study.axes(
