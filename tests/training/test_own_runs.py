@@ -23,8 +23,8 @@ from tests.conftest import each
 COLUMNS = "id,model,system,chips,seq_len,global_batch,dtype,step_s,dp,micro_batch,sharding,recompute"
 LAYOUT = {"dp": 64, "tp": 1, "pp": 1, "cp": 1, "micro_batch": 2, "sharding": "zero3", "recompute": "none"}
 JOB = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 64, "batch": 512, "seq": 4096}
-TYPED = "train llama-3.1-8b hgx-h100 --chips 64 --batch 512 "
-TYPED += "--dp 64 --tp 1 --pp 1 --cp 1 --micro-batch 2 --sharding zero3 --recompute none"
+LAYOUT_OPTIONS = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in LAYOUT.items())
+TYPED = f"train llama-3.1-8b hgx-h100 --chips 64 --batch 512 {LAYOUT_OPTIONS}"
 
 
 def written(path, ratio: float, *, model="llama-3.1-8b", system="hgx-h100", chips=64, batch=512, repeats=1):
@@ -156,6 +156,39 @@ def test_validate_prints_and_writes_corrected_runs(tmp_path):
     assert "left out of its own correction" in " ".join(run(f"validate {path} --anchor {path}").stdout.split())
     alone = run(f"validate {written(tmp_path / 'one.csv', 1.2)} --anchor {tmp_path / 'one.csv'}")
     assert (alone.returncode, alone.stdout, len(alone.stderr.strip().splitlines())) == (2, "", 1)
+
+
+def test_a_sweep_and_a_design_are_corrected_by_a_file_as_one_answer_is(tmp_path):
+    path = written(tmp_path / "runs.csv", 1.2)
+    swept = run(f"sweep train llama-3.1-8b hgx-h100 --over batch=256,512 --chips 64 --anchor {path} --json {LAYOUT_OPTIONS}")
+    assert "corrected by your own training runs (runs.csv)" in swept.stderr
+    table = json.loads(swept.stdout)["table"]
+    for batch, step, high in zip(table["batch"], table["step_time_s"], table["step_time_high_s"], strict=True):
+        one = json.loads(run(f"{TYPED.replace('--batch 512', f'--batch {batch}')} --anchor {path} --json").stdout)["summary"]
+        assert (step, high) == pytest.approx((one["step_time"], one["step_time_high"]), rel=1e-12)
+    words = "design train llama-3.1-8b hgx-h100 --over times.link=1,2 --chips 64 --batch 512"
+    designed = json.loads(run(f"{words} --anchor {path} --json {LAYOUT_OPTIONS}").stdout)
+    assert designed["today"]["step_time"] == pytest.approx(table["step_time_s"][1], rel=1e-12)
+
+
+@each(
+    "words, message",
+    [
+        ("sweep train llama-3.1-8b hgx-h100 --over chips=8,16 --batch 64 --anchor none.csv", "none.csv: no such file"),
+        (
+            "sweep train llama-3.1-8b hgx-h100 --over engine=typical,torchtitan --chips 8 --batch 64 --anchor a.csv",
+            "an axis of",
+        ),
+        ("sweep train --over system=hgx-h100,hgx-h200 --model llama-3.1-8b --chips 8 --batch 64 --anchor a.csv", "an axis of"),
+        ("design train llama-3.1-8b hgx-h100 --over arch.kv_heads=4,2 --chips 8 --batch 64 --anchor a.csv", "an axis of"),
+        ("sweep laws --name epoch --over tokens=1T,2T --params 8B --anchor a.csv", "corrects step, plan, simulate, train"),
+        ("sweep train llama-3.1-8b hgx-h100 --over chips=8,16 --batch 64 --anchor=", "--anchor needs a file of runs"),
+    ],
+)
+def test_a_file_that_corrects_no_sweep_gets_one_message_and_exit_code_2(words, message):
+    refused = run(words)
+    assert (refused.returncode, refused.stdout, len(refused.stderr.strip().splitlines())) == (2, "", 1), refused.stderr
+    assert message in refused.stderr
 
 
 def test_commands_keep_list_apply_and_remove_training_runs(tmp_path, monkeypatch):

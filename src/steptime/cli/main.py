@@ -46,6 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "sweep plan llama-3.3-70b --over system=hgx-h100,hgx-b200 --over speed=20:80:4 --input 2k --out plans.xlsx",
         "sweep step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --over chip.hbm.bandwidth=4TB/s:32TB/s:9",
         "sweep simulate llama-3.1-8b hgx-h100 --over rate=5:40:8 --input 512 --output 128",
+        "sweep train llama-3.1-8b hgx-h100 --over chips=64:512:log2 --batch 1024 --tokens 1T --anchor runs.csv",
         "sweep blackboard.drain_seconds --over bandwidth=1TB/s:20TB/s:20log --capacity 80GB --out drain.xlsx",
     ),
     "design": (
