@@ -38,6 +38,15 @@ def test_a_plan_is_asked_unless_a_step_is(closed_forms):
     assert "all have 8.0" in text
 
 
+def test_a_training_run_is_designed_for_rent_and_days():
+    words = "design train llama-3.1-8b hgx-h100 --chips 64 --batch 512 --tokens 1T --over times.link=1,2 --within power"
+    data = json.loads(run(words + " --json").stdout)
+    assert (data["sweep"]["question"], data["aims"]) == ("train", ["usd", "days"])
+    # Links that no layout needs only take power from arithmetic.
+    assert data["front"][0]["times.link"] == 1
+    assert data["today"]["usd"] == pytest.approx(data["front"][0]["usd"], rel=1e-12)
+
+
 @pytest.mark.thorough
 def test_files(tmp_path):
     found = run(f"{CHIP} --csv {tmp_path / 'a.csv'} --plot {tmp_path / 'a.svg'} --full")
@@ -58,6 +67,12 @@ def test_files(tmp_path):
         (f"{CHIP} --withn power", "did you mean --within"),
         (CHIP.replace("power", "money"), "within: must be power, or shares"),
         (f"{CHIP} --csv /nonexistent/a.csv", "its folder does not exist"),
+        (
+            "design train llama-3.1-8b hgx-h100 --chips 8 --batch 64 --over times.link=1,2 --aim usd",
+            "needs the tokens of the run",
+        ),
+        ("design train llama-3.1-8b hgx-h100 --chips 8 --batch 64 --over chips=8,16", "--chips: is given twice"),
+        ("design train llama-3.1-8b hgx-h100 --chips 8 --over arch.latent=8,16 --batch 64", "every point is refused"),
     ],
 )
 def test_wrong_words_get_one_message_and_exit_code_2(words, message):

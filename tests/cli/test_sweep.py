@@ -172,6 +172,15 @@ def test_runs_of_ones_own_that_are_kept_are_gone_by(tmp_path, monkeypatch):
     assert "runs that `steptime anchors` keeps are left out" in several.stderr
 
 
+def test_runs_of_a_file_correct_a_sweep_as_they_correct_a_step(tmp_path):
+    runs = written(tmp_path / "runs.csv", measured([1.3], ttft=[1.3]))
+    alone = json.loads(run(f"step llama-3.1-8b hgx-h100 --batch 64 --anchor {runs} --json").stdout)
+    found = run(f"sweep step llama-3.1-8b hgx-h100 --over batch=64,128 --anchor {runs} --json")
+    assert "(runs.csv)" in found.stderr
+    assert json.loads(found.stdout)["table"]["time_s"][0] == pytest.approx(alone["total_s"], rel=1e-12)
+    assert alone["total_s"] > alone["unanchored"]["total_s"]
+
+
 @pytest.mark.thorough
 def test_sweep_over_a_rate_shows_the_cost_at_that_rate(both_forms):
     found = run("sweep plan llama-3.1-8b hgx-h100 --over rate=1,100 --speed 40 --json")

@@ -15,6 +15,8 @@ from steptime.cli.main import app_for
 from steptime.errors import InputError
 from steptime.questions.declaration import SWITCH, TEXTS
 from steptime.questions.registry import HOMES, find_question
+from steptime.questions.subject import DESIGN
+from steptime.sweeps.sweep_result import column_name
 from steptime.web.app import app_for as web_app
 from tests.conftest import each
 
@@ -68,8 +70,16 @@ def drawn_simulate(draw):
     return values | spreads | draw.choice(({}, {"max_num_seqs": 0}))
 
 
+# Models and chips that are not built; they are no options of a command, but of its sweep.
+DESIGNS = (
+    {"times.flops": 2.0}, {"arch.kv_heads": 4, "arch.equal": "total"}, {"times.bandwidth": 1.5, "within": "power"},
+    {"arch.experts": 8}, {"within": "money"},
+)  # fmt: skip
+
+
 def drawn_train(draw):
     values = {"model": "llama-3-8b", "system": "hgx-h100", "chips": draw.choice((8, 64)), "batch": draw.choice((64, 256))}
+    values |= draw.choice(({}, {}, *DESIGNS))
     return values | draw.choice(({"tokens": "1T"}, {"tp": 2}, {"dtype": "fp8"}, {"micro_batch": 0}, {"seq": 8192}))
 
 
@@ -154,6 +164,15 @@ def words(name, values):
     return [name, *subject, *out, "--json"]
 
 
+def sweep_words(name, values):
+    """Return the command line of a sweep of one point, which takes the inputs of designs too."""
+    settings = [f"{key}={value}" for key, value in values.items() if key not in ("model", "system", AXES[name])]
+    answers = ["--answer", ",".join(find_question(name).answers)]
+    axis = ["--over", f"{AXES[name]}={values[AXES[name]]}"]
+    subject = [values["model"], values["system"]]
+    return ["sweep", name, *subject, *axis, *(word for text in settings for word in ("--set", text)), *answers, "--json"]
+
+
 def same(left, right):
     if isinstance(left, str) or isinstance(right, str):
         return left == right
@@ -169,11 +188,17 @@ def through_python(name, values):
 
 
 def through_command(name, values):
-    result = CliRunner().invoke(app_for([name]), words(name, values))
+    is_design = not values.keys().isdisjoint(DESIGN)
+    typed = sweep_words(name, values) if is_design else words(name, values)
+    result = CliRunner().invoke(app_for(typed), typed)
     if isinstance(result.exception, InputError) or result.exit_code == 2:
         return None
     assert result.exit_code in (0, 1), result.output
-    return json.loads(result.stdout[result.stdout.index("{") :])["summary"]
+    data = json.loads(result.stdout[result.stdout.index("{") :])
+    if not is_design:
+        return data["summary"]
+    columns = {key: column_name(key, answer.unit) for key, answer in find_question(name).answers.items()}
+    return {key: data["table"].get(column, [None])[0] for key, column in columns.items()}
 
 
 def through_sweep(name, values):
@@ -210,6 +235,13 @@ def check(client, name, values):
 @pytest.mark.parametrize(("name", "seed"), [*cases(EVERYDAY), pytest.param("compare", 0, marks=pytest.mark.thorough)])
 def test_question_through_four_doors_has_one_answer(client, name, seed):
     check(client, name, DRAWS[name](random.Random(f"{name} {seed}")))
+
+
+@each("design", DESIGNS)
+def test_design_of_a_training_run_through_four_doors(client, design):
+    """A dense model has no experts to change, and no budget is called money."""
+    answered = check(client, "train", {"model": "llama-3-8b", "system": "hgx-h100", "chips": 8, "batch": 64, **design})
+    assert (answered is None) == ("arch.experts" in design or design == {"within": "money"})
 
 
 LORA = {"model": "llama-3.1-8b", "system": "hgx-h100", "tp": 1, "lora_adapters": 8}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import steptime as st
-from steptime.errors import InputError, UnknownName
+from steptime.errors import InputError, RangeError, UnknownName
 from steptime.hardware.energy import power_shares
+from steptime.questions.train_question import solve as solve_train
 
 CHIP = {"tp": 8, "batch": 64, "context": 4096}
 LONG = {"input": 131072, "output": 2048, "cached": 0.98, "speed": 30}
@@ -63,6 +64,72 @@ def test_the_front_is_what_no_other_beats():
     assert found.columns()["on_front"].sum() == len(found.front)
     third = st.design("step", "llama-3.3-70b", "hgx-h100", axes, tp=2, aims=[*found.aims, "kv_bytes_per_token"])
     assert set(third.front) >= set(found.front)
+
+
+# Data-parallel Llama 3.1 8B on 64 H100, with bare data-sheet rates unless an engine is given.
+TRAINED = {
+    "model": "llama-3.1-8b", "system": "hgx-h100", "chips": 64, "batch": 512, "dp": 64, "tp": 1, "pp": 1, "cp": 1,
+    "micro_batch": 2, "sharding": "zero3", "recompute": "none",
+}  # fmt: skip
+
+
+def train_terms(**changes):
+    return {name: float(term) for name, term in solve_train(TRAINED | changes, changes=False).step.terms.items()}
+
+
+def test_factors_on_the_chip_divide_the_terms_of_a_training_step():
+    """Arithmetic takes half the time with twice the FLOP/s, and element-wise operators with twice the bandwidth."""
+    present, flops, bandwidth = train_terms(), train_terms(**{"times.flops": 2}), train_terms(**{"times.bandwidth": 2})
+    assert flops["attention"] == pytest.approx(present["attention"] / 2, rel=1e-9)
+    assert flops["element-wise"] == pytest.approx(present["element-wise"], rel=1e-9)
+    for name in ("element-wise", "optimizer"):
+        assert bandwidth[name] == pytest.approx(present[name] / 2, rel=1e-9)
+    both = train_terms(**{"times.flops": 2, "times.bandwidth": 2})
+    assert both["matrices"] == pytest.approx(present["matrices"] / 2, rel=1e-9)
+    inside = {"tp": 8, "dp": 8}
+    one, two = (train_terms(**inside, **{"times.link": factor})["tensor parallel"] for factor in (1, 2))
+    # Half the time, and the latency of the collectives.
+    assert 0.5 < two / one < 0.51
+
+
+def test_a_chip_of_a_design_keeps_its_power_per_flop_unless_the_power_is_given():
+    """A clock that the power limit lowers would cancel a part of the FLOP/s; its exponent is 0.338 (docs/training.md)."""
+    free, limited = train_terms(**{"times.flops": 2}), train_terms(**{"times.flops": 2, "chip.power": 700})
+    assert limited["attention"] / free["attention"] == pytest.approx(2**0.338, rel=1e-3)
+    # Within a power, arithmetic has 1 / f of its rate, and no clock above that of today.
+    left = 1 - 2 * power_shares(st.load_system("hgx-h100"))["bandwidth"] - power_shares(st.load_system("hgx-h100"))["link"]
+    left /= power_shares(st.load_system("hgx-h100"))["flops"]
+    traded = train_terms(**{"times.bandwidth": 2, "within": "power"})
+    assert traded["attention"] == pytest.approx(train_terms()["attention"] / left, rel=1e-9)
+
+
+def test_more_kv_heads_lengthen_a_training_step_by_their_flops():
+    """32 instead of 8 KV heads: 2 x 24 x 128 x 4,096 further weights in each of 32 layers, 6 FLOP for each token and weight."""
+    ideal = {"engine": "ideal"}
+    further = train_terms(**ideal, **{"arch.kv_heads": 32})["matrices"] - train_terms(**ideal)["matrices"]
+    assert further == pytest.approx(6 * 2 * 24 * 128 * 4096 * 32 * 512 * 4096 / (64 * 989.4e12), rel=1e-3)
+    axes = {"arch.kv_heads": [8, 32]}
+    found = st.design("train", "llama-3.1-8b", "hgx-h100", axes, chips=64, batch=512, **{"arch.equal": "total"})
+    assert found.sweep.answers["parameters"].values.tolist() == [8030261248.0, 8030261248.0]
+    assert found.sweep.answers["kv_bytes_per_token"].values.tolist() == [131072.0, 524288.0]
+
+
+def test_a_design_of_a_training_run_aims_at_rent_and_days():
+    """More chips take fewer days and more rent, and twice the FLOP/s are better in both: two designs are on the front."""
+    axes = {"chips": [64, 256], "times.flops": [1.0, 2.0]}
+    found = st.design("train", "llama-3.1-8b", "hgx-h100", axes, batch=512, tokens="1T")
+    assert (found.aims, found.front) == (("usd", "days"), (1, 3))
+    usd, days = (found.sweep.answers[name].values.ravel() for name in found.aims)
+    assert usd[1] == usd.min()
+    assert days[3] == days.min()
+    assert float(found.today["days"]) == pytest.approx(days[0])
+
+
+def test_a_design_of_a_training_step_aims_at_its_time():
+    found = st.design("train", "llama-3.1-8b", "hgx-h100", {"times.flops": [1.0, 2.0]}, chips=64, batch=512)
+    assert (found.aims[0], found.best) == ("step_time", 1)
+    with pytest.raises(RangeError, match="needs the tokens of the run"):
+        st.design("train", "llama-3.1-8b", "hgx-h100", {"times.flops": [1, 2]}, chips=64, batch=512, aims=["days"])
 
 
 def test_a_budget_of_ones_own():

@@ -10,15 +10,21 @@ import pytest
 from steptime.errors import DataFileError, InputError
 from steptime.physics.run_covariance import TRAINING, read_covariances
 from steptime.questions.train_question import solve
-from steptime.validation.own_training_runs import kept_training_anchors, load_training_anchors, with_own_runs
+from steptime.validation.own_training_runs import (
+    kept_training_anchors,
+    load_training_anchors,
+    validate_with_own_runs,
+    with_own_runs,
+)
 from steptime.validation.user_calibration import kept_anchors
 from tests.cli.test_commands import run
+from tests.conftest import each
 
 COLUMNS = "id,model,system,chips,seq_len,global_batch,dtype,step_s,dp,micro_batch,sharding,recompute"
 LAYOUT = {"dp": 64, "tp": 1, "pp": 1, "cp": 1, "micro_batch": 2, "sharding": "zero3", "recompute": "none"}
 JOB = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 64, "batch": 512, "seq": 4096}
-TYPED = "train llama-3.1-8b hgx-h100 --chips 64 --batch 512 "
-TYPED += "--dp 64 --tp 1 --pp 1 --cp 1 --micro-batch 2 --sharding zero3 --recompute none"
+LAYOUT_OPTIONS = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in LAYOUT.items())
+TYPED = f"train llama-3.1-8b hgx-h100 --chips 64 --batch 512 {LAYOUT_OPTIONS}"
 
 
 def written(path, ratio: float, *, model="llama-3.1-8b", system="hgx-h100", chips=64, batch=512, repeats=1):
@@ -81,6 +87,108 @@ def test_the_shortfall_of_a_search_is_not_counted_twice(tmp_path):
     assert ratio > 1
     again = solve(with_own_runs(JOB, written(tmp_path / "runs.csv", ratio)), changes=False)
     assert float(again.step.total) == pytest.approx(expected, rel=1e-9)
+
+
+def rows_of(path, *steps):
+    """Write repeats of the run with these measured over predicted steps."""
+    predicted = float(solve(JOB | LAYOUT, changes=False).step.total)
+    rows = [f"r{i},llama-3.1-8b,hgx-h100,64,4096,512,bf16,{step * predicted!r},64,2,zero3,none" for i, step in enumerate(steps)]
+    path.write_text("\n".join([COLUMNS, *rows]) + "\n")
+    return str(path)
+
+
+def test_each_run_is_left_out_of_its_own_correction_as_worked_by_hand(tmp_path):
+    path = rows_of(tmp_path / "runs.csv", 1.2, 1.1)
+    covariance = read_covariances()[TRAINING]
+    shared = 1 - covariance.noise / covariance.total
+    validation = validate_with_own_runs(path, path)
+    assert [p.own_factor for p in validation.predictions] == pytest.approx([1.1**shared, 1.2**shared], rel=1e-9)
+    assert validation.before["median"] == pytest.approx((1 - 1 / 1.2 + 1 - 1 / 1.1) / 2, rel=1e-9)
+    errors = [abs(1.1**shared / 1.2 - 1), abs(1.2**shared / 1.1 - 1)]
+    assert (validation.after["median"], validation.after["runs"]) == (pytest.approx(sum(errors) / 2, rel=1e-9), 2)
+    assert validation.step["all"] == validation.after
+
+
+def test_a_run_of_another_file_corrects_as_in_train(tmp_path):
+    """The copy of the run says nothing new; the run at another batch corrects it as `train --anchor` does."""
+    path, other = written(tmp_path / "runs.csv", 1.2), written(tmp_path / "other.csv", 1.3, chips=128, batch=1024)
+    both = tmp_path / "both.csv"
+    both.write_text(
+        (tmp_path / "runs.csv").read_text().replace("r0", "copy") + (tmp_path / "other.csv").read_text().split("\n")[1]
+    )
+    corrected_run = validate_with_own_runs(path, both).predictions[0]
+    assert corrected_run.own_factor == pytest.approx(corrected(other).own_factor, rel=1e-9)
+    assert corrected_run.own_factor > 1.1
+    low, high = corrected_run.low / corrected_run.step, corrected_run.high / corrected_run.step
+    step = corrected(other).step
+    assert (low, high) == pytest.approx((float(step.low / step.total), float(step.high / step.total)), rel=1e-9)
+
+
+@each(
+    "own, engine, message",
+    [
+        ("runs.csv", None, "no run corrects itself"),
+        ("runs.csv", "ideal", "is a bound"),
+        ("serving.csv", None, "has no column 'system'"),
+        ("megatron.csv", "torchtitan", "no run corrects itself"),
+        ("none.csv", None, "no such file"),
+    ],
+)
+def test_own_runs_that_correct_nothing_are_refused(own, engine, message, tmp_path):
+    path = written(tmp_path / "runs.csv", 1.2)
+    (tmp_path / "serving.csv").write_text("id,model,tpot_s\na,llama-3.1-8b,0.01\n")
+    lines = (tmp_path / "runs.csv").read_text().splitlines()
+    (tmp_path / "megatron.csv").write_text(f"{lines[0]},framework\n{lines[1]},Megatron-LM\n")
+    with pytest.raises(InputError, match=message):
+        validate_with_own_runs(path, tmp_path / own, engine=engine)
+
+
+def test_validate_prints_and_writes_corrected_runs(tmp_path):
+    path = rows_of(tmp_path / "runs.csv", 1.2, 1.18)
+    data = json.loads(run(f"validate {path} --anchor {path} --predictions {tmp_path / 'out.csv'} --json").stdout)
+    assert (data["source"], data["before"]["runs"], data["after"]["coverage"]) == ("runs.csv", 2, 1.0)
+    assert data["after"]["median"] < data["before"]["median"]
+    plain = json.loads(run(f"validate {path} --json").stdout)
+    assert (plain["source"], plain["before"], plain["step"]["all"]) == ("", {}, data["before"])
+    steps = [float(line.split(",")[1]) for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
+    before = float(solve(JOB | LAYOUT, changes=False).step.total)
+    assert all(step > before for step in steps)
+    assert "left out of its own correction" in " ".join(run(f"validate {path} --anchor {path}").stdout.split())
+    alone = run(f"validate {written(tmp_path / 'one.csv', 1.2)} --anchor {tmp_path / 'one.csv'}")
+    assert (alone.returncode, alone.stdout, len(alone.stderr.strip().splitlines())) == (2, "", 1)
+
+
+def test_a_sweep_and_a_design_are_corrected_by_a_file_as_one_answer_is(tmp_path):
+    path = written(tmp_path / "runs.csv", 1.2)
+    swept = run(f"sweep train llama-3.1-8b hgx-h100 --over batch=256,512 --chips 64 --anchor {path} --json {LAYOUT_OPTIONS}")
+    assert "corrected by your own training runs (runs.csv)" in swept.stderr
+    table = json.loads(swept.stdout)["table"]
+    for batch, step, high in zip(table["batch"], table["step_time_s"], table["step_time_high_s"], strict=True):
+        one = json.loads(run(f"{TYPED.replace('--batch 512', f'--batch {batch}')} --anchor {path} --json").stdout)["summary"]
+        assert (step, high) == pytest.approx((one["step_time"], one["step_time_high"]), rel=1e-12)
+    words = "design train llama-3.1-8b hgx-h100 --over times.link=1,2 --chips 64 --batch 512"
+    designed = json.loads(run(f"{words} --anchor {path} --json {LAYOUT_OPTIONS}").stdout)
+    assert designed["today"]["step_time"] == pytest.approx(table["step_time_s"][1], rel=1e-12)
+
+
+@each(
+    "words, message",
+    [
+        ("sweep train llama-3.1-8b hgx-h100 --over chips=8,16 --batch 64 --anchor none.csv", "none.csv: no such file"),
+        (
+            "sweep train llama-3.1-8b hgx-h100 --over engine=typical,torchtitan --chips 8 --batch 64 --anchor a.csv",
+            "an axis of",
+        ),
+        ("sweep train --over system=hgx-h100,hgx-h200 --model llama-3.1-8b --chips 8 --batch 64 --anchor a.csv", "an axis of"),
+        ("design train llama-3.1-8b hgx-h100 --over arch.kv_heads=4,2 --chips 8 --batch 64 --anchor a.csv", "an axis of"),
+        ("sweep laws --name epoch --over tokens=1T,2T --params 8B --anchor a.csv", "corrects step, plan, simulate, train"),
+        ("sweep train llama-3.1-8b hgx-h100 --over chips=8,16 --batch 64 --anchor=", "--anchor needs a file of runs"),
+    ],
+)
+def test_a_file_that_corrects_no_sweep_gets_one_message_and_exit_code_2(words, message):
+    refused = run(words)
+    assert (refused.returncode, refused.stdout, len(refused.stderr.strip().splitlines())) == (2, "", 1), refused.stderr
+    assert message in refused.stderr
 
 
 def test_commands_keep_list_apply_and_remove_training_runs(tmp_path, monkeypatch):

@@ -46,12 +46,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "sweep plan llama-3.3-70b --over system=hgx-h100,hgx-b200 --over speed=20:80:4 --input 2k --out plans.xlsx",
         "sweep step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --over chip.hbm.bandwidth=4TB/s:32TB/s:9",
         "sweep simulate llama-3.1-8b hgx-h100 --over rate=5:40:8 --input 512 --output 128",
+        "sweep train llama-3.1-8b hgx-h100 --over chips=64:512:log2 --batch 1024 --tokens 1T --anchor runs.csv",
         "sweep blackboard.drain_seconds --over bandwidth=1TB/s:20TB/s:20log --capacity 80GB --out drain.xlsx",
     ),
     "design": (
         "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power",
         "design deepseek-v3 gb200-nvl72 --over arch.attention=grouped,latent --arch.equal total --input 128k --cached 0.98",
         "design step llama-3.3-70b hgx-b200 --tp 2 --over arch.kv_heads=2,4,8 --over batch=1:256:log2 --plot front.svg",
+        "design train llama-3.1-8b hgx-h100 --batch 512 --tokens 1T --over chips=64,128,256 --over times.flops=1,2",
     ),
     "sensitivity": (
         "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --sobol --plot tornado.png",
@@ -359,7 +361,7 @@ def _refused(problem: InputError) -> int:
 # An input with its number, as the library writes it: tp=7.
 WITH_NUMBER = re.compile(r"\b([a-z]+)=(\d[\dx,]*)")
 # Options whose input or text has another name in messages of the library.
-RENAMED_OPTIONS = {"change": "--set", "axis": "--over", "vary": "--vary"}
+RENAMED_OPTIONS = {"change": "--set", "axis": "--over", "vary": "--vary", "aims": "--aim"}
 NAMED_TWICE = re.compile(r"\b([a-z][a-z_]*)((?: too)?) \((--[a-z-]+)\)")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import OUTPUT, Output, TextOutput, count, grouped, not_empty, option
+from steptime.cli.options import OUTPUT, Output, TextOutput, anchor_path, count, grouped, not_empty, option, read_anchor
 from steptime.cli.output import check_outputs, progress_bar, reported, say, wrote
 from steptime.cli.simulate import compile_first
 from steptime.errors import InputError, RangeError, UnknownName, did_you_mean, short_repr
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from steptime.sweeps.axes import Axis
     from steptime.sweeps.sweep_result import Sweep
 
+# Questions that own runs correct.
+ANCHORED = ("step", "plan", "simulate", "train")
 # Panels of `--help`.
 AXES, EXECUTION, INPUTS, INDICES = "Axes", "Execution", "Uncertain inputs", "Sobol's indices"
 # Points from which the remaining time is shown.
@@ -63,6 +65,14 @@ class Study:
         str | None, option("Answer on the y axis of the picture, with the Pareto front.", OUTPUT, metavar="NAME")
     ] = None
     workers: WORKERS = None
+    anchor: Annotated[
+        str | None,
+        option(
+            "Your own runs that correct the answers, as for the command of the question: a CSV of training runs for train, or "
+            "results of a benchmark for step, plan and simulate.",
+            AXES, "--anchor", metavar="RUNS", show_default="the runs that `steptime anchors` stores",
+        ),
+    ] = None  # fmt: skip
 
     def check(self, ctx: typer.Context, output: TextOutput, csv: str | None = None) -> None:
         """Check options and files before the work.
@@ -85,7 +95,7 @@ class Study:
         needs = {"--plot, the picture that it is drawn in": (self.plot is not None, "against")}
         tables = {f"--out {number}" if number > 1 else "--out": name for number, name in enumerate(self.out or [], start=1)}
         output.check(ctx, needs, plot=self.plot)
-        check_outputs({"--plot": self.plot, "--csv": csv, **tables}, ())
+        check_outputs({"--plot": self.plot, "--csv": csv, **tables}, [anchor_path(self.anchor or "")])
 
     def axes(
         self, question: "Question", settings: list[str], subject: Mapping[str, Any], example: str
@@ -99,17 +109,17 @@ class Study:
             example: What is missing without an axis, for the message.
 
         Returns:
-            Axes, and values by name with the engine corrected by stored runs.
+            Axes, and values by name with the engine corrected by own runs.
 
         Raises:
-            RangeError: There is no axis.
+            RangeError: There is no axis, or own runs cannot correct the question.
         """
         from steptime.sweeps.axes import read_axes
 
         axes, fixed_inputs = read_axes(question, self.over or [], [*settings, *(self.set_ or [])], subject)
         if not axes:
             raise RangeError(example)
-        return axes, with_kept(question, fixed_inputs, axes)
+        return axes, with_runs(question, fixed_inputs, axes, self.anchor)
 
     def write(self, sweep: "Sweep", answer: str | None) -> None:
         """Write the files after the first, which is written already, and the picture.
@@ -212,9 +222,9 @@ def design(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[step|plan] MODEL SYSTEM",
-            help="Question for each design: one pass at a given batch and layout (step), or the cheapest deployment within "
-            "limits (plan, the default).",
+            metavar="[step|plan|train] MODEL SYSTEM",
+            help="Question for each design: one pass at a given batch and layout (step), the cheapest deployment within "
+            "limits (plan, the default), or the fastest layout of a training run (train).",
             show_default=False,
         ),
     ] = None,
@@ -230,7 +240,10 @@ def design(
     aim: Annotated[
         list[str] | None,
         option(
-            "Aim of the search, the most important first. Repeatable.", OUTPUT, metavar="NAME", show_default="cost and speed"
+            "Aim of the search, the most important first. Repeatable.",
+            OUTPUT,
+            metavar="NAME",
+            show_default="cost and speed; rent and days of a training run",
         ),
     ] = None,
 ) -> None:
@@ -239,14 +252,14 @@ def design(
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.sweeps.design import compare_designs
+    from steptime.sweeps.design import AIMS, compare_designs
 
     words = words or []
     plain = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
     if not plain:
         raise InputError("a design needs a model and a system; `steptime design --help` has examples")
-    # The question is a plan unless it is has_question.
-    has_question = words[0] in ("step", "plan") and plain != 2
+    # The question is a plan unless another is named.
+    has_question = words[0] in AIMS and plain != 2
     question, subject, settings = read_question(ctx, words if has_question else ["plan", *words], "--over")
     study.check(ctx, output, output.csv)
     axes, fixed_inputs = study.axes(
@@ -323,7 +336,7 @@ def sensitivity(
     output.check(ctx, inputs=subject.values(), plot=plot)
     ranges = [_range(text) for text in vary or []]
     _, fixed_inputs = read_axes(question, [], [*settings, *(set_ or [])], subject)
-    fixed_inputs = with_kept(question, fixed_inputs)
+    fixed_inputs = with_runs(question, fixed_inputs)
     if question.name == "simulate":
         compile_first()
     with report_progress(question.seconds) as progress:
@@ -406,45 +419,64 @@ def _read_words(command: str, words: list[str], several: str) -> tuple[str, dict
     return plain[0], dict(zip(("model", "system"), plain[1:], strict=False)), settings
 
 
-def with_kept(question: "Question", fixed_inputs: Mapping[str, Any], axes: "Sequence[Axis]" = ()) -> dict[str, Any]:
-    """Return fixed inputs, with the engine corrected by the runs that `steptime anchors` keeps.
+def with_runs(
+    question: "Question", fixed_inputs: Mapping[str, Any], axes: "Sequence[Axis]" = (), anchor: str | None = None
+) -> dict[str, Any]:
+    """Return fixed inputs, with the engine corrected by own runs.
 
     Args:
         question: the question.
         fixed_inputs: inputs that all points share.
         axes: inputs that vary.
+        anchor: text of --anchor; by default the runs that `steptime anchors` keeps correct the engine.
 
     Returns:
         The inputs; a line on standard error says whether runs correct them.
+
+    Raises:
+        RangeError: --anchor does not suit the question or its axes.
     """
     from steptime.catalog.data_files import files
 
-    if not question.figures or not files("anchors", fixed_inputs.get("catalog")):
+    is_varied = any(axis.name in ("model", "system", "engine") or axis.name.startswith("arch.") for axis in axes)
+    if anchor is not None:
+        not_empty("--anchor", anchor, "a file of runs")
+        if question.name not in ANCHORED:
+            raise RangeError(f"--anchor corrects {', '.join(ANCHORED)}, not {question.name}; leave it out")
+        if is_varied:
+            raise RangeError("--anchor corrects one model, system and engine, got an axis of them; leave one of the two out")
+    elif not question.figures or not files("anchors", fixed_inputs.get("catalog")):
         return dict(fixed_inputs)
-    if {"model", "system", "engine"} & {axis.name for axis in axes} or any(a.name.startswith("arch.") for a in axes):
+    elif is_varied:
         say("steptime: runs that `steptime anchors` keeps are left out, since model, system or engine is an axis")
         return dict(fixed_inputs)
     if any(name not in fixed_inputs for name in question.needs):
         return dict(fixed_inputs)
+    source = "`steptime anchors`" if anchor is None else os.path.basename(anchor_path(anchor))
+    if question.name == "train":
+        from steptime.validation.own_training_runs import with_own_runs
+
+        corrected_inputs = with_own_runs(fixed_inputs, anchor)
+        if corrected_inputs.get("engine") is not fixed_inputs.get("engine"):
+            say(f"steptime: corrected by your own training runs ({source})")
+        return corrected_inputs
     from steptime.models.model import stored_formats
     from steptime.physics.engine import anchored
     from steptime.physics.uncertainty import has_range
     from steptime.questions.subject import read_subject
     from steptime.validation.user_calibration import kept_anchor
 
-    if question.name == "train":
-        from steptime.validation.own_training_runs import with_own_runs
-
-        corrected_inputs = with_own_runs(fixed_inputs)
-        if corrected_inputs.get("engine") is not fixed_inputs.get("engine"):
-            say("steptime: corrected by your own training runs (`steptime anchors`)")
-        return corrected_inputs
-    model, system, engine = read_subject(fixed_inputs)
-    anchor = kept_anchor(model, system, engine, fixed_inputs.get("catalog")) if has_range(engine) else None
-    if anchor is None:
+    (model, system, engine), catalog = read_subject(fixed_inputs), fixed_inputs.get("catalog")
+    settings = {name: str(fixed_inputs.get(name) or "") for name in ("system", "weights")}
+    runs: Any = None
+    if anchor is not None:
+        runs = read_anchor(anchor, settings, engine, catalog)
+    elif has_range(engine):
+        runs = kept_anchor(model, system, engine, catalog)
+    if runs is None:
         return dict(fixed_inputs)
-    say(f"steptime: anchored on your runs of {model.name} on {system.name} by {engine.name} (`steptime anchors`)")
-    corrected = anchored(engine, anchor, model=model.name, system=system.name, formats=stored_formats(model))
+    corrected = anchored(engine, runs, model=model.name, system=system.name, formats=stored_formats(model))
+    say(f"steptime: anchored on your runs of {model.name} on {system.name} by {engine.name} ({source})")
     return {**fixed_inputs, "engine": corrected}
 
 

@@ -125,8 +125,9 @@ def validate(
         str | None,
         typer.Option(
             metavar="RESULTS",
-            help="Benchmark results that correct the predictions, as for `steptime step`. Runs that are also in FILE correct "
-            "themselves.",
+            help="Benchmark results that correct the predictions, as for `steptime step`, or a CSV of training runs, as for "
+            "`steptime train`. Serving runs that are also in FILE correct themselves; each training run is left out of its own "
+            "correction.",
         ),
     ] = None,
     skip_bad: SKIP = False,
@@ -153,9 +154,8 @@ def validate(
     inputs = [*files, engine or "", anchor_path(anchor or ""), run_settings.model, run_settings.system]
     output.check(ctx, inputs=inputs, predictions=predictions)
     if _is_training_file(files):
-        if anchor is not None:
-            raise RangeError("--anchor corrects serving runs; leave it out for training runs")
-        _validate_training(files[0], predictions, engine, catalog, output)
+        not_empty("--anchor", anchor, "a CSV of training runs")
+        _validate_training(files[0], predictions, engine, anchor, catalog, output)
         return
     with patience(f"reading and predicting the runs of {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}"):
         settings = run_settings.arguments()
@@ -178,12 +178,18 @@ def _read_own_runs(text: str, settings: dict[str, Any], engine: str | None, cata
     return read_anchor(text, defaults, None if engine is None else load_engine(engine, catalog), catalog)
 
 
-def _validate_training(path: str, predictions: str | None, engine: str | None, catalog: str | None, output: Output) -> None:
+def _validate_training(
+    path: str, predictions: str | None, engine: str | None, anchor: str | None, catalog: str | None, output: Output
+) -> None:
     """Predict every row of a file of training runs, and print the errors."""
+    from steptime.validation.own_training_runs import validate_with_own_runs
     from steptime.validation.training_validation import validate_training, write_training_predictions
 
     with patience(f"reading and predicting the training runs of {path}"):
-        validation = validate_training(path, engine=engine, catalog=catalog)
+        if anchor is None:
+            validation = validate_training(path, engine=engine, catalog=catalog)
+        else:
+            validation = validate_with_own_runs(path, anchor, engine=engine, catalog=catalog)
     if predictions:
         subject = f"steps of {counted(validation.runs, 'training run')} in s, with 90 % ranges, and their memory"
         with reported(predictions, subject):

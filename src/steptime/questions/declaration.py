@@ -499,6 +499,7 @@ def listed(names: Iterable[str], limit: int = 12) -> str:
 # Prefixes of answers that are better if lower.
 LOWER_IS_BETTER_PREFIXES: Final = (
     "usd", "time", "ttft", "tpot", "seconds", "memory_share", "joules", "kv_bytes", "end_to_end", "chips", "wait",
+    "days", "step_time",
 )  # fmt: skip
 
 
@@ -511,7 +512,7 @@ def lower_is_better(name: str) -> bool:
     Returns:
         True for times, costs, memory and chips.
 
-    >>> lower_is_better("usd_per_million_tokens"), lower_is_better("tokens_per_second_per_chip")
-    (True, False)
+    >>> lower_is_better("usd_per_million_tokens"), lower_is_better("days"), lower_is_better("tokens_per_second_per_chip")
+    (True, True, False)
     """
     return name.startswith(LOWER_IS_BETTER_PREFIXES) or "usd_per" in name

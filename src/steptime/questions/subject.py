@@ -331,21 +331,7 @@ def read_subject(values: Mapping[str, Any], sampling: str = GREEDY) -> tuple[Mod
         InputError: If what drafts does not suit the model.
         RangeError: If a format, an architecture field or another input does not suit the model or the engine.
     """
-    catalog = values.get("catalog")
-
-    # Names are loaded once per process: a sweep asks for the same model many times.
-    formats = {name: values.get(name) or "" for name in FORMATS}
-    arch = {name.removeprefix(ARCH): value for name, value in values.items() if name.startswith(ARCH)}
-    if isinstance(values["model"], str):
-        varied_model = _varied(values["model"], arch, formats, catalog) if arch else None
-        model = varied_model or _model(values["model"], **formats, catalog=catalog)
-    else:
-        model = resolve_model(values["model"])
-        overrides = [name for name, format_name in formats.items() if format_name] + [f"{ARCH}{name}" for name in arch]
-        if overrides:
-            raise RangeError(
-                f"{overrides[0]}: needs a model name, got a loaded model; give it to load_model, or change the config"
-            )
+    catalog, model = values.get("catalog"), read_model(values)
     if values.get("draft_model") is not None:
         model = _with_drafter(model, values["draft_model"], catalog)
     system = read_machine(values)
@@ -357,11 +343,35 @@ def read_subject(values: Mapping[str, Any], sampling: str = GREEDY) -> tuple[Mod
         if values.get(name) is not None and not model.routed:
             raise RangeError(f"{name}: needs a model with experts; {model.name} has none")
     engine = with_sampling(engine_for(system, values.get("engine"), catalog), values.get("sampling") or sampling)
-    if isinstance(values["model"], str) and not formats["weights"]:
+    if isinstance(values["model"], str) and not values.get("weights"):
         model = default_formats(model, engine)
     model = with_lora_adapters(model, values, engine)
     imbalance = values.get("imbalance")
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
+
+
+def read_model(values: Mapping[str, Any]) -> Model:
+    """Return the model of a question, with its number formats and its changed fields of the architecture.
+
+    Args:
+        values: Inputs by name; `model` is a name or a model.
+
+    Returns:
+        The model.
+
+    Raises:
+        RangeError: If a format or a field does not suit the model, or the model is loaded already.
+    """
+    # Names are loaded once per process: a sweep asks for the same model many times.
+    catalog, formats = values.get("catalog"), {name: values.get(name) or "" for name in FORMATS}
+    arch = {name.removeprefix(ARCH): value for name, value in values.items() if name.startswith(ARCH)}
+    if isinstance(values["model"], str):
+        varied_model = _varied(values["model"], arch, formats, catalog) if arch else None
+        return varied_model or _model(values["model"], **formats, catalog=catalog)
+    overrides = [name for name, format_name in formats.items() if format_name] + [f"{ARCH}{name}" for name in arch]
+    if overrides:
+        raise RangeError(f"{overrides[0]}: needs a model name, got a loaded model; give it to load_model, or change the config")
+    return resolve_model(values["model"])
 
 
 def check_imbalance(values: Mapping[str, Any], layout: Layout) -> None:
@@ -473,7 +483,7 @@ def _scaled(system: System, times: dict[str, Any], values: Mapping[str, Any]) ->
     return system
 
 
-# Figures of the model and the machine, which are answers of `step` and `plan`.
+# Figures of the model and the machine, which are answers of `step`, `plan` and `train`.
 DESIGN_ANSWERS = {
     "parameters": Answer(meaning="stored parameters of the model"),
     "active_parameters": Answer(meaning="parameters that a token uses"),

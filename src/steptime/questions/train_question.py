@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any, Final
 
 from steptime.errors import Impossible, InputError, LayoutError, RangeError, UnitError, short_repr
+from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.rental_prices import usd
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.models.model_loading import load_model, resolve_model
 from steptime.number_checks import MOST_CHIPS
 from steptime.planning.slo_probability import likelihood
 from steptime.questions.declaration import (
+    WITHIN,
     Answer,
     bind,
     count,
@@ -27,7 +28,18 @@ from steptime.questions.declaration import (
     text,
     texts,
 )
-from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, catalog_folder, read_machine
+from steptime.questions.subject import (
+    DESIGN,
+    DESIGN_ANSWERS,
+    SUBJECT_GROUP,
+    TIMES,
+    ModelOnSystem,
+    catalog_folder,
+    design_answers,
+    read_machine,
+    read_model,
+)
+from steptime.training.layer_time import WIDE_FORMATS
 from steptime.training.training_evidence import MEASURED
 from steptime.training.training_job import NO_OFFLOAD, TrainingJob, show_training_layout
 from steptime.training.training_planner import Training, missed_limits, train
@@ -279,9 +291,20 @@ def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, A
         Checked inputs, model, system, and training stack.
     """
     inputs = bind(TrainInputs, values, "train")
+    system = _read_design(values)
+    return inputs, read_model(values), system, training_engine(inputs.engine, system, inputs.catalog)
+
+
+def _read_design(values: Mapping[str, Any]) -> System:
+    """Return the system; arithmetic that a design scales keeps its power per FLOP/s, unless the user gives the power."""
     system = read_machine(values)
-    model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else resolve_model(inputs.model)
-    return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog)
+    present = {name: value for name, value in values.items() if name != WITHIN and not name.startswith(TIMES)}
+    if len(present) == len(values) or ("chip.power" in values and WITHIN not in values):
+        return system
+    # Otherwise the power limit would cancel a part of the change, and add FLOP/s within a budget that memory and links use.
+    chip = read_machine(present).chip
+    scaled = peak_rate(system.chip.peak, WIDE_FORMATS) / peak_rate(chip.peak, WIDE_FORMATS)
+    return replace(system, chip=replace(system.chip, power_w=chip.power_w * scaled))
 
 
 def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
@@ -341,6 +364,10 @@ def _limit_probability(name: str, training: Training) -> float | None:
     return training.limit_probability.get(name)
 
 
+def _design_answer(name: str, training: Training) -> Any:
+    return design_answers(training.model, training.system, frozenset({name}))[name]
+
+
 def _layout_text(training: Training) -> str:
     return show_training_layout(training.step.layout)
 
@@ -348,7 +375,7 @@ def _layout_text(training: Training) -> str:
 TRAIN = question_of_result(
     "train",
     "the fastest layout of a training run that fits, its step, days and dollars",
-    inputs=inputs_from(TrainInputs),
+    inputs={**inputs_from(TrainInputs), **DESIGN},
     solve=partial(solve, changes=False),
     answers={
         "step_time": Answer(meaning="time of a step", unit="s", source="step.total"),
@@ -376,6 +403,7 @@ TRAIN = question_of_result(
         "unmeasured_saving": Answer(
             meaning="share of the step time that a layout of an unmeasured kind would save", source="unmeasured_saving"
         ),
+        **{name: replace(answer, source=partial(_design_answer, name)) for name, answer in DESIGN_ANSWERS.items()},
     },
     shows=("step_time", "mfu", "tokens_per_second_per_chip", "days", "usd", "layout_text"),
     bands={"step_time": ("step_time_low", "step_time_high"), "usd": ("usd_low", "usd_high")},

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike
-from steptime.errors import Impossible, InputError, UnknownName
+from steptime.errors import Impossible, InputError, RangeError, UnknownName
 from steptime.models.model_loading import ModelLike
 from steptime.models.model_variants import BALANCE_KEY, EQUAL
 from steptime.number_checks import Array
@@ -33,9 +33,14 @@ from steptime.sweeps.sweep import sweep_axes
 from steptime.sweeps.sweep_result import Sweep, column_name
 from steptime.units import counted, percent
 
-# Default aims: cost by question, and speed.
+# Default aims by question: cost and speed, or time and throughput of a training step; of a training run, rent and days.
 SPEED: Final = "tokens_per_second_per_user"
-COSTS: Final = {"step": "usd_per_million_tokens", "plan": "usd_per_million_output_tokens"}
+AIMS: Final = {
+    "step": ("usd_per_million_tokens", SPEED), "plan": ("usd_per_million_output_tokens", SPEED),
+    "train": ("step_time", "tokens_per_second_per_chip"),
+}  # fmt: skip
+# Answers about a training run, which needs tokens.
+OF_RUN: Final = ("usd", "days", "usd_low", "usd_high", "goodput")
 # Largest number of designs that are compared in three or more aims.
 MOST_COMPARED: Final = 20_000
 
@@ -164,11 +169,12 @@ def design(
     """Return the Pareto front of designs of a model and a machine.
 
     Args:
-        question: "step" or "plan".
+        question: "step", "plan" or "train".
         model: Catalogue name or path; a name if `arch.*` varies its config.
         system: Catalogue name, path or system.
         axes: Values by input, as for `sweep`. One of them is `arch.*`, `times.*` or a figure of the machine.
-        aims: Answers to minimize or maximize; cost and speed by default.
+        aims: Answers to minimize or maximize. By default cost and speed; rent and days of a training run with tokens; time and
+            throughput of a training step.
         within: "power", or shares of another budget of the chip, such as area or price ("bandwidth=0.3,link=0.1").
             The FLOP/s take the rest.
         workers: Processes of this machine; by default all cores if that is safe.
@@ -205,10 +211,10 @@ def compare_designs(
     """Return the Pareto front of designs whose axes are already read.
 
     Args:
-        question: Declaration of "step" or "plan".
+        question: Declaration of "step", "plan" or "train".
         axes: Axes of the sweep.
         fixed: Fixed inputs by name.
-        aims: Answers to minimize or maximize; cost and speed by default.
+        aims: Answers to minimize or maximize, as for `design`.
         within: Budget of the chip, as for `design`.
         workers: Processes of this machine.
         out: File of results.
@@ -220,15 +226,19 @@ def compare_designs(
     Raises:
         UnknownName: If the question or an aim does not exist.
         InputError: If no axis changes the model or the machine.
+        RangeError: If an aim is about a training run, and it has no tokens.
         Impossible: If no design has an answer.
     """
-    if question.name not in COSTS:
-        raise UnknownName("question of a design", question.name, COSTS, f"Known: {', '.join(COSTS)}.")
-    aim_names = tuple(dict.fromkeys(aims)) or (COSTS[question.name], SPEED)
+    if question.name not in AIMS:
+        raise UnknownName("question of a design", question.name, AIMS, f"Known: {', '.join(AIMS)}.")
+    has_run = question.name == "train" and "tokens" in {*fixed, *(axis.name for axis in axes)}
+    aim_names = tuple(dict.fromkeys(aims)) or (OF_RUN[:2] if has_run else AIMS[question.name])
     for name in aim_names:
         if name not in question.answers or question.answers[name].text:
             numbers = [key for key, answer in question.answers.items() if not answer.text]
             raise UnknownName("aim", name, numbers, f"Known: {', '.join(numbers)}.")
+        if question.name == "train" and name in OF_RUN and not has_run:
+            raise RangeError(f"aims: {name} needs the tokens of the run, got none; give tokens (--tokens)")
     design_axes = [axis.name for axis in axes if is_design(axis.name)]
     if not design_axes:
         raise InputError(

@@ -66,6 +66,8 @@ from steptime.training.training_stack import TrainingEngine, largest_narrow_shar
 # Power per FLOP/s from which a chip keeps its clock [W s/FLOP]: an A100 has 1.28 W per TFLOP/s in bf16, an H100 0.71, a
 # B200 0.44.
 WATTS_PER_FLOP = 1e-12
+# Arithmetic of products in 16 bits, best first.
+WIDE_FORMATS = ("bf16", "fp16", "fp32")
 # Backward over forward time of flash attention: 5 products against 2.
 FLASH_BACKWARD = 2.5
 # Rate of flash attention in 8 bits over that in 16 bits: 1.2 PFLOP/s and 740 TFLOP/s on H100 (FlashAttention-3, arXiv
@@ -242,7 +244,7 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
     # by the speed of the stack later, so that no product is faster than timed ones.
     share = c.compute_efficiency * (reached / REACHED["compute"]) ** c.chip_departure * power_limit_factor(system, engine)
     share = np.minimum(share, engine.largest_share / engine.speed)
-    wide = peak_rate(peak, ("fp16", "bf16", "fp32") if job.dtype == "fp16" else ("bf16", "fp16", "fp32")) * share
+    wide = peak_rate(peak, ("fp16", "bf16", "fp32") if job.dtype == "fp16" else WIDE_FORMATS) * share
     lanes = {"fp8": c.eight_bit_efficiency, "int8": c.eight_bit_efficiency, "mxfp8": c.block_efficiency}
     lanes["nvfp4"] = c.four_bit_efficiency
     if job.dtype not in lanes:
@@ -252,7 +254,7 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
         narrow_share = np.minimum(narrow_share, largest_narrow_share(system.chip, job.dtype) / engine.speed)
     narrow_peak = peak_rate(peak, job.format.arithmetic)
     # Chips without units for 8-bit floats convert them: the products are those of 16 bits.
-    has_units = (job.dtype == "int8") | (narrow_peak > peak_rate(peak, ("bf16", "fp16", "fp32")))
+    has_units = (job.dtype == "int8") | (narrow_peak > peak_rate(peak, WIDE_FORMATS))
     return np.where(has_units, narrow_peak * narrow_share, wide), wide
 
 
@@ -269,7 +271,7 @@ def power_limit_factor(system: System, engine: TrainingEngine) -> Number:
         Factor, at most 1; 1 if the power limit is unknown.
     """
     chip = system.chip
-    watts_per_flop = np.asarray(chip.power_w) / peak_rate(chip.peak, ("bf16", "fp16", "fp32")) / WATTS_PER_FLOP
+    watts_per_flop = np.asarray(chip.power_w) / peak_rate(chip.peak, WIDE_FORMATS) / WATTS_PER_FLOP
     return np.minimum(np.where(np.isfinite(watts_per_flop), watts_per_flop, 1.0), 1.0) ** engine.constants.power_exponent
 
 
@@ -433,7 +435,7 @@ def _attention_seconds(
 ) -> tuple[Number, Number]:
     """Return the seconds of attention forward and backward, fused or unfused."""
     c = engine.constants
-    peak = peak_rate(system.chip.peak, ("bf16", "fp16", "fp32"))
+    peak = peak_rate(system.chip.peak, WIDE_FORMATS)
     bandwidth = system.chip.hbm.bandwidth * c.memory_efficiency
     # Unaligned heads cannot use the matrix units, which limits unfused attention to the fp32 rate.
     unfused_rate = np.minimum(rate, peak_rate(system.chip.peak, ("fp32", "bf16", "fp16")))

@@ -229,6 +229,8 @@ class Training(Tabular):
     limit_probability: Mapping[str, float] = field(
         default_factory=dict, metadata=unit("", "probability that the run meets each limit: deadline, budget")
     )
+    model: Model = field(metadata=unit("", "model", left_out=True))
+    system: System = field(metadata=unit("", "system", left_out=True))
     job: TrainingJob = field(metadata=unit("", "work of a step", kind="job", left_out=True))
     searched: SearchResult | None = field(default=None, metadata=unit("", "all evaluated layouts", left_out=True))
 
@@ -544,6 +546,8 @@ def train(
         why=_bottleneck_text(step, best_seconds),
         unlike=unlike_measured_runs(engine, system, job, chips),
         largest_batch=math.nan if cost is None else float(largest_batch_tokens(cost.flops)),
+        model=model,
+        system=system,
         job=job,
         searched=search_result,
     )

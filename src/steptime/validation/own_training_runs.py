@@ -18,10 +18,17 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.bias_correction import Anchor, Anchors, MeasuredRun, select_anchor
 from steptime.questions.train_question import bind_train
-from steptime.training.training_correction import SHARED_DEGREES, layout_settings
-from steptime.training.training_stack import IDEAL, TYPICAL, TrainingEngine
+from steptime.training.training_correction import SHARED_DEGREES, layout_settings, own_correction
+from steptime.training.training_stack import IDEAL, TYPICAL, TrainingEngine, load_stack
 from steptime.validation.training_run_table import TrainingRun, read_training_runs
-from steptime.validation.training_validation import Predicted, predict_training
+from steptime.validation.training_validation import (
+    Predicted,
+    TrainingValidation,
+    predict_training,
+    step_errors,
+    summarize_training,
+    validate_training,
+)
 from steptime.validation.user_calibration import (
     anchors_of_files,
     as_lasting_rows,
@@ -97,25 +104,95 @@ def _compared(
 
 def _anchor(predictions: Iterable[Predicted], group: tuple[str, str, str], source: str, is_stored: bool) -> Anchor:
     """Return the anchor of the runs of one model, system and stack."""
-    measured, outside = [], []
-    for p in predictions:
-        assert p.run is not None
-        assert p.layout is not None
-        if not p.low <= p.measured <= p.high:
-            outside.append(p.id)
-        degrees: dict[str, Any] = {name: int(getattr(p.layout, name)) for name in SHARED_DEGREES}
-        measured.append(
-            MeasuredRun(
-                name=p.id, model=group[0], system=group[1], formats=layout_settings(p.run.job, p.layout), **degrees,
-                chips=float(p.run.chips), load=float(p.run.job.batch), context=float(p.run.job.seq),
-                training_step=p.measured / p.step,
-            )
-        )  # fmt: skip
+    members = list(predictions)
+    measured = [_measured_run(p) for p in members]
+    outside = [p.id for p in members if not p.low <= p.measured <= p.high]
     return Anchor(
         source=source, is_stored=is_stored, model=group[0], system=group[1], engine=group[2], measured=tuple(measured),
         outside_range=tuple(outside),
         explanations=tuple(f"Run {name}: check its layout, recomputation and stack." for name in outside),
     )  # fmt: skip
+
+
+def _measured_run(p: Predicted) -> MeasuredRun:
+    """Return a run with its measured over predicted step."""
+    assert p.run is not None
+    assert p.layout is not None
+    degrees: dict[str, Any] = {name: int(getattr(p.layout, name)) for name in SHARED_DEGREES}
+    return MeasuredRun(
+        name=p.id, model=p.run.model.name, system=p.run.system.name, formats=layout_settings(p.run.job, p.layout), **degrees,
+        chips=float(p.run.chips), load=float(p.run.job.batch), context=float(p.run.job.seq), training_step=p.measured / p.step,
+    )  # fmt: skip
+
+
+def validate_with_own_runs(
+    path: str | os.PathLike[str], anchor: str | os.PathLike[str], *, engine: str | None = None, catalog: str | None = None
+) -> TrainingValidation:
+    """Predict every row of a file of training runs, corrected by your own runs.
+
+    No run corrects itself: where it is among your own runs, it is left out of its correction, and so are its copies.
+
+    Args:
+        path: CSV file of the runs that are predicted.
+        anchor: CSV file of the runs that correct them; it may be the same file.
+        engine: Training stack for the runs of both files; by default that of each run.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Corrected predictions and their errors, and the errors before the correction.
+
+    Raises:
+        InputError: The stack is the ideal one, no row of the file has a prediction, or no own run corrects one.
+    """
+    if engine is not None and load_stack(engine, catalog).name == IDEAL.name:
+        raise InputError("engine: ideal is a bound, which no run corrects; leave engine (--engine) or anchor (--anchor) out")
+    validation = validate_training(path, engine=engine, catalog=catalog)
+    if len(validation.unanswered) == validation.runs:
+        raise InputError(f"{os.path.basename(path)}: has no run to correct: {validation.unanswered[0]}")
+    own_runs, rows = read_training_runs(anchor, catalog=catalog, stack=engine)
+    anchors: dict[str, Anchors] = {}
+    problems = []
+    stacks = {p.run.stack: load_stack(p.run.stack, catalog) for p in validation.predictions if p.run}
+    for name, stack in stacks.items():
+        # A stack may be named by a path or an alias.
+        stack_runs = [
+            replace(run, stack=stack.name) if isinstance(run, TrainingRun) and run.stack == name else run for run in own_runs
+        ]
+        try:
+            anchors[name] = _compared(anchor, stack_runs, rows, engine=stack)
+        except InputError as problem:
+            problems.append(problem)
+    if problems and not anchors:
+        raise problems[0]
+    pairs = [(p, _corrected(p, stacks, anchors)) for p in validation.predictions]
+    changed = [(p, corrected) for p, corrected in pairs if corrected is not p]
+    if not changed:
+        words = f"corrects no run of {os.path.basename(path)}, since no run corrects itself; add another run of its stack"
+        raise InputError(f"{os.path.basename(anchor)}: {words}")
+    answer = replace(summarize_training([corrected for _, corrected in pairs]), source=os.path.basename(anchor))
+    measured = [pair for pair in changed if math.isfinite(pair[0].off)]
+    if not measured:
+        return answer
+    before_and_after = [step_errors(predictions) for predictions in zip(*measured, strict=True)]
+    return replace(answer, before=before_and_after[0], after=before_and_after[1])
+
+
+def _corrected(p: Predicted, stacks: Mapping[str, TrainingEngine], anchors: Mapping[str, Anchors]) -> Predicted:
+    """Return a prediction that the own runs of its stack correct; the same one where there are none but itself."""
+    if p.run is None or p.layout is None or p.run.stack not in anchors or not math.isfinite(p.step):
+        return p
+    stack = stacks[p.run.stack]
+    anchor = _bind(anchors[p.run.stack], p.run.model, p.run.system, stack)
+    itself = replace(_measured_run(p), name="")
+    other_runs = tuple(run for run in anchor.measured if replace(run, name="") != itself)
+    if not other_runs:
+        return p
+    low, high = p.low / p.step, p.high / p.step
+    correction = own_correction(
+        replace(stack, anchor=replace(anchor, measured=other_runs)), p.run.job, p.layout, low=low, high=high
+    )
+    step = p.step * correction.factor
+    return replace(p, step=step, low=step * correction.low, high=step * correction.high, own_factor=correction.factor)
 
 
 def with_own_runs(values: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from steptime.training.training_stack import (
     decimal_year,
     fill_outputs,
     largest_gemm_share,
+    load_stack,
     on_chip,
     step_time_range,
     training_engine,
@@ -59,7 +60,8 @@ COLUMNS: Final = (
 class Predicted:
     """Prediction of a training run.
 
-    step, low and high [s]; peak [B], counted like the peak of the row; reason: why there is no prediction.
+    step, low and high [s]; peak [B], counted like the peak of the row; own_factor: factor of your other runs on the step;
+    reason: why there is no prediction.
     """
 
     run: TrainingRun | None
@@ -71,6 +73,7 @@ class Predicted:
     peak: float = np.nan
     fits: bool | None = None
     bound: str = ""
+    own_factor: float = 1.0
     reason: str = ""
 
     @property
@@ -237,6 +240,15 @@ class TrainingValidation(Tabular):
     )
     fitting: float = field(metadata=unit("", "share of successful runs that are predicted to fit in memory"))
     unanswered: tuple[str, ...] = field(metadata=unit("", "runs without a prediction, with the reason"))
+    source: str = field(default="", metadata=unit("", "file of your own runs that correct the predictions; empty: none"))
+    before: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=unit("", "errors of the step time without your own runs, of the runs that they correct, as in step"),
+    )
+    after: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=unit("", "errors of the same runs, corrected; no run is among those that correct it"),
+    )
 
     @property
     def runs(self) -> int:
@@ -256,7 +268,10 @@ class TrainingValidation(Tabular):
             if errors
             else "nothing was measured"
         )
-        return f"Validation of {self.runs:,} training runs", {"step": words, "predicted to fit": percent(self.fitting, 1)}
+        lines = {"step": words, "predicted to fit": percent(self.fitting, 1)}
+        if self.before:
+            lines["before the correction"] = f"median error {percent(self.before['median'], 1)}"
+        return f"Validation of {self.runs:,} training runs", lines
 
     def columns(self) -> dict[str, Any]:
         """Return the table of runs.
@@ -275,6 +290,7 @@ class TrainingValidation(Tabular):
                 "peak_memory_bytes": [p.peak for p in predictions],
                 "fits": [p.fits_word for p in predictions],
                 "bound": [p.bound for p in predictions],
+                "own_factor": [p.own_factor for p in predictions],
                 "reason": [p.reason for p in predictions],
             }
         )
@@ -295,12 +311,23 @@ def validate_training(
     """
     runs, rows = read_training_runs(path, catalog=catalog, stack=engine)
     names = [row.get("id") or f"line {place + 2}" for place, row in enumerate(rows)]
-    predictions = tuple(predict_training(run, name=name) for run, name in zip(runs, names, strict=True))
+    stack = None if engine is None else load_stack(engine, catalog)
+    return summarize_training([predict_training(run, name=name, engine=stack) for run, name in zip(runs, names, strict=True)])
 
+
+def summarize_training(predictions: Sequence[Predicted]) -> TrainingValidation:
+    """Return the errors of predictions.
+
+    Args:
+        predictions: A prediction for each row of a file.
+
+    Returns:
+        Predictions and their errors.
+    """
     # Runs that ran out of memory are no evidence of a layout that fits.
     fits = [p.fits for p in predictions if p.run and not p.run.out_of_memory and p.fits is not None]
     return TrainingValidation(
-        predictions=predictions,
+        predictions=tuple(predictions),
         step=_error_tables([p for p in predictions if np.isfinite(p.off)]),
         memory=_memory_errors(
             np.array([p.peak / p.measured_peak - 1 for p in predictions if np.isfinite(p.peak / p.measured_peak)])
@@ -314,17 +341,25 @@ def _error_tables(predictions: Sequence[Predicted]) -> dict[str, Any]:
     """Return the errors of the step time of all runs, and by the labels of `GROUPINGS`."""
     if not predictions:
         return {}
-    tables: dict[str, Any] = {"all": _step_errors(predictions)}
+    tables: dict[str, Any] = {"all": step_errors(predictions)}
     for name, get_label in GROUPINGS.items():
         labels = [get_label(p.run) for p in predictions if p.run]
         members = {
             value: [p for p, label in zip(predictions, labels, strict=True) if label == value] for value in sorted(set(labels))
         }
-        tables[name] = {value: _step_errors(group) for value, group in members.items()}
+        tables[name] = {value: step_errors(group) for value, group in members.items()}
     return tables
 
 
-def _step_errors(predictions: Sequence[Predicted]) -> dict[str, float]:
+def step_errors(predictions: Sequence[Predicted]) -> dict[str, float]:
+    """Return the errors of the step time.
+
+    Args:
+        predictions: Predictions of runs with a measured step.
+
+    Returns:
+        Number of runs, median, mean and p90 of |predicted / measured - 1|, bias, and share inside the 90 % range.
+    """
     off = np.array([p.off for p in predictions])
     away = np.abs(np.expm1(off))
     is_covered = [p.low <= p.measured <= p.high for p in predictions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -467,6 +467,11 @@ def training_errors_view(validation: TrainingValidation) -> RenderableType:
         Something that a console prints.
     """
     parts: list[RenderableType] = [heading(f"{counted(validation.runs, 'training run')}: predicted against measured")]
+    if validation.before:
+        corrections = {"without own runs": validation.before, "by other runs": validation.after}
+        parts.append(_errors_table(f"Corrected by {validation.source}", corrections))
+    if validation.source:
+        parts.append(Text("Your own runs correct the predictions below; each is left out of its own correction."))
     parts += [
         _errors_table("Time of a step", {"all": errors}) if name == "all" else _errors_table(f"By {name}", errors)
         for name, errors in validation.step.items()
@@ -486,7 +491,7 @@ def training_errors_view(validation: TrainingValidation) -> RenderableType:
     return Group(*parts)
 
 
-def _errors_table(title: str, errors: dict[str, dict[str, float]]) -> Grid:
+def _errors_table(title: str, errors: Mapping[str, Mapping[str, float]]) -> Grid:
     rows = [
         (value, f"{e['runs']:,.0f}", *(percent(e[name], 1) for name in ("median", "mean", "p90")), percent_change(e['bias']),
          percent(e['coverage']))
