@@ -32,6 +32,7 @@ from steptime.planning.steady_state import (
     MOST_LOADED,
     MOST_UTILISED,
     State,
+    answer_tokens,
     delivered,
     fresh_tokens,
     in_flight,
@@ -39,8 +40,9 @@ from steptime.planning.steady_state import (
     ttft_seen,
 )
 
-# TPOT of a decode pool that is not chosen yet and has no limit [s].
-UNKNOWN = 0.03
+# TPOT of a decode pool that is not chosen yet and has no limit [s]. Half of it is tried too, up to so many times, while the
+# decode steps before the first token take more than this share of the limit on TTFT.
+UNKNOWN, HALVES, NOTICEABLE = 0.03, 3, 0.1
 # Tokens of one prefill pass of a data-parallel rank, unless one prompt is longer.
 LARGEST_PASS = 16384
 # Prefill replicas of each size that are evaluated before others of that size.
@@ -155,11 +157,10 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     shape = np.shape(pool.rate)
     rows = math.prod(shape)
 
-    # The decode pool is not chosen yet: assume the limit on TPOT, or a usual TPOT. Rows of all levels follow each other.
-    levels = [replace(case, slo=level) for level in case.levels] or [case]
-    aims = [
-        pass_limit(level, wide, wide, min(level.slo.tpot, UNKNOWN), effective_targets(level, wide, wide)[1]) for level in levels
-    ]
+    # Rows of all levels follow each other.
+    by_level = [replace(case, slo=level) for level in case.levels] or [case]
+    levels = [(level, tpot) for level in by_level for tpot in _tpots(level, wide)]
+    aims = [pass_limit(level, wide, wide, tpot, effective_targets(level, wide, wide)[1]) for level, tpot in levels]
     limit = np.concatenate([np.broadcast_to(aim, shape).reshape(-1) for aim in aims])
     links, chips, replicas = (
         np.broadcast_to(x, shape).reshape(-1) for x in (moving(case, wide).max_rate, wide.chips, wide.replicas)
@@ -207,6 +208,17 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
         if not any(_replaces(earlier, reader, case.prefill.system.scale_up.size) for earlier in of_level):
             of_level.append(reader)
     return [reader for of_level in readers for reader in of_level]
+
+
+def _tpots(case: PlanProblem, layouts: Layout) -> list[float]:
+    """Return times per token [s] of a decode pool that is not chosen yet: the limit or a usual one, and shorter ones.
+
+    A slower decode pool leaves the prefill pool less time before the first token.
+    """
+    longest = min(case.slo.tpot, UNKNOWN)
+    steps = float(np.max(answer_tokens(case.workload, layouts, case.engine, case.speculation)))
+    halves = [longest / 2**n for n in range(1, HALVES + 1) if steps * longest / 2 ** (n - 1) > NOTICEABLE * case.slo.ttft]
+    return [longest, *halves]
 
 
 def _most_usable(

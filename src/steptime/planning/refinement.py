@@ -17,7 +17,6 @@ import numpy as np
 from steptime.number_checks import Array, Number, as_whole
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning.batch_grids import batches_around, closer_batches, nearby_batches, with_less
-from steptime.planning.pd_matching import UNKNOWN
 from steptime.planning.plan_problem import (
     AGGREGATED,
     DISAGGREGATED,
@@ -312,8 +311,9 @@ def _prefill_rates(case: PlanProblem, candidates: Iterable[Candidate]) -> dict[t
     if not disaggregated:
         return {}
     layout, readers = stacked([candidate.layout for candidate in disaggregated]), _readers(disaggregated)
-    prompts = np.array([candidate.prompts for candidate in disaggregated])
-    limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), effective_targets(case, layout, readers)[1])
+    prompts, batch = (np.array([getattr(candidate, name) for candidate in disaggregated]) for name in ("prompts", "batch"))
+    tpot = steady_state(case, DISAGGREGATED, layout, batch).tpot
+    limit = pass_limit(case, readers, layout, tpot, effective_targets(case, layout, readers)[1])
     pool = prefill_pool(case.model, case.prefill.system, case.workload, layout=readers, prompts=prompts, **case.settings)
     prefill = within_limit(pool, limit, readers.replicas)
     rates = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).max_rate) * readers.replicas
