@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ from rich.console import Console
 
 from steptime.cli.views.training_view import schedule_picture
 from steptime.errors import DataFileError, InputError
-from steptime.training.schedule_timeline import IDLE, Timeline, timeline, write_timeline
+from steptime.training.schedule_timeline import IDLE, Timeline, memory_over_time, timeline, write_timeline
 from steptime.training.schedules.schedule import known_schedules
+from steptime.training.training_memory import TrainingMemory
 from tests.training.shapes import NAMES, equal, legal
 
 KNOWN = known_schedules()
@@ -89,8 +91,38 @@ def test_numbers_below_a_picture_are_those_of_the_walk() -> None:
 def test_pictures_as_files(name: str, shape: tuple[int, int, int], ending: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"step.{ending}"
-    write_timeline(made(name, *shape), str(path), name)
-    assert path.stat().st_size > 5000
+    names = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "buffers", "reserved", "capacity")
+    for memory in (None, TrainingMemory(**dict.fromkeys(names, 1e9))):
+        write_timeline(made(name, *shape), str(path), name, memory)
+        assert path.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(("name", "shape"), [("1f1b", (4, 8, 1)), ("dualpipe", (4, 8, 1)), ("zbv", (4, 16, 2))])
+def test_activations_over_time_begin_and_end_with_none_and_have_the_known_peak(name, shape) -> None:
+    drawn = made(name, *shape)
+    for device in range(drawn.devices):
+        seconds, activations = drawn.activations(device)
+        assert np.all(np.diff(seconds) >= -1e-12)
+        assert activations[0] == pytest.approx(0)
+        assert activations[-1] == pytest.approx(0)
+        assert activations.max() == pytest.approx(drawn.in_flight[device])
+
+
+def test_memory_over_time_is_that_of_the_fullest_chip_at_its_peak() -> None:
+    """Four stages of 1F1B: the first has four micro-batches in flight; with logits, the fullest is the last, with one."""
+    drawn = made("1f1b", 4, 8, 1)
+    parts = {"weights": 4e9, "gradients": 2e9, "optimizer": 3e9, "activations": 8e9, "gathered": 0.0, "buffers": 1e9}
+    memory = TrainingMemory(**parts, logits=0.0, reserved=1e9, capacity=80e9)
+    device, seconds, levels = memory_over_time(drawn, memory)
+    assert device == 0
+    assert sum(level.max() for level in levels.values()) == pytest.approx(float(memory.used))
+    # Forward passes take 0.1 s: four micro-batches of 2 GB after 0.4 s, and one less from the first backward pass on.
+    at = dict(zip(np.round(seconds, 9).tolist(), levels["activations"].tolist(), strict=True))
+    assert (at[0.0], at[0.1], at[0.2], at[0.3]) == pytest.approx((2e9, 4e9, 6e9, 8e9))
+    assert levels["other"][0] == pytest.approx(2e9)
+    device, _, levels = memory_over_time(drawn, replace(memory, logits=5e9))
+    assert device == 3
+    assert set(levels["activations"].tolist()) == {0.0, 8e9}
 
 
 def test_pictures_that_cannot_be_written(tmp_path: Path) -> None:

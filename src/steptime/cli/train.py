@@ -94,7 +94,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     if output.csv is not None:
         write_csv(output.csv, training)
     if output.plot is not None:
-        _write_plot(output.plot, timeline)
+        _write_plot(output.plot, timeline, training)
     if output.chrome is not None:
         _write_trace(output.chrome, step_trace(model, system, training, stack), training.step.total)
     launch = output.launch
@@ -217,10 +217,10 @@ def _write_trace(path: str, trace: dict[str, Any], total: Any) -> None:
         write_text_atomically(path, json.dumps(trace) + "\n")
 
 
-def _write_plot(path: str, timeline: Any) -> None:
+def _write_plot(path: str, timeline: Any, training: Any) -> None:
     from steptime.training.schedule_timeline import write_timeline
 
     if timeline is None:
         raise RangeError("--plot draws a pipeline schedule, and this layout has one stage (pp=1); give --pp")
-    with reported(path, "the schedule of a step"):
-        write_timeline(timeline, path)
+    with reported(path, "the schedule of a step, and the memory of its fullest chip"):
+        write_timeline(timeline, path, memory=training.step.memory)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from steptime.errors import InputError, install_hint
 from steptime.number_checks import Array, Number
 from steptime.picture_files import PICTURES, replace_file
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, KINDS, PAIR, WEIGHT, Order
+
+if TYPE_CHECKING:
+    from steptime.training.training_memory import TrainingMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +159,34 @@ def peak_in_flight(order: Order, size: Number | None = None, retained_share: Num
     Returns:
         Peak per device, (devices,), in the unit of `size`.
     """
-    stages = order.paths.shape[1]
-    scale = order.devices / stages if size is None else 1.0
-    sizes = np.broadcast_to(1.0 if size is None else size, (order.devices, order.chunks))
+    allocation, release = activation_changes(order, size, retained_share)
+    bounds = np.searchsorted(order.device, np.arange(order.devices))
+    # Activations that an item frees at its end are present while it runs.
+    activations = np.cumsum(allocation) - (np.cumsum(release) - release)
+    initial = np.append(0.0, np.cumsum(allocation - release)[:-1])[bounds]
+    return np.asarray(np.maximum.reduceat(activations, bounds) - initial)
+
+
+def activation_changes(order: Order, size: Number | None = None, retained_share: Number = 1.0) -> tuple[Array, Array]:
+    """Return the activations that each item takes at its start, and those that it frees at its end.
+
+    Args:
+        order: Order of work of the step.
+        size: Activations of one micro-batch in a chunk, as for `peak_in_flight`.
+        retained_share: Share that stays until the gradients of the weights are computed, if the backward pass is split.
+
+    Returns:
+        Activations that are taken and freed, (items,), in the unit of `size`.
+    """
+    sizes = np.broadcast_to(order.devices / order.paths.shape[1] if size is None else size, (order.devices, order.chunks))
     item_sizes = sizes[order.device, order.chunk]
     backward_sizes = sizes[order.device, np.maximum(order.back_chunk, 0)]
-    is_forward = np.isin(order.kind, (FORWARD, PAIR))
-    freed = np.select(
+    release = np.select(
         [order.kind == BACKWARD, order.kind == INPUT, order.kind == WEIGHT, order.kind == PAIR],
         [item_sizes, item_sizes * (1 - retained_share), item_sizes * retained_share, backward_sizes],
         0.0,
     )
-    bounds = np.searchsorted(order.device, np.arange(order.devices))
-    allocated = np.cumsum(np.where(is_forward, item_sizes, 0.0))
-    # Activations that an item frees at its end are present while it runs.
-    released = np.cumsum(freed) - freed
-    activations = allocated - released
-    initial = np.append(0.0, np.cumsum(np.where(is_forward, item_sizes, 0.0) - freed)[:-1])[bounds]
-    return np.asarray(scale * (np.maximum.reduceat(activations, bounds) - initial))
+    return np.where(np.isin(order.kind, (FORWARD, PAIR)), item_sizes, 0.0), release
 
 
 # One colour per entry of KINDS, from the colour-blind safe palette of Okabe and Ito.
@@ -194,8 +207,9 @@ class Timeline:
     """The intervals of a step [s], one entry each, by device and in order of time.
 
     device, kind (index into KINDS), chunk, micro: the work of the interval. back_micro: micro-batch of a pair that goes
-    backward (else -1). total: seconds of the step. idle: (devices,), seconds without work. in_flight: (devices,), peak
-    activations; a whole device for one micro-batch counts as 1.
+    backward (else -1). allocation, release: activations that the interval takes at its start and frees at its end. total:
+    seconds of the step. idle: (devices,), seconds without work. in_flight: (devices,), peak activations; a whole device for one
+    micro-batch counts as 1.
     """
 
     device: Array
@@ -205,6 +219,8 @@ class Timeline:
     back_micro: Array
     start: Array
     end: Array
+    allocation: Array
+    release: Array
     total: float
     idle: Array
     in_flight: Array
@@ -230,6 +246,20 @@ class Timeline:
         """
         low, high = np.searchsorted(self.device, (device, device + 1))
         return slice(int(low), int(high))
+
+    def activations(self, device: int) -> tuple[Array, Array]:
+        """Return the activations on a device over time.
+
+        Args:
+            device: Index of the device, from 0.
+
+        Returns:
+            Times [s], and the activations from each of them to the next.
+        """
+        intervals = self.device_slice(device)
+        seconds = np.stack([self.start[intervals], self.end[intervals]], axis=1).ravel()
+        changes = np.stack([self.allocation[intervals], -self.release[intervals]], axis=1).ravel()
+        return np.append(0.0, seconds), np.append(0.0, np.cumsum(changes))
 
     def cells(self, since: float, step: float, count: int) -> Array:
         """Return the interval in the middle of each cell of a time grid.
@@ -267,6 +297,7 @@ def timeline(walk: PipelineRun) -> Timeline:
     if walk.start.ndim != 1:
         raise InputError(f"walk: a timeline takes one step, got {walk.start[..., 0].size}; select one of them")
     order = walk.order
+    allocation, release = activation_changes(order)
     return Timeline(
         device=order.device,
         kind=order.kind,
@@ -275,6 +306,8 @@ def timeline(walk: PipelineRun) -> Timeline:
         back_micro=order.back_micro,
         start=walk.start,
         end=walk.end,
+        allocation=allocation,
+        release=release,
         total=float(walk.total),
         # Rounding leaves tiny idle times on devices that never wait.
         idle=np.where(walk.idle > 1e-9 * walk.total, walk.idle, 0.0),
@@ -284,12 +317,14 @@ def timeline(walk: PipelineRun) -> Timeline:
 
 # Microseconds of the trace format per second.
 MICROSECONDS: Final = 1e6
+GIGABYTE: Final = 1e9
 
 
 def trace_events(timeline: Timeline, after: Mapping[str, float], title: str = "") -> dict[str, Any]:
     """Return a step in the trace event format, which Perfetto and chrome://tracing open.
 
-    Each device is a thread with complete events (`ph` X), in microseconds. Terms that follow the pipeline, such as exposed
+    Each device is a thread with complete events (`ph` X), in microseconds, and a counter (`ph` C) of the micro-batches whose
+    activations it holds. Terms that follow the pipeline, such as exposed
     exchanges and the optimizer, run one after another on all devices.
 
     Args:
@@ -320,6 +355,10 @@ def trace_events(timeline: Timeline, after: Mapping[str, float], title: str = ""
     for device, kind, chunk, micro, back_micro, start, end in zip(*(column.tolist() for column in columns), strict=True):
         args = {"micro_batch": micro, "chunk": chunk} | ({"backward_micro_batch": back_micro} if back_micro >= 0 else {})
         events.append(_event(f"{KIND_NAMES[kind]} {micro}", KIND_NAMES[kind], device, start, end - start, args))
+    for device in range(timeline.devices):
+        counter = {"name": f"micro-batches in flight, stage {device}", "ph": "C", "pid": 0, "tid": device}
+        for second, count in zip(*(column.tolist() for column in timeline.activations(device)), strict=True):
+            events.append(counter | {"ts": second * MICROSECONDS, "args": {"in flight": count}})
     start = timeline.total
     for name, seconds in after.items():
         events += [_event(name, name, device, start, seconds, {}) for device in range(timeline.devices) if seconds > 0]
@@ -332,13 +371,14 @@ def _event(name: str, category: str, device: int, start: float, seconds: float, 
     return {"name": name, "cat": category, "ph": "X", **times, "pid": 0, "tid": device, "args": args}
 
 
-def write_timeline(timeline: Timeline, path: str, title: str = "") -> None:
+def write_timeline(timeline: Timeline, path: str, title: str = "", memory: TrainingMemory | None = None) -> None:
     """Write the plot of a timeline to a file.
 
     Args:
         timeline: Timeline of a step.
         path: File; the suffix .svg, .png or .pdf selects the format.
         title: Title of the plot.
+        memory: Memory of the fullest chip, which is drawn over time below the schedule.
 
     Raises:
         InputError: If the suffix is unknown.
@@ -346,11 +386,11 @@ def write_timeline(timeline: Timeline, path: str, title: str = "") -> None:
     """
     if Path(path).suffix.casefold() not in PICTURES:
         raise InputError(f"{path}: unknown suffix of a plot; take {', '.join(PICTURES)}")
-    figure = timeline_figure(timeline, title)
+    figure = timeline_figure(timeline, title, memory)
     replace_file(path, lambda place: figure.savefig(place, dpi=160))
 
 
-def timeline_figure(timeline: Timeline, title: str = "") -> Any:
+def timeline_figure(timeline: Timeline, title: str = "", memory: TrainingMemory | None = None) -> Any:
     """Return the plot of a timeline as a matplotlib figure.
 
     A device is a row, an interval is a box. Later chunks are lighter.
@@ -358,6 +398,7 @@ def timeline_figure(timeline: Timeline, title: str = "") -> Any:
     Args:
         timeline: Timeline of a step.
         title: Title of the plot.
+        memory: Memory of the fullest chip, for a second plot of it over time.
 
     Returns:
         matplotlib figure.
@@ -371,8 +412,9 @@ def timeline_figure(timeline: Timeline, title: str = "") -> Any:
     except ImportError:
         raise InputError(f"plots need matplotlib: {install_hint('plot')}") from None
 
-    figure = Figure(figsize=(11, 1.2 + 0.32 * timeline.devices), layout="constrained")
-    axes = figure.subplots()
+    heights = [1.2 + 0.32 * timeline.devices, *([2.6] if memory is not None else [])]
+    figure = Figure(figsize=(11, sum(heights)), layout="constrained")
+    axes, *memory_axes = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
     chunk_count = int(timeline.chunk.max()) + 1
     for kind in np.unique(timeline.kind):
         for chunk in np.unique(timeline.chunk[timeline.kind == kind]):
@@ -391,7 +433,7 @@ def timeline_figure(timeline: Timeline, title: str = "") -> Any:
             label = f"{micro}" if back < 0 else f"{micro},{back}"
             axes.text((start + end) / 2, device, label, ha="center", va="center", fontsize=6, color="white")
 
-    axes.set(xlabel="seconds", ylabel="device", xlim=(0, timeline.total), title=title)
+    axes.set(xlabel="" if memory_axes else "seconds", ylabel="device", xlim=(0, timeline.total), title=title)
     axes.set_yticks(range(timeline.devices))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
@@ -399,4 +441,52 @@ def timeline_figure(timeline: Timeline, title: str = "") -> Any:
         handles=[Patch(color=KIND_COLOURS[kind], label=KIND_NAMES[kind]) for kind in np.unique(timeline.kind)],
         loc="outside lower center", ncols=5, frameon=False, fontsize=8,
     )  # fmt: skip
+    if memory is not None:
+        _draw_memory(memory_axes[0], timeline, memory)
     return figure
+
+
+# Colours of the parts of memory: those of kinds of work have another meaning.
+PART_COLOURS: Final = {
+    "weights": "#595959", "gradients": "#808080", "optimizer": "#A6A6A6", "other": "#CCCCCC", "activations": "#56B4E9",
+}  # fmt: skip
+
+
+def memory_over_time(timeline: Timeline, memory: TrainingMemory) -> tuple[int, Array, dict[str, Array]]:
+    """Return the memory of the fullest chip in the course of a step.
+
+    Args:
+        timeline: Timeline of a step.
+        memory: Memory of the fullest chip of all stages.
+
+    Returns:
+        Index of the device of this chip, times [s], and bytes by part from each time to the next. Activations are in proportion
+        to those in flight.
+    """
+    # Only the stage of the last layers has logits. Its backward pass is the first.
+    starts = np.where(timeline.kind == FORWARD, np.inf, timeline.start)
+    device = int(timeline.device[np.argmin(starts)]) if float(memory.logits) > 0 else int(np.argmax(timeline.in_flight))
+    seconds, activations = timeline.activations(device)
+    sizes = {name: float(getattr(memory, name)) for name in PART_COLOURS if name != "other"}
+    activation_bytes = sizes.pop("activations")
+    sizes["other"] = float(memory.used) - activation_bytes - sum(sizes.values())
+    levels = {name: np.full(len(seconds), size) for name, size in sizes.items()}
+    return device, seconds, levels | {"activations": activation_bytes * activations / timeline.in_flight[device]}
+
+
+def _draw_memory(axes: Any, timeline: Timeline, memory: TrainingMemory) -> None:
+    """Draw the memory of the fullest chip over time, and its capacity."""
+    device, seconds, levels = memory_over_time(timeline, memory)
+    lower = np.zeros(len(seconds))
+    for name, level in levels.items():
+        upper = lower + level / GIGABYTE
+        axes.fill_between(seconds, lower, upper, step="post", color=PART_COLOURS[name], label=name, linewidth=0)
+        lower = upper
+    capacity = float(memory.capacity) / GIGABYTE
+    axes.axhline(capacity, color="#D55E00", linewidth=1.2, linestyle="--", label=f"capacity, {capacity:.3g} GB")
+    axes.set(
+        xlabel="seconds", ylabel="GB", xlim=(0, timeline.total), ylim=(0, 1.08 * max(capacity, float(lower.max()))),
+    )  # fmt: skip
+    axes.set_title(f"Memory of the fullest chip (device {device}) over the step", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=6, frameon=False, fontsize=8)
