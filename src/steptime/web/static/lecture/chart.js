@@ -133,7 +133,7 @@ class Plane {
       // A tick at the right end stays inside the picture.
       svg("text", { x: Math.min(x, this.width - 2 - 3.7 * text.length), y: base + 18, "text-anchor": "middle", class: "tick" }, this.back, text);
     }
-    svg("text", { x: left - 49, y: 13, class: "axis" }, this.back, yAxis.label);
+    svg("text", { x: 0, y: 13, class: "axis" }, this.back, yAxis.label);
     svg("text", { x: this.width - right, y: this.height - 4, "text-anchor": "end", class: "axis" }, this.back, `${xAxis.label} →`);
   }
 
