@@ -73,6 +73,7 @@ def test_files(tmp_path):
         ),
         ("design train llama-3.1-8b hgx-h100 --chips 8 --batch 64 --over chips=8,16", "--chips: is given twice"),
         ("design train llama-3.1-8b hgx-h100 --chips 8 --over arch.latent=8,16 --batch 64", "every point is refused"),
+        ("design trian llama-3.1-8b hgx-h100 --over times.flops=1,2", "did you mean train?"),
     ],
 )
 def test_wrong_words_get_one_message_and_exit_code_2(words, message):

@@ -258,6 +258,8 @@ def design(
     plain = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
     if not plain:
         raise InputError("a design needs a model and a system; `steptime design --help` has examples")
+    if plain == 3 and words[0] not in AIMS:
+        raise UnknownName("question of a design", words[0], AIMS, f"Known: {', '.join(AIMS)}.")
     # The question is a plan unless another is named.
     has_question = words[0] in AIMS and plain != 2
     question, subject, settings = read_question(ctx, words if has_question else ["plan", *words], "--over")
