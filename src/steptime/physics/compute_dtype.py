@@ -167,7 +167,7 @@ def is_narrow(model: Model, fp4: bool) -> bool:
             if op.rows == "routed":
                 routed[op.format.bytes < 1 and _multiplied_narrow(op)] += n * op.total_weights
             else:
-                dense[op.format.bytes < 1.5 and _multiplied_narrow(op)] += n * op.total_weights
+                dense[_multiplied_narrow(op)] += n * op.total_weights
     return dense[True] > dense[False] or (fp4 and routed[True] > routed[False])
 
 

@@ -367,7 +367,7 @@ def bound_point(case: PlanProblem, changed_case: PlanProblem, selection: Selecti
     """
     closed, bound = (_figures(_basis(problem, selection), selection.candidate)[2] for problem in (case, changed_case))
     now = _shown_figures(case, selection, closed)
-    figures = {name: now[name] * bound.get(name, 1.0) / closed.get(name, 1.0) for name in now}
+    figures = {name: now[name] * bound[name] / closed[name] for name in closed}
     return _as_point(case, selection.candidate, figures)
 
 
