@@ -303,11 +303,9 @@ def test_decode_with_prompts_by_hand():
 def test_one_of_four_micro_batches_with_a_prompt_has_a_share_of_both_calls():
     alone, always = demands(GROUPED, VLLM, SERVER, batch=64, context=1024), demands(GROUPED, VLLM, SERVER, **MIXED)
     found = demands(GROUPED, VLLM, SERVER, layout=Layout(microbatches=4), **(MIXED | {"batch": 256}))
-    assert float(found["decode"].flops) == pytest.approx(0.75 * float(alone["decode"].flops))
-    assert float(found["decode"].seconds) == pytest.approx(0.75 * float(alone["decode"].seconds))
-    for name in ("flops", "kv"):
-        part = getattr(found["decode with prompts"], name)
-        assert float(part) == pytest.approx(0.25 * float(getattr(always["decode with prompts"], name)))
+    for call, share, whole in (("decode", 0.75, alone), ("decode with prompts", 0.25, always)):
+        for name in ("flops", "kv", "seconds"):
+            assert float(getattr(found[call], name)) == pytest.approx(share * float(getattr(whole[call], name)))
 
 
 def test_chips_whose_products_reach_more_than_the_timed_chip_compute_tiles_faster():
