@@ -202,6 +202,12 @@ def test_prefill_step_takes_the_usual_load_of_the_runs():
     assert slower / plain == pytest.approx(float(anchor(1.3).step_factor(HERE)))
 
 
+def test_a_step_without_its_correction_is_that_of_the_engine():
+    own, plain = (step_summary(MODEL, SYSTEM, **STEP, anchor=one) for one in (anchor(1.3), None))
+    assert float(own.unanchored.total) == float(plain.total) < float(own.total)
+    assert plain.unanchored is None
+
+
 @pytest.mark.slow
 def test_runs_as_predicted_change_nothing_but_narrow_the_range():
     plain, same = (step_summary(MODEL, SYSTEM, **STEP, anchor=one) for one in (None, anchor(1.0, 1.0)))
