@@ -54,6 +54,20 @@ def test_correction_at_repeated_runs_has_their_share_of_the_variance(runs):
     assert half == pytest.approx(TPOT.quantile * scale * math.sqrt(TPOT.total - share * shared))
 
 
+@each("name", ["chips", "load"])
+def test_runs_are_as_near_as_their_chips_and_loads_in_doublings(name):
+    """A run of 2 says as much of 4 and of 1 as one of 1 of 2, and less of 8."""
+
+    def factor(size, measured):
+        own = anchor(2.0)
+        runs = tuple(replace(run, **{name: measured}) for run in own.measured)
+        return float(replace(own, measured=runs).log_factor("tpot", replace(HERE, **{name: size})))
+
+    assert factor(4, 2) == pytest.approx(factor(1, 2)) == pytest.approx(factor(2, 1))
+    assert factor(8, 2) == pytest.approx(factor(4, 1))
+    assert factor(8, 2) < factor(4, 2) < factor(2, 2)
+
+
 def test_factors_on_steps_and_waits_make_the_correction_of_a_first_token():
     both = anchor(1.3, 2.0)
     log, _ = both.correction("ttft", HERE)

@@ -120,6 +120,12 @@ def test_the_ideal_engine_reads_what_it_needs():
     assert found["prefill"].activations == found["prefill"].seconds == found["decode"].seconds == 0
 
 
+def test_a_step_without_new_tokens_of_a_prompt_calls_no_kernel_for_it():
+    found = demands(GROUPED, batch=16, context=1000, prompts=1, tokens=np.array([0, 100]))["prefill"]
+    assert (found.flops[0], found.seconds[0]) == (0, 0)
+    assert (found.flops[1] > 0, found.seconds[1] > 0) == (True, True)
+
+
 def test_constants_are_physical():
     """No kernel is faster than its chip, a call takes up to 0.1 ms, and at most 188 rows fill a chip in decode."""
     kernels = load_kernels(AttentionKernel)

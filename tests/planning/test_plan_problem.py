@@ -86,7 +86,7 @@ def test_waits_for_a_slot_by_hand(given):
 
 
 @each("dp", [1, 4])
-@each("capacity", [40.0, 52.0, 60.0, 75.0, 103.0, 230.0, 1000.0])
+@each("capacity", [40.0, 52.0, 55.6, 60.0, 61.0, 75.0, 103.0, 230.0, 1000.0])
 def test_most_seats_are_as_many_as_fit_at_their_longest(dp, capacity):
     """Each of n sequences may have half of its output more than the mean, many together three deviations of it."""
     state = replace(STATE, max_num_seqs=np.float64(10 * dp), memory=memory(capacity))

@@ -48,7 +48,12 @@ def test_tokens_in_use_by_hand():
     by_hand = 1000 * 10 + 10_000 * (1 - math.exp(-1))
     assert mean == pytest.approx(by_hand)
     # Squares of 1, 2, 3, ... turns with shares 1/2, 1/4, 1/8, ...: 6 on average.
-    assert deviation**2 == pytest.approx(6e6 * (10 - 0.5 * (10 - 10 * (1 - math.exp(-1)))))
+    reused = 0.5 * (10 - 10 * (1 - math.exp(-1)))
+    assert deviation**2 == pytest.approx(6e6 * (10 - reused))
+    # The variances of two turns, the mean, add to it; the mean stays.
+    varied = replace(TWO, input_spread=0.5, output_spread=0.25)
+    same, deviation = tokens_used_within(10.0, flow(varied, 1.0))
+    assert (same, deviation**2) == pytest.approx((by_hand, (6e6 + 2 * (300**2 + 100**2)) * (10 - reused)))
 
 
 def test_hits_by_hand():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -159,8 +160,8 @@ def is_narrow(model: Model, fp4: bool) -> bool:
     Returns:
         True or false.
     """
-    dense: dict[bool, float] = {True: 0.0, False: 0.0}
-    routed: dict[bool, float] = {True: 0.0, False: 0.0}
+    dense: defaultdict[bool, float] = defaultdict(float)
+    routed: defaultdict[bool, float] = defaultdict(float)
     for layer, n in model.layers:
         for op in layer.ops:
             # Engines decide by dense weights; 4-bit experts count only where the chip multiplies them in 4 bits.

@@ -305,7 +305,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         state = replace(state, mixed=_weighted_sum((1 - share, state.decode), (share, state.mixed)))
     if prefill is not None and candidate.prefill_layout is not None:
         share = _prefill_share(case, selection, candidate.prefill_layout)
-        prefill = prefill if share == 1 else replace(prefill, step=_weighted_sum((share, prefill.step)))
+        prefill = replace(prefill, step=_weighted_sum((share, prefill.step)))
     workload, seats = case.workload, evaluate_occupancy(case, state, candidate, candidate.batch)
     slots, queued = int(min(float(seats.max_num_seqs), case.slots)), bool(seats.capped)
     if selection.pools:
