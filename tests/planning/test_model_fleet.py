@@ -194,13 +194,13 @@ def test_a_day_in_hours_without_rents_on_demand_reserves_its_peaks_once(monkeypa
     assert (day.reserved.tolist(), day.usd_per_hour) == ([1.0, 2.0], pytest.approx(7.0))
 
 
-def test_an_hour_has_the_chips_that_the_fractions_reserve_and_rents_further_ones():
-    """One chip of the first system is reserved; in the second hour one of the second is $2 on demand, of the first $3."""
+@each("chips, on_demand", [((8.0, 8.0), (3.0, 2.0)), ((1.0, 8.0), (3.0, 4.0))])
+def test_an_hour_has_the_chips_that_the_fractions_reserve_and_rents_further_ones(chips, on_demand):
+    """One chip of the first system is reserved; in the second hour one of the second is cheaper, or the only one left."""
     both = [option(0, 0, 1, 1.0, 2.0), option(0, 1, 1, 1.0, 1.5)]
     counts = np.array([[1.0, 1.0], [0.0, 1.0]])
-    found = _hour_by_hour(both, np.array([[1.0, 2.0]]), np.array([8.0, 8.0]), np.array([2.0, 1.5]), np.array([3.0, 2.0]),
-                          np.eye(2), counts)  # fmt: skip
-    assert found.tolist() == counts.tolist()
+    given = np.array([[1.0, 2.0]]), np.array(chips), np.array([2.0, 2.5]), np.array(on_demand), np.eye(2), counts
+    assert _hour_by_hour(both, *given).tolist() == counts.tolist()
 
 
 def test_a_day_on_chips_without_rent_costs_nothing():
@@ -358,7 +358,7 @@ def test_a_budget_that_is_too_small_is_the_reason(drawn, tmp_path):
     assert not fleet.feasible
     assert "$22.00" in fleet.reason
     assert fleet.possible_share < 1
-    assert 0 < fleet.solve_seconds < 60
+    assert (fleet.budget, 0 < fleet.solve_seconds < 60) == (20.0, True)
 
 
 def test_models_without_an_option_have_no_additional_chips():
