@@ -19,7 +19,7 @@ from steptime.planning.plan_result import mean_terms
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import explain_step
 from steptime.questions.step_question import step_summary
-from tests.conftest import CHOICE_ALONE, each
+from tests.conftest import CHOICE_ALONE, each, engine
 from tests.planning.cases import closed_plan, equal_requests
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
@@ -66,6 +66,14 @@ def test_runs_are_as_near_as_their_chips_and_loads_in_doublings(name):
     assert factor(4, 2) == pytest.approx(factor(1, 2)) == pytest.approx(factor(2, 1))
     assert factor(8, 2) == pytest.approx(factor(4, 1))
     assert factor(8, 2) < factor(4, 2) < factor(2, 2)
+
+
+def test_runs_of_another_model_say_less_than_the_scatter_of_an_engine():
+    own = replace(anchor(1.0), model="another", system="another")
+    on = engine(fit={"interval": {"tpot": {"decode": [0.8, 1.25]}}})
+    assert float(own.half_width("tpot", HERE)) > math.log(1.25)
+    ends = factors(replace(on, anchor=own), "tpot", "decode", point=HERE)
+    assert ends == pytest.approx(factors(on, "tpot", "decode"))
 
 
 def test_factors_on_steps_and_waits_make_the_correction_of_a_first_token():
