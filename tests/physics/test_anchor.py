@@ -19,7 +19,7 @@ from steptime.planning.plan_result import mean_terms
 from steptime.planning.steady_state import mean_context
 from steptime.planning.step_explanation import explain_step
 from steptime.questions.step_question import step_summary
-from tests.conftest import CHOICE_ALONE, each
+from tests.conftest import CHOICE_ALONE, each, engine
 from tests.planning.cases import closed_plan, equal_requests
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
@@ -52,6 +52,28 @@ def test_correction_at_repeated_runs_has_their_share_of_the_variance(runs):
     square = math.log(2.0) ** 2 / (shared + TPOT.noise / runs)
     scale = math.sqrt((TPOT.degrees + square) / (TPOT.degrees + 1))  # repeats are one point
     assert half == pytest.approx(TPOT.quantile * scale * math.sqrt(TPOT.total - share * shared))
+
+
+@each("name", ["chips", "load"])
+def test_runs_are_as_near_as_their_chips_and_loads_in_doublings(name):
+    """A run of 2 says as much of 4 and of 1 as one of 1 of 2, and less of 8."""
+
+    def factor(size, measured):
+        own = anchor(2.0)
+        runs = tuple(replace(run, **{name: measured}) for run in own.measured)
+        return float(replace(own, measured=runs).log_factor("tpot", replace(HERE, **{name: size})))
+
+    assert factor(4, 2) == pytest.approx(factor(1, 2)) == pytest.approx(factor(2, 1))
+    assert factor(8, 2) == pytest.approx(factor(4, 1))
+    assert factor(8, 2) < factor(4, 2) < factor(2, 2)
+
+
+def test_runs_of_another_model_say_less_than_the_scatter_of_an_engine():
+    own = replace(anchor(1.0), model="another", system="another")
+    on = engine(fit={"interval": {"tpot": {"decode": [0.8, 1.25]}}})
+    assert float(own.half_width("tpot", HERE)) > math.log(1.25)
+    ends = factors(replace(on, anchor=own), "tpot", "decode", point=HERE)
+    assert ends == pytest.approx(factors(on, "tpot", "decode"))
 
 
 def test_factors_on_steps_and_waits_make_the_correction_of_a_first_token():
@@ -200,6 +222,12 @@ def test_step_with_arrays_takes_the_factor_of_each_point():
 def test_prefill_step_takes_the_usual_load_of_the_runs():
     plain, slower = (st.mixed_step(MODEL, SYSTEM, prompts=1, tokens=512, anchor=one).total for one in (None, anchor(1.3)))
     assert slower / plain == pytest.approx(float(anchor(1.3).step_factor(HERE)))
+
+
+def test_a_step_without_its_correction_is_that_of_the_engine():
+    own, plain = (step_summary(MODEL, SYSTEM, **STEP, anchor=one) for one in (anchor(1.3), None))
+    assert float(own.unanchored.total) == float(plain.total) < float(own.total)
+    assert plain.unanchored is None
 
 
 @pytest.mark.slow

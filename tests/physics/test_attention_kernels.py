@@ -31,10 +31,10 @@ from steptime.physics.attention_kernels import (
 from steptime.physics.compute_dtype import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL
 from steptime.physics.engine import IDEAL, load_engine, with_constants
 from steptime.physics.layout import Layout
-from steptime.physics.op_work import attention_demands, build_work, has_joint_calls
+from steptime.physics.op_work import attention_demands, build_work, busy_parts, has_joint_calls, software_factor
 from steptime.physics.operator_time import compute_time, memory_time, overlap
 from steptime.physics.step import decode_step, ledger_of_step, mixed_step, prefill_step
-from tests.conftest import each
+from tests.conftest import each, engine, machine
 
 HOPPER = st.load_system("hgx-h200")
 KERNELS = with_constants(IDEAL, {"attention_time": 1.0})
@@ -118,6 +118,26 @@ def test_the_ideal_engine_reads_what_it_needs():
     assert found["decode"].kv == 16 * 1000 * 2 * 8 * 128 * 2
     assert found["prefill"].flops == pytest.approx(2 * 32 * 256 * 2 * 1000 * 1001 / 2)
     assert found["prefill"].activations == found["prefill"].seconds == found["decode"].seconds == 0
+
+
+def test_parts_of_a_chip_work_in_rounds_of_whole_sequences():
+    """76 parts: 77 sequences take a second round, which the mean of 76.5 has in half of the steps."""
+    counts = np.array([0.5, 19, 19.5, 76, 76.5, 77, 151.5, 152, 152.5])
+    rounds = np.array([1, 1, 1, 1, 1.5, 2, 2, 2, 2.5])
+    assert busy_parts(counts, 76) == pytest.approx(counts / (76 * rounds))
+    assert busy_parts(counts[1:3], np.array([76, np.inf])) == pytest.approx([0.25, 1.0])
+
+
+def test_software_for_a_chip_is_slower_for_engines_that_depart():
+    slow = machine(reached={"software": 0.8})
+    assert software_factor(slow, engine(chip_departure=np.array([0.0, 1.0]))) == pytest.approx([1, 1.25])
+    assert software_factor(machine(), engine(chip_departure=1.0)) == 1
+
+
+def test_a_step_without_new_tokens_of_a_prompt_calls_no_kernel_for_it():
+    found = demands(GROUPED, batch=16, context=1000, prompts=1, tokens=np.array([0, 100]))["prefill"]
+    assert (found.flops[0], found.seconds[0]) == (0, 0)
+    assert (found.flops[1] > 0, found.seconds[1] > 0) == (True, True)
 
 
 def test_constants_are_physical():
@@ -303,11 +323,9 @@ def test_decode_with_prompts_by_hand():
 def test_one_of_four_micro_batches_with_a_prompt_has_a_share_of_both_calls():
     alone, always = demands(GROUPED, VLLM, SERVER, batch=64, context=1024), demands(GROUPED, VLLM, SERVER, **MIXED)
     found = demands(GROUPED, VLLM, SERVER, layout=Layout(microbatches=4), **(MIXED | {"batch": 256}))
-    assert float(found["decode"].flops) == pytest.approx(0.75 * float(alone["decode"].flops))
-    assert float(found["decode"].seconds) == pytest.approx(0.75 * float(alone["decode"].seconds))
-    for name in ("flops", "kv"):
-        part = getattr(found["decode with prompts"], name)
-        assert float(part) == pytest.approx(0.25 * float(getattr(always["decode with prompts"], name)))
+    for call, share, whole in (("decode", 0.75, alone), ("decode with prompts", 0.25, always)):
+        for name in ("flops", "kv", "seconds"):
+            assert float(getattr(found[call], name)) == pytest.approx(share * float(getattr(whole[call], name)))
 
 
 def test_chips_whose_products_reach_more_than_the_timed_chip_compute_tiles_faster():

@@ -46,6 +46,9 @@ def test_parts_of_an_assembly_are_arrays_along_its_axis_or_one_number():
     numbers.put(slice(2), {"a": np.asarray(2.0)})
     numbers.put(slice(2, 3), {"b": np.asarray(1.0)})
     assert (numbers.arrays["a"].tolist(), numbers.arrays["b"].tolist()) == ([2, 2, 0], [0, 0, 1])
+    # The first values of an array give its dtype.
+    numbers.put(slice(0, 1), {"count": np.asarray(2), "fits": np.asarray(True)})
+    assert (numbers.arrays["count"].dtype, numbers.arrays["fits"].dtype) == (np.int64, bool)
 
 
 def test_blocks_hold_what_the_whole_holds():

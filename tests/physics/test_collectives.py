@@ -151,6 +151,24 @@ def test_ranks_that_gather_tokens_have_those_of_all_ranks():
         assert step.terms[term] == pytest.approx(10 * (2 * 3 / 4 * 40_000 * 2000 / UP + 2e-6))
 
 
+@each(
+    "constants, slower",
+    [
+        ({"network_efficiency": 0.5}, {"up": UP / 2, "out": OUT / 2}),
+        ({"seconds_per_collective": 3e-6}, {"latency": 4e-6, "out_latency": 8e-6}),
+    ],
+)
+def test_gathered_tokens_on_slower_links_are_those_of_an_engine_with_losses(constants, slower):
+    """Half of the rate, and 3 us more for a phase; also where one phase of an all-reduce is as fast as two."""
+    model, sizes = model_of(experts(weights=1.0)), {"prompts": 4, "tokens": np.geomspace(1, 10_000, 30)}
+    usual = {"size": 8, "up": UP, "out": OUT, "latency": 1e-6, "out_latency": 5e-6}
+    lossy, slow = (
+        mixed_step(model, machine(**usual | more), layout=Layout(dp=4, ep=4), engine=engine(gathers_tokens=1.0, **on), **sizes)
+        for more, on in (({}, constants), (slower, {}))
+    )
+    assert lossy.terms["dispatch"] == pytest.approx(slow.terms["dispatch"])
+
+
 def test_gathered_tokens_wait_as_long_as_exchanged_ones_in_decode():
     """A phase of timed kernels replaces that of other collectives, but not in all-reduces of prompts."""
     model, layout = model_of(experts(weights=1.0)), Layout(dp=4, ep=4)

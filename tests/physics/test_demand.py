@@ -15,7 +15,7 @@ from steptime.models.model import Attention, Layer
 from steptime.physics.attention_kernels import load_kernels
 from steptime.physics.engine import load_engine, with_constants
 from steptime.physics.expert_kernels import ExpertKernel
-from steptime.physics.gemm_work import demand_row, products_demand, stacked_products
+from steptime.physics.gemm_work import COLUMNS, collect_products, demand_row, products_demand, stacked_products
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import (
     Pass,
@@ -522,6 +522,15 @@ def test_operators_of_one_ratio_of_flops_to_weights_are_one():
     assert [(op.weights, op.flops_per_row, n) for op, n in apart] == [(1e9, 2e9, 1), (2e9, 2e9, 1)]
 
 
+def test_matrices_of_one_format_are_one_whatever_the_bytes_of_their_scales():
+    """1e9 weights of 1.0002 bytes and 3e9 of 1.0004: 4e9 of the mean, 1.00035."""
+    few, many = (replace(number_format("fp8"), bytes=size) for size in (1.0002, 1.0004))
+    model = model_of(replace(matrix(name="a"), format=few), replace(matrix(name="b", weights=3e9), format=many), layers=1)
+    ((op, n),) = ledger(model, merged=True).layers
+    assert (op.weights, op.format.bytes, n) == (4e9, pytest.approx(1.00035, rel=1e-12), 2)
+    assert [op.format.bytes for op, _ in ledger(model, merged=False).layers] == [1.0002, 1.0004]
+
+
 def test_products_of_one_width_run_apart_where_one_takes_what_the_other_makes():
     """Llama: queries, keys and values together, their output, gate and up together, down; Qwen3 two norms of heads more."""
     llama, qwen = (kernel_counts(st.load_model(name))["kernel"] for name in ("llama-3.1-70b", "qwen3-32b"))
@@ -541,3 +550,17 @@ def test_tokens_of_all_ranks_pass_each_chip_unless_ranks_exchange_them():
     passes = 2 * 4096 * op.inputs * kernel.token_passes
     assert gathered.activations - exchanged.activations == pytest.approx(passes * 15 / 28)
     assert gathered.flops == exchanged.flops
+
+
+@each("largest", [1, 2, 3, 5, 100])
+def test_parts_of_products_are_all_products_in_their_order(largest):
+    """Those of layers come first, then those of the stem."""
+    stem = matrix(name="head"), matrix(name="second")
+    model = model_of(matrix(), *(matrix(name=name, outputs=7) for name in "abc"), stem=stem)
+    whole = collect_products(model, merged=False, vendor="", peak=("bf16", "fp8"), rules=())
+    parts = [*whole.parts(largest)]
+    assert (whole.stem, len(whole.ops), max(len(part.ops) for part in parts)) == (4, 6, min(largest, 6))
+    assert [op for part in parts for op in part.ops] == [*whole.ops]
+    assert [row < part.stem for part in parts for row in range(len(part.ops))] == [row < 4 for row in range(6)]
+    for name in COLUMNS:
+        assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))

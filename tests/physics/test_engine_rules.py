@@ -179,6 +179,9 @@ CASES = [
         {"dp": 3, "ep": 3, "microbatches": 2},
         "over DeepEP, which has no kernels for 3 ranks here",
     ),
+    # One micro-batch, or two of ranks that exchange no tokens.
+    ("two batches of ranks that DeepEP has", replace(LATENT, host=8.0), {"dp": 3, "ep": 3}, None, ""),
+    ("two batches of ranks that DeepEP has", replace(LATENT, host=8.0), {"dp": 3, "microbatches": 2}, None, ""),
     ("tensor parallelism only", DENSE, {"tp": 8}, {"tp": 4, "dp": 2}, "tensor parallelism only, not with dp=2"),
     ("tensor parallelism only", SPARSE, {"tp": 4}, {"tp": 4, "ep": 4}, "not with ep=4"),
     ("tensor parallelism only", DENSE, {"tp": 2}, {"pp": 2}, "not with pp=2"),

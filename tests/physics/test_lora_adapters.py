@@ -224,9 +224,21 @@ def test_a_plan_has_less_room_and_slower_tokens_with_adapters():
     assert adapted["batch"] < plain["batch"]
 
 
+@each(
+    "name, parts",
+    [
+        ("llama-3.1-8b", "attention and dense layers"),
+        ("deepseek-v3", "attention, dense layers and shared experts"),
+        ("ai21labs/AI21-Jamba-1.5-Mini", "attention, recurrent mixers and dense layers"),
+        ("mamba-2.8b", "recurrent mixers"),
+    ],
+)
+def test_the_note_names_all_parts_with_adapters(name, parts):
+    assert any(f" on the matrices of {parts};" in note for note in with_adapters(load_model(name), 8, rank=16).notes)
+
+
 def test_a_model_without_attention_has_adapters_on_its_recurrent_mixers_only():
     mamba = load_model("mamba-2.8b")
-    assert "recurrent mixers" in with_adapters(mamba, 8, rank=16).notes[-1]
     with pytest.raises(InputError, match=r"lora_target: .* no attention"):
         with_adapters(mamba, 8, rank=16, target=ATTENTION)
 

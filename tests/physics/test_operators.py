@@ -12,7 +12,7 @@ from steptime.physics import operator_time
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import Demand
 from steptime.physics.operator_time import Operator, overlapped, run
-from steptime.physics.step import mixed_step, prefill_step
+from steptime.physics.step import ledger_of_step, mixed_step, prefill_step
 from steptime.physics.time_ledger import Clock
 from tests.conftest import each, engine, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
@@ -173,6 +173,17 @@ def test_a_step_with_prompts_takes_at_least_as_long_as_its_launches():
     for on, sizes in ((engine(seconds_per_launched_layer=1e-9), given), (slow, {"batch": 4, "context": 100})):
         plain = mixed_step(one_matrix(), machine(), engine=engine(), **sizes)
         assert float(mixed_step(one_matrix(), machine(), engine=on, **sizes).total) == float(plain.total)
+
+
+def test_each_overhead_of_a_ledger_is_its_seconds_times_its_number():
+    sizes, layout = {"batch": 8, "context": 100, "prompts": 1, "tokens": 100}, Layout(tp=2)
+    slow = engine(seconds_per_launched_layer=1.0, seconds_per_kernel=1e-6, seconds_per_step=1e-3, seconds_per_collective=1e-5)
+    step, entries = ledger_of_step(one_matrix(), machine(), sizes, layout=layout, engine=slow)
+    overheads = [entry for entry in entries if entry.term == "overhead"]
+    assert {entry.name: entry.count for entry in overheads}["launches of kernels by the host"] == 10
+    for entry in overheads:
+        assert float(entry.count * entry.seconds_each) == pytest.approx(float(entry.seconds))
+    assert sum(float(entry.counted) for entry in overheads) == pytest.approx(float(step.terms["overhead"]))
 
 
 def test_launches_count_products_and_steps_above_the_largest_graph():

@@ -11,7 +11,7 @@ import steptime as st
 from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.step import Step, decode_step, ledger_of_step, mixed_step, prefill_step
+from steptime.physics.step import TIMES, Step, add_passes, decode_step, ledger_of_step, mixed_step, prefill_step, scale_step
 from tests.conftest import each, engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import CHIP, HEAD, IDEAL, MEMORY_BOUND, NODES, READ, decode, resources, terms
 
@@ -363,3 +363,17 @@ def test_parts_choose_the_tables_of_a_step():
         assert (bool(step.terms), bool(step.resources)) == (has_terms, has_resources)
     with pytest.raises(RangeError, match="parts: must be True, False, 'terms' or 'resources', got 'term'"):
         mixed_step(one_matrix(), machine(), **sizes, parts="term")
+
+
+@each("factor", [1, 2.5, np.array([1.0, 3.0])])
+def test_a_scaled_step_is_the_step_and_its_repetitions(factor):
+    """Every time, term and resource of a step with waits of a pipeline, of a network and between its bounds."""
+    one = decode(sparse_matrix(), NODES, layout=Layout(tp=2, pp=2, microbatches=2))
+    assert 0 < one.lower < one.total < min(one.upper, one.latency)
+    scaled, repeated = scale_step(one, factor), add_passes(one, [(factor - 1, one)], None)
+    for step in (scaled, repeated):
+        for name in TIMES:
+            assert getattr(step, name) == pytest.approx(getattr(one, name) * factor)
+        for parts, of_one in ((step.terms, one.terms), (step.resources, one.resources)):
+            assert parts.keys() == of_one.keys()
+            assert all(seconds == pytest.approx(of_one[name] * factor) for name, seconds in parts.items())

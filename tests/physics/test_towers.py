@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.models.blocks_vision import read_media
 from steptime.physics.step import ledger_of_step
-from tests.conftest import CHOICE_ALONE
+from tests.conftest import CHOICE_ALONE, each
 
 MODEL, SYSTEM, TEXT = "qwen3-vl-8b-instruct", "hgx-h100", 500
 SEEING = st.with_images(MODEL, "1024x1024", text=TEXT)
@@ -51,11 +51,11 @@ def test_ways_that_do_not_divide_a_tower_leave_it_to_fewer_chips():
     seeing = st.with_images("kimi-k3", "1024x1024", text=TEXT)
     given = {"tokens": seeing.media.tokens, "prompts": 1, "engine": "ideal"}
     terms = [st.prefill_step(seeing, "gb200-nvl72", layout=st.Layout(tp=tp), **given).terms for tp in (4, 8, 16)]
-    assert len({float(each["vision tower"]) for each in terms}) == 1
+    assert len({float(part["vision tower"]) for part in terms}) == 1
 
 
-def test_the_lines_of_a_step_add_up_to_it():
-    given = {"prompts": 2, "tokens": TOKENS}
+@each("given", [{"prompts": 2, "tokens": TOKENS}, {"prompts": 1, "tokens": TOKENS / 4}])
+def test_the_lines_of_a_step_add_up_to_it(given):
     step, entries = ledger_of_step(SEEING, st.load_system(SYSTEM), given, layout=st.Layout(tp=2), engine="vllm")
     assert sum(float(entry.counted) for entry in entries) == pytest.approx(float(step.total))
     mine = sum(float(entry.counted) for entry in entries if entry.term == "vision tower")

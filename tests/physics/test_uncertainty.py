@@ -97,6 +97,8 @@ def test_the_widest_of_all_regimes():
     assert widest(fitted(), machine()) == (pytest.approx(0.7), pytest.approx(1.5))
     crossed = fitted(interval={"tpot": {"decode": [0.6, 1.2], "mixed": [0.9, 1.6]}})
     assert widest(crossed, machine()) == (pytest.approx(0.6), pytest.approx(1.6))
+    far = (-math.hypot(math.log(0.6), 0.2), math.hypot(math.log(1.6), 0.3))
+    assert np.log(widest(crossed, machine(), (0.2, 0.3))) == pytest.approx(far)
 
 
 def reading(on, context=1):

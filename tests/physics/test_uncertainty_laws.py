@@ -210,6 +210,8 @@ def test_a_fit_says_what_its_runs_hold():
         ("[fit]\ninterval = 3", "fit.interval: must have tables"),
         ("[fit.parameter_variance.tpot]\nmixed = -1.0", "fit.parameter_variance.tpot.mixed: must be a variance"),
         ('[fit]\nvendors = "NVIDIA"', "fit.vendors: must be a list"),
+        ("[fit]\nheld = 0.9", "fit.held.: must be a share and a number of runs, not 0.9"),
+        ("[fit.held]\nall = [1.1, 20]", "fit.held.all: must be a share and a number of runs"),
     ],
 )
 def test_a_broken_fit_is_named(tmp_path, fit, says):

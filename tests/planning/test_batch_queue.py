@@ -91,6 +91,17 @@ def test_passes_solve_their_equations(time, seats, replicas):
             assert getattr(together, name)[index] == pytest.approx(expected[name], rel=2e-6), (name, rate)
 
 
+@each("time", [BENT, ROWS, PassTime(first=0.2, slope_to_kink=0.05, variance=0.7)])
+def test_a_server_of_one_request_is_the_queue_of_pollaczek_and_khinchine(time):
+    """W = rho / (1 - rho) s (1 + c^2) / 2, whatever further requests of a pass would take."""
+    busy = np.array([0.05, 0.5, 0.9])
+    found = passes(busy / 0.2, time, 1)
+    assert found.wait == pytest.approx(busy / (1 - busy) * 0.2 * (1 + time.variance) / 2)
+    assert found.busy == pytest.approx(busy)
+    for name, value in (("prompts", 1.0), ("seconds", 0.2), ("service", 0.2)):
+        assert getattr(found, name) == pytest.approx(value)
+
+
 @each("time, seats", [(JUMP, 12), (JUMP, 3), (JUMP, 4), (ROWS, 24), (ROWS, 33), (ROWS, 5)])
 @each("replicas", [1, 4])
 def test_passes_that_jump_change_between_their_rows(time, seats, replicas):

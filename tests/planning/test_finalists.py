@@ -296,6 +296,14 @@ def test_neighbours_of_the_best_are_tried_twice(rates):
     assert [(one.candidate.chunk, one.run.rate) for one in found][:2] == [(4096, 9.0), (2048, 8.0)]
 
 
+def test_neighbours_of_the_best_of_a_mode_must_exceed_that_one(rates):
+    simulated, _, asked = rates
+    simulated.update({512: 5.0, 0: 4.5})
+    simulate_finalists(case(), [APART, SHARED])
+    floors = {chunk > 0: {least for tried, least in asked[2:] if (tried > 0) == (chunk > 0)} for chunk, _ in asked}
+    assert floors == {True: {round(5.0 / GRID, 3)}, False: {round(4.5 / GRID, 3)}}
+
+
 def test_candidates_must_exceed_the_best_so_far(rates):
     simulated, _, asked = rates
     simulated.update({512: 5.0, 4096: 4.0, 8192: 6.0})
@@ -710,6 +718,10 @@ def test_runs_of_pipelines_of_many_sequences_and_of_rough_searches_are_shorter(c
         assert (factors(loops), curves) == ([4.0], [(1, 2.0, "start", far)])
     confirm(outputs(5120, rough=True), SHARED)
     assert factors(loops) == [1.5]
+    # Of a pipeline it is half as long as a usual run.
+    for tokens in (250, 5120):
+        confirm(outputs(tokens, rough=True), pipeline)
+        assert factors(loops) == [0.5]
 
 
 def test_a_rough_search_asks_a_pipeline_for_the_least_rate_first(confirmation):

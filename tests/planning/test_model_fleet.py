@@ -22,6 +22,7 @@ from steptime.planning import fleet_program, model_fleet
 from steptime.planning.fleet_program import (
     FleetOption,
     _fewer_kinds,
+    _hour_by_hour,
     _reserved_chips,
     additional_chips,
     possible_share,
@@ -193,6 +194,20 @@ def test_a_day_in_hours_without_rents_on_demand_reserves_its_peaks_once(monkeypa
     assert (day.reserved.tolist(), day.usd_per_hour) == ([1.0, 2.0], pytest.approx(7.0))
 
 
+@each("chips, on_demand", [((8.0, 8.0), (3.0, 2.0)), ((1.0, 8.0), (3.0, 4.0))])
+def test_an_hour_has_the_chips_that_the_fractions_reserve_and_rents_further_ones(chips, on_demand):
+    """One chip of the first system is reserved; in the second hour one of the second is cheaper, or the only one left."""
+    both = [option(0, 0, 1, 1.0, 2.0), option(0, 1, 1, 1.0, 1.5)]
+    counts = np.array([[1.0, 1.0], [0.0, 1.0]])
+    given = np.array([[1.0, 2.0]]), np.array(chips), np.array([2.0, 2.5]), np.array(on_demand), np.eye(2), counts
+    assert _hour_by_hour(both, *given).tolist() == counts.tolist()
+
+
+def test_a_day_on_chips_without_rent_costs_nothing():
+    day = solve_day([option(0, 0, 1, 1.0, 0.0)], [[3.0, 1.0]], [8], [0.0])
+    assert (day.counts.tolist(), day.reserved.tolist(), day.usd_per_hour, day.gap) == ([[3.0, 1.0]], [3.0], 0.0, 0.0)
+
+
 def test_kinds_of_a_day_are_left_out_where_another_serves_as_much_on_the_same_chips():
     """One chip serves 1 request/s, three chips 4; 5 and 1 requests/s run as one of both, and as the small one."""
 
@@ -280,6 +295,7 @@ def test_each_model_has_a_deployment_at_any_rate(rate):
 def test_of_two_fleets_of_one_rent_the_smaller_counts():
     options = [option(0, 0, 4, 10.0, 8.0), option(0, 1, 2, 10.0, 8.0)]
     assert solve_fleet(options, [10.0], [8, 8]).tolist() == [0, 1]
+    assert solve_fleet(options[::-1], [10.0], [8, 8]).tolist() == [1, 0]
 
 
 def test_a_cheap_system_is_left_to_the_model_that_needs_it():
@@ -342,6 +358,7 @@ def test_a_budget_that_is_too_small_is_the_reason(drawn, tmp_path):
     assert not fleet.feasible
     assert "$22.00" in fleet.reason
     assert fleet.possible_share < 1
+    assert (fleet.budget, 0 < fleet.solve_seconds < 60) == (20.0, True)
 
 
 def test_models_without_an_option_have_no_additional_chips():

@@ -213,9 +213,12 @@ def test_replicas_of_a_size_replace_a_larger_size_that_prefills_no_more():
     assert not pd_matching._replaces(reader(3, 0, [99.0, 99.0]), large, 8)
 
 
-def test_first_tokens_of_a_search_are_those_of_each_candidate():
+@each("stages", [1, 2])
+def test_first_tokens_of_a_search_are_those_of_each_candidate(stages):
+    """From two stages on, a prompt is later than the pass after it."""
     given = replace(case(slo=st.Slo(ttft=0.05)), system=machine(size=4, capacity=11e9, up=2e9))
-    (table,) = search(given, (DISAGGREGATED,), [m for m in fitting(given) if m.microbatches == m.pp])
+    (table,) = search(given, (DISAGGREGATED,), [m for m in fitting(given) if m.microbatches == m.pp >= stages])
+    assert len(table)
     for i in range(0, len(table), max(1, len(table) // 12)):
         candidate = table.row(i)
         state = evaluate_state(given, candidate, candidate.batch, 1)

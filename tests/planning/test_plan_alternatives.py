@@ -177,7 +177,9 @@ def drafted(monkeypatch):
     monkeypatch.setattr(
         plan_alternatives,
         "evaluate_state",
-        lambda given, *_: SimpleNamespace(rate=rates[given.speculation.drafts]),
+        lambda given, one, *size: SimpleNamespace(
+            rate=rates[given.speculation.drafts] if size == (one.batch, one.chunk) else 0.0
+        ),
     )
     monkeypatch.setattr(plan_alternatives, "served_by", lambda *_: 4.0)
     return rates, searched

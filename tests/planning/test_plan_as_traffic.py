@@ -18,6 +18,7 @@ from steptime.planning.plan_as_traffic import (
     LONGEST,
     Prompts,
     decode_policy,
+    load_plan_inputs,
     load_prefill_system,
     longest_context,
     prefill_policy,
@@ -29,7 +30,7 @@ from steptime.planning.plan_as_traffic import (
 from steptime.planning.simulated_rate import draw
 from steptime.workload.workload import Speculation
 from tests.conftest import each
-from tests.planning.cases import MODEL, equal_requests, made
+from tests.planning.cases import MODEL, NODES, equal_requests, made, shared
 
 
 @each("tokens, cached, fresh, skipped", [(1000, 0.0, 1000, 0), (1000, 0.25, 750, 250), (3, 0.9, 1, 2), (7, 0.5, 4, 3)])
@@ -112,6 +113,12 @@ def test_a_pool_that_prefills_has_passes_of_its_prompts_and_slots_for_short_ones
     assert (found.max_num_seqs, found.max_num_batched_tokens, found.speculative_tokens) == (36, 2 * 250, 2)
     one = prefill_policy(replace(POOL, batch=0), 250)
     assert (one.max_num_seqs, one.max_num_batched_tokens, one.speculative_tokens) == (4, 250, 0)
+
+
+@each("longest, context", [(500, 1201), (5000, 5000)])
+def test_the_model_of_a_plan_has_a_context_for_its_requests(longest, context):
+    model, system, runs_on = load_plan_inputs(shared(), replace(MODEL, max_context=longest), NODES, "ideal")
+    assert (model.max_context, model.layers, system, runs_on.name) == (context, MODEL.layers, NODES, "ideal")
 
 
 def test_the_system_of_prefill_is_that_of_the_plan():

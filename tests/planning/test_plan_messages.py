@@ -100,6 +100,10 @@ def test_why_names_the_figure_that_would_help_most(elasticities, better, cheaper
     assert f" {better} would make it {cheaper}" in text
     assert f" {better} would serve {served} requests per second" in why(FREE, made(elasticities=elasticities))
     assert text.endswith(("then meet the limits.", cheaper))
+    # Without a rent: 10 % by a step that is 10 % faster, and the rest of 21 % by larger batches.
+    if "faster steps" in cheaper:
+        parts = "21.0 % more requests per second: 10.0 % by faster steps, 11.0 % because"
+        assert parts in why(FREE, made(elasticities=elasticities))
 
 
 def test_why_says_where_no_figure_helps():

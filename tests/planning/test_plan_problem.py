@@ -33,6 +33,7 @@ from steptime.planning.plan_problem import (
     slots_memory,
     steady_state,
 )
+from steptime.planning.steady_state import aggregated
 from tests.conftest import each, engine
 from tests.planning.cases import WORK, case
 
@@ -85,7 +86,7 @@ def test_waits_for_a_slot_by_hand(given):
 
 
 @each("dp", [1, 4])
-@each("capacity", [40.0, 52.0, 60.0, 75.0, 103.0, 230.0, 1000.0])
+@each("capacity", [40.0, 52.0, 55.6, 60.0, 61.0, 75.0, 103.0, 230.0, 1000.0])
 def test_most_seats_are_as_many_as_fit_at_their_longest(dp, capacity):
     """Each of n sequences may have half of its output more than the mean, many together three deviations of it."""
     state = replace(STATE, max_num_seqs=np.float64(10 * dp), memory=memory(capacity))
@@ -103,16 +104,18 @@ def test_most_seats_of_a_model_without_a_cache_have_no_end():
     assert most_seats(WORK, replace(STATE, memory=memory(1e12, cache=1e-3)), Layout()) == 1 << 20
 
 
-def occupied_by_hand(state, batch: float, layout: Layout, limit: float) -> tuple[float, float, bool, float, float]:
+def occupied_by_hand(
+    state, batch: float, layout: Layout, limit: float, slots: float
+) -> tuple[float, float, bool, float, float]:
     """Return share in flight, wait, whether requests queue, slots and bytes of cache, case by case."""
     replicas, tpot, ttft = layout.replicas, float(state.tpot), float(state.ttft)
-    spare, growing = bool(state.memory.fits), float(state.growing)
+    spare, growing = bool(state.memory.fits) and float(state.max_num_seqs) <= slots, float(state.growing)
     open_share = 1 - 1 / (batch * replicas)
     life = ttft + 200 * tpot if math.isfinite(ttft) else 0.0
     room = min(limit - ttft, life / 4) if math.isfinite(ttft) else -math.inf
     share, wait = filled_by_hand(life, room, batch * replicas)
     share *= 200 * tpot / life if life else 0.0
-    seats = float(most_seats(WORK, state, layout))
+    seats = min(float(most_seats(WORK, state, layout)), slots)
     slower = 1 + growing * max(seats / batch - 1, 0)
     mean = float(state.rate) * open_share * life * replicas
     busy, later = queued_by_hand(max(mean, 1e-30), life * slower, max(seats, 1) * replicas, growing, slower)
@@ -132,9 +135,13 @@ def occupied_by_hand(state, batch: float, layout: Layout, limit: float) -> tuple
     )
 
 
-@pytest.mark.parametrize(("dp", "replicas"), [(1, 1), (1, 3), (2, 1)])
-def test_occupancy_of_slots_case_by_case(dp, replicas):
-    """Few slots are filled where the limit allows; without room for spare slots requests queue for those there are."""
+@pytest.mark.parametrize(("dp", "replicas", "slots"), [(1, 1, math.inf), (1, 3, math.inf), (2, 1, math.inf), (1, 1, 6)])
+def test_occupancy_of_slots_case_by_case(dp, replicas, slots):
+    """Few slots are filled where the limit allows; without room for spare slots requests queue for those there are.
+
+    Slots of the user are no more than that: where they are fewer than the spare ones, requests queue for them.
+    """
+    given = replace(CASE, pinned=Pinned(max_num_seqs=None if slots == math.inf else slots))
     layout = Layout(dp=dp, ep=dp, replicas=replicas)
     capacities, batches, times, firsts = (70.0, 101.0, 160.0), (1.0, 2.0, 2.5, 4.0, 8.0), (0.01, 0.05), (0.3, math.inf)
     every = itertools.product(capacities, batches, times, firsts, (0.0, 0.6), (0.4, 2.0), (0.31, 1.0, math.inf))
@@ -145,12 +152,12 @@ def test_occupancy_of_slots_case_by_case(dp, replicas):
         return replace(STATE, max_num_seqs=np.float64(10 * dp), **figures)
 
     capacity, batch, tpot, ttft, growing, rate, limit = points
-    found = capped_occupancy(CASE, state(capacity, tpot, ttft, growing, rate), batch * dp, layout, limit)
+    found = capped_occupancy(given, state(capacity, tpot, ttft, growing, rate), batch * dp, layout, limit)
     measured = (found.share, found.wait, found.capped, found.max_num_seqs, found.memory.cache)
     kinds = set()
     for index in range(len(limit)):
         capacity, batch, tpot, ttft, growing, rate, most = (column[index] for column in points)
-        expected = occupied_by_hand(state(capacity, tpot, ttft, growing, rate), batch * dp, layout, most)
+        expected = occupied_by_hand(state(capacity, tpot, ttft, growing, rate), batch * dp, layout, most, slots)
         got = [float(np.broadcast_to(column, limit.shape)[index]) for column in measured]
         assert got == pytest.approx([float(x) for x in expected], rel=1e-9, abs=1e-12)
         kinds.add((bool(expected[2]), expected[3] == batch * dp))
@@ -257,6 +264,15 @@ def test_slots_of_the_user_are_at_most_those_of_the_engine():
     one = replace(CASE, pinned=Pinned(max_num_seqs=1))
     assert float(steady_state(one, AGGREGATED, Layout(), 1.125, 500).rate) > 0
     assert float(steady_state(one, AGGREGATED, Layout(), 1.25, 500).rate) == 0
+
+
+def test_a_search_approximates_the_chunks_of_a_step():
+    batch = np.array([2.0, 16.0, 64.0])
+    given = {"layout": Layout(), "batch": batch, "chunk": 4000}
+    for quick in (True, False):
+        state = aggregated(CASE.model, CASE.system, CASE.workload, **given, quick=quick, **CASE.settings)
+        assert np.array_equal(steady_state(CASE, AGGREGATED, Layout(), batch, 4000, quick=quick).tpot, state.tpot)
+    assert np.any(steady_state(CASE, AGGREGATED, Layout(), batch, 4000, quick=True).tpot != state.tpot)
 
 
 def test_candidates_that_differ_in_batch_chunk_and_micro_batches_are_the_same():

@@ -15,7 +15,7 @@ from steptime.planning.finalists import SimulatedPool
 from steptime.planning.session_hits import TierHits
 from steptime.workload.sessions import Sessions
 from tests.conftest import engine
-from tests.planning.cases import MODEL, NODES, WORK
+from tests.planning.cases import MODEL, NODES, WORK, made
 
 SERVER = SimulatedPool(role="serve", layout=Layout(), batch=30, max_num_seqs=42, chunk=512)
 SLO = st.Slo(tpot=0.02)
@@ -60,6 +60,20 @@ def test_reason_of_a_missed_replay_is_its_limit_or_a_run_that_is_too_short(good_
         monkeypatch.setattr(plan_replay, "judge", lambda *given, verdict=verdict: verdict)
         assert missed.reason.endswith(f": {why}")
     assert good_below(10.0)[0].reason == ""
+
+
+def test_a_replay_has_all_that_its_plan_has(monkeypatch):
+    asked = []
+    monkeypatch.setattr(plan_replay, "load_plan_inputs", lambda plan, *given: given)
+    monkeypatch.setattr(plan_replay, "load_prefill_system", lambda plan, given: f"loaded {given}")
+    monkeypatch.setattr(plan_replay, "replay_pools", lambda *given, **settings: asked.append((given, settings)))
+    plan = replace(made(), percentile="p95", requests_per_second=3.0, speculation="drafts", session_cache="cache")
+    for more in ({}, {"percentile": "mean", "requests": 9, "seed": 7}):
+        plan_replay.replay(plan, "model", "system", "engine", prefill_system="other", **more)
+    given = ("model", "system", plan.workload, plan.slo, plan.pools, 3.0)
+    settings = {"engine": "engine", "percentile": "p95", "requests": 4000, "seed": 0, "speculation": "drafts"}
+    settings |= {"prefill_system": "loaded other", "session_cache": "cache"}
+    assert asked == [(given, settings), (given, settings | more)]
 
 
 def test_sessions_of_a_plan_have_the_tiers_that_it_uses():

@@ -11,7 +11,7 @@ import pytest
 import steptime as st
 from steptime.hardware.system import Rent
 from steptime.physics.chip_memory import weights_per_chip
-from steptime.physics.layout import Layout, shaped, stacked
+from steptime.physics.layout import Layout, select_layouts, shaped, stacked
 from steptime.planning import plan_search
 from steptime.planning.batch_grids import batch_grid
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Pinned, Table, most_seats, steady_state
@@ -28,6 +28,7 @@ from steptime.planning.plan_search import (
     lawful,
     ranked,
     readable,
+    search,
     search_aggregated,
     smallest_system,
 )
@@ -145,6 +146,16 @@ def test_batches_that_can_be_stable_are_evaluated(monkeypatch, model):
             expected[i, j] = stable and (roomy or most[i, j] >= batch) and (j == 0 or grid[i, j] > grid[i, j - 1])
     assert np.array_equal(taken[0], expected)
     assert 0 < expected.sum() < expected.size
+
+
+def test_candidates_of_a_search_have_room_and_a_prompt_queue_that_empties():
+    """With prompts as long as answers, many batches that fit have too many prompts for a chunk of each step."""
+    given = replace(case(slo=st.Slo(ttft=10.0)), front=True, workload=replace(WORK, input_tokens=8000))
+    (found,) = search(given, (AGGREGATED,), fitting(given))
+    assert len(found) > 20
+    layouts = replace(select_layouts(found.layouts, found.layout), replicas=found.replicas)
+    state = steady_state(given, AGGREGATED, layouts, found.batch, found.chunk, quick=True)
+    assert (state.utilisation.max() < 0.9, np.all(np.isfinite(state.ttft)), found.memory.max() <= 1) == (True, True, True)
 
 
 def test_targets_of_a_probability_are_those_of_each_mode():

@@ -139,6 +139,15 @@ def test_only_contenders_within_three_percent_are_evaluated_more_closely(monkeyp
     assert tuned == [200, 199]
 
 
+def test_of_layouts_within_a_quarter_of_a_percent_the_fastest_is_first(monkeypatch):
+    """0.998 of the best rate counts as equal, 0.997 does not."""
+    figures = {1: (1.0, 0.03), 2: (0.998, 0.02), 3: (0.997, 0.01), 4: (0.998, 0.03)}
+    made = [Candidate(mode=AGGREGATED, layout=Layout(replicas=n), batch=8, chunk=512) for n in figures]
+    monkeypatch.setattr(refinement, "_promising", lambda _case, some, _rates, closer: [(1.0, one) for one in some])
+    monkeypatch.setattr(refinement, "refined", lambda _case, one: refinement.Peak(*figures[one.layout.replicas], one))
+    assert [peak.candidate.layout.replicas for peak in best(case(), made, finalists=4)] == [2, 1, 4, 3]
+
+
 @pytest.mark.parametrize("candidate", [SHARED[0], APART[0]])
 def test_what_a_candidate_serves_is_the_rate_of_its_pools(candidate):
     given = replace(case(), system=TIGHT)

@@ -121,6 +121,8 @@ def test_room_for_a_sequence_but_not_for_a_chunk_is_none():
 def test_an_engine_that_uses_less_says_so():
     with pytest.raises(DoesNotFit, match=r"the chips hold 4.00 GB \(test uses 75 % of 6.00 GB, 500 MB of it for buffers\)"):
         told_plan(MODEL, machine(size=4, capacity=6e9), WORK, chips=1, engine=engine(memory_share=0.75, reserved_bytes=0.5e9))
+    with pytest.raises(DoesNotFit, match=r"the chips hold 4.50 GB \(test uses 75 % of 6.00 GB\)"):
+        told_plan(MODEL, machine(size=4, capacity=6e9), WORK, chips=1, engine=engine(memory_share=0.75))
 
 
 @pytest.mark.slow

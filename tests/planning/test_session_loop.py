@@ -68,3 +68,23 @@ def test_a_run_has_one_replica_or_the_smallest_ratio_of_two_pools(monkeypatch, f
     assert (loop.share, loop.read_share) == pytest.approx((share, share))
     assert last is None or loop.reader.replicas == readers
     assert (SessionLoop.above, SessionLoop.most_parts, loop.parts) == (1.1, 1, 1)
+
+
+def test_turns_begin_with_answers_of_the_expected_times(monkeypatch):
+    """A first token after 0.5 s, and 10 ms for each token of an answer."""
+    asked = []
+
+    def serve_turns(traffic, _once, answers, *, most_runs):
+        asked.append((traffic, answers, most_runs))
+        raise InterruptedError
+
+    monkeypatch.setattr(session_loop, "serve_turns", serve_turns)
+    monkeypatch.setattr(session_loop, "replica_cache", lambda *_: "cache")
+    pool = SimulatedPool(role="serve", layout=Layout(replicas=4), batch=4, max_num_seqs=8, chunk=512)
+    work = st.Workload(input_tokens=1000, output_tokens=201)
+    served = Deployment(model=MODEL, system=NODES, engine=engine(), workload=work, pools=(pool,))
+    with pytest.raises(InterruptedError):
+        SessionLoop(served, 10.0, 1.0, SessionCase(TWO, None), 123).run(8.0, st.Slo(), "mean", 0.01, 0.5)
+    ((traffic, answers, most_runs),) = asked
+    assert (len(traffic), most_runs) == (123, session_loop.MOST_RUNS)
+    assert answers == pytest.approx(0.5 + traffic.turns.outputs * 0.01)

@@ -386,6 +386,21 @@ def test_whole_plans_count_what_tiers_hold(chosen):
     assert more.asked == pytest.approx([0.5, 0.6, 0.7, 0.8])
 
 
+def test_the_last_whole_plan_counts_what_the_tiers_of_the_one_before_held(chosen):
+    """Tiers always hold too little: 0.05 less and eight times the square above a half. Until then the line of two plans."""
+
+    def held(share):
+        return share - 0.05 - 8 * max(share - 0.5, 0.0) ** 2
+
+    case = Shares(held)
+    assert not whole_plan(case, (), Estimate(0.8, 0.0, -30.0, 0.5)).feasible
+    assert len(case.asked) == 5
+    for first, second, third in (case.asked[:3], case.asked[1:4]):
+        falls = (held(second) - held(first)) / (second - first) - 1
+        assert third == pytest.approx(second - (held(second) - second) / falls)
+    assert case.asked[4] == pytest.approx(held(case.asked[3]))
+
+
 def test_plans_that_turns_confirm_are_two_and_the_faster_counts(chosen):
     # Of two that are as fast, the first one.
     for first, second, share in ((2.0, 1.0, 0.6), (1.0, 2.0, 1 / 3), (1.0, 1.0, 0.6)):

@@ -28,6 +28,7 @@ from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.workload.sessions import PRESETS, Sessions, as_workload, draw_sessions, held_share, mean_history
 from steptime.workload.workload import Slo
 from tests.cli.test_commands import run
+from tests.conftest import each
 from tests.planning.test_session_truth import simulated
 
 CHAT, AGENT = PRESETS["chat"], PRESETS["agent"]
@@ -47,7 +48,12 @@ def test_tokens_in_use_by_hand():
     by_hand = 1000 * 10 + 10_000 * (1 - math.exp(-1))
     assert mean == pytest.approx(by_hand)
     # Squares of 1, 2, 3, ... turns with shares 1/2, 1/4, 1/8, ...: 6 on average.
-    assert deviation**2 == pytest.approx(6e6 * (10 - 0.5 * (10 - 10 * (1 - math.exp(-1)))))
+    reused = 0.5 * (10 - 10 * (1 - math.exp(-1)))
+    assert deviation**2 == pytest.approx(6e6 * (10 - reused))
+    # The variances of two turns, the mean, add to it; the mean stays.
+    varied = replace(TWO, input_spread=0.5, output_spread=0.25)
+    same, deviation = tokens_used_within(10.0, flow(varied, 1.0))
+    assert (same, deviation**2) == pytest.approx((by_hand, (6e6 + 2 * (300**2 + 100**2)) * (10 - reused)))
 
 
 def test_hits_by_hand():
@@ -57,6 +63,13 @@ def test_hits_by_hand():
     capacity = 1e6 * (1000 * 10 + 10_000 * (1 - math.exp(-1)))
     assert hold_seconds(capacity, many) == pytest.approx(10, rel=1e-6)
     assert found_tokens(capacity, many) == pytest.approx(1000 * (1 - math.exp(-1)), rel=0.01)
+
+
+@each("seconds", [1e-3, 0.5, 30.0, 1e4])
+def test_a_cache_holds_for_the_time_in_which_turns_use_as_much(seconds):
+    turns = flow(CHAT, 10.0, answer=4.0, answer_spread=0.5, longest=131_072)
+    assert hold_seconds(float(tokens_used_within(seconds, turns)[0]), turns) == pytest.approx(seconds, rel=1e-6)
+    assert (hold_seconds(0.0, turns), hold_seconds(math.inf, turns)) == (0.0, math.inf)
 
 
 def test_a_system_prompt_takes_its_room_once():

@@ -193,6 +193,9 @@ def test_a_run_that_is_shorter_than_its_requests_shows_no_steady_state():
     loop = Loop(deployment(CHAT), 2000.0, 0.05)
     found = loop.run(10_000.0, st.Slo(), "mean", 3e-3)
     assert (found.worst, found.binding) == (math.inf, "slots")
+    # Requests of a few milliseconds need no long run.
+    short = equal_requests(input_tokens=128, output_tokens=3)
+    assert math.isfinite(Loop(deployment(short), 100.0, 0.01).run(100.0, st.Slo(), "mean", 3e-3).worst)
 
 
 def test_a_run_obeys_littles_law_and_the_decode_steps_of_equal_requests():
@@ -488,6 +491,24 @@ def test_a_smaller_share_of_decode_replicas_gets_prompts_in_turn(monkeypatch):
     assert (len(all_), seen[1][0].inputs.tolist()) == (8, [7, 8, 101, 102, 104, 106, 103])
 
 
+def test_a_prefill_pool_has_the_seats_of_all_replicas(monkeypatch):
+    """Its requests have one token there, and all of theirs afterwards."""
+    seen = []
+
+    def serve(traffic, policy, pace, *, replicas, cached):
+        seen.append((traffic.outputs.tolist(), policy, pace, replicas, cached))
+        served = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, 0, 0, 0.0)
+        served["scheduled"] = traffic.arrival + 1
+        return served, SimpleNamespace(seats=4), SimpleNamespace(seconds=np.full((3, 8), 2.0))
+
+    monkeypatch.setattr(simulated_rate, "serve", serve)
+    came = Traffic(arrival=np.arange(3.0), inputs=np.array([7, 8, 9]), outputs=np.array([0, 1, 50]))
+    requests, queue, busy = bare_loop(reader=Server("policy", "pace", 3))._prefill(came, "skipped")
+    assert seen == [([0, 1, 1], "policy", "pace", 3, "skipped")]
+    assert (requests["outputs"].tolist(), busy) == ([0, 1, 50], 1.0)
+    assert (queue[0], queue[1].tolist(), queue[2].tolist(), queue[3]) == ("prefill", [0, 1, 2], [1, 2, 3], 12)
+
+
 def test_the_share_of_time_at_work_is_that_of_all_replicas():
     seconds = np.zeros((2, max(BUSY, CLOCK) + 1))
     seconds[:, BUSY], seconds[:, CLOCK] = (3.0, 1.0), (4.0, 4.0)
@@ -583,6 +604,14 @@ def test_a_run_that_was_stopped_has_its_rate_and_no_figures():
 def test_lengths_of_runs_by_hand(slots, rate, lifetime, count, lasts):
     loop = Loop(deployment(CHAT, slots=slots), rate, lifetime)
     assert (loop.count, loop.lifetime, loop.parts) == (count, pytest.approx(lasts), 1)
+
+
+@each("first, lasts", [(0.0, 0.3), (0.2, 0.4), (0.6, 0.6), (9.0, 0.6)])
+def test_where_one_sequence_stands_for_two_decode_takes_half_the_time(first, lasts):
+    """At 10,000 requests/s for 0.6 s, 6,000 sequences are in flight; the part until the first token is as long."""
+    served = deployment(equal_requests(input_tokens=100, output_tokens=2001), slots=9000)
+    loop = Loop(served, 1e4, 0.6, first=first)
+    assert (loop.parts, loop.lifetime) == (2, pytest.approx(lasts))
 
 
 @each("inputs, output, count", [(128, 255, 2048), (128, 127, 4096), (32640, 1, 2048), (64, 8, 4096)])

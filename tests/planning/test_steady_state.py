@@ -44,6 +44,8 @@ def test_loads_of_several_rows_are_those_of_each():
         assert together[row].tolist() == load_shares(tpot[row], batch[row]).tolist()
     slopes = [np.log(1.2) / np.log(2), np.log(1.5) / np.log(2)]
     assert together[0] == pytest.approx([slopes[0], slopes[0], np.mean(slopes), slopes[1], slopes[1]])
+    # From 4 to 16 the time doubles, and from 16 to 64 it is four times as long: equal batches are between both.
+    assert load_shares(np.array([1.0, 2.0, 2.0, 8.0]), np.array([4, 16, 16, 64])) == pytest.approx([0.5, 0.75, 0.75, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from steptime.physics.bias_correction import USUAL
 from steptime.physics.layout import Layout
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import Demand
+from steptime.physics.speculative_step import drafted_step
 from steptime.physics.time_ledger import Entry
 from steptime.planning import step_explanation
-from steptime.planning.step_explanation import _line, _over, _passes, _slower, equations
+from steptime.planning.step_explanation import _line, _over, _passes, _slower, equations, explain_step
 from steptime.workload.workload import Speculation
 from tests.conftest import each, engine, machine
+from tests.physics.test_drafts import MODEL as DRAFTS
 from tests.planning.cases import MODEL, WORK, made
 
 
@@ -39,6 +41,15 @@ def test_a_share_that_is_one_is_not_shown(share, text):
 def test_passes_of_draft_layers_are_counted(count, formula, seconds):
     line = _passes(count, 0.002, "draft")
     assert (line.formula, line.name, line.seconds) == (formula, "draft", pytest.approx(seconds))
+
+
+@each("sizes", [{"batch": 8, "context": 1000}, {"prompts": 2, "tokens": 500},
+                {"batch": 8, "context": 1000, "prompts": 2, "tokens": 500, "prefix": 100}])  # fmt: skip
+def test_lines_of_a_step_that_drafts_add_up_to_it(sizes):
+    given = {"drafts": 3, "layout": Layout(), "engine": engine()}
+    lines = explain_step(DRAFTS, machine(), sizes=sizes | {"query": 4}, **given)
+    step = drafted_step(DRAFTS, machine(), **sizes, **given)
+    assert sum(line.seconds for line in lines) == pytest.approx(step.total, rel=1e-9)
 
 
 @each(

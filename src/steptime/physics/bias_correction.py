@@ -408,7 +408,7 @@ class Anchor(Result):
         outside, runs = len(self.outside_range), len(self.measured)
         expected = OUTSIDE_SHARE * runs + 2 * math.sqrt(OUTSIDE_SHARE * (1 - OUTSIDE_SHARE) * runs)
         if outside > expected:
-            subject = "Your run lies" if runs == 1 else f"{outside:,} of your {runs:,} runs {'lies' if outside == 1 else 'lie'}"
+            subject = "Your run lies" if runs == 1 else f"{outside:,} of your {runs:,} runs lie"
             general = "" if self.explanations else " Check tp, weight format, prefix cache, sampling and version."
             words = [f"{subject} outside the 90 % range of the prediction.{general}", *self.explanations[:MAX_NAMED]]
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -159,15 +160,15 @@ def is_narrow(model: Model, fp4: bool) -> bool:
     Returns:
         True or false.
     """
-    dense: dict[bool, float] = {True: 0.0, False: 0.0}
-    routed: dict[bool, float] = {True: 0.0, False: 0.0}
+    dense: defaultdict[bool, float] = defaultdict(float)
+    routed: defaultdict[bool, float] = defaultdict(float)
     for layer, n in model.layers:
         for op in layer.ops:
             # Engines decide by dense weights; 4-bit experts count only where the chip multiplies them in 4 bits.
             if op.rows == "routed":
                 routed[op.format.bytes < 1 and _multiplied_narrow(op)] += n * op.total_weights
             else:
-                dense[op.format.bytes < 1.5 and _multiplied_narrow(op)] += n * op.total_weights
+                dense[_multiplied_narrow(op)] += n * op.total_weights
     return dense[True] > dense[False] or (fp4 and routed[True] > routed[False])
 
 

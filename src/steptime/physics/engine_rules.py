@@ -132,9 +132,8 @@ def _copies_needed(facts: Facts, layout: Layout) -> Any:
 
 
 def _uneven(facts: Facts, layout: Layout) -> Any:
-    # A dense model, or one without expert parallelism, has nothing to divide.
-    over = (facts.experts + axis(layout.redundant_experts)) % axis(layout.ep)
-    return (facts.experts > 0) & (axis(layout.ep) > 1) & (over != 0)
+    # A dense model has nothing to divide.
+    return (facts.experts > 0) & ((facts.experts + axis(layout.redundant_experts)) % axis(layout.ep) != 0)
 
 
 def _uneven_reason(facts: Facts, layout: Layout) -> str:

@@ -69,7 +69,7 @@ def legal_table(
     Returns:
         One layout with fields of shape (layouts,).
     """
-    return _legal(collect_facts(model, system, chips=chips, engine=engine), chips, microbatches)
+    return _legal(collect_facts(model, system, engine=engine), chips, microbatches)
 
 
 @lru_cache(maxsize=16)
@@ -249,7 +249,7 @@ def default_layout(
 
 def _sizes(system: System) -> list[int]:
     largest = int(min(MOST_CHIPS, system.scale_out.size))
-    return [2**n for n in range(largest.bit_length()) if 2**n <= largest]
+    return [2**n for n in range(largest.bit_length())]
 
 
 def _smallest(

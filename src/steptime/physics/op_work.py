@@ -368,7 +368,7 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     # The kernel, and its factor in whole serving runs.
     kernel, factor = expert_kernel(op, context)
     plain = op.inputs > 0 and op.columns > 0
-    columns, matrices = (op.columns / sharing, op.flops_per_row / (2 * op.inputs * op.columns)) if plain else (np.inf, 0.0)
+    columns = op.columns / sharing if plain else np.inf
     computed = number_format(kernel.computed).arithmetic if kernel.computed else op.format.arithmetic
     activations: Number = 0.0
     if plain and has_nonzero(kernel.activation_share):
@@ -379,6 +379,7 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         if has_nonzero(exchanges):
             share = distinct_hit(op.experts, round(op.active), layout.ep) / layout.ep
             received = received * np.where(exchanges, share, 1.0)
+        matrices = op.flops_per_row / (2 * op.inputs * op.columns)
         moved = activation_bytes(kernel, rows, received, width, columns, matrices)
         activations = instances * moved * factor
     if has_nonzero(kernel.tile_rows):

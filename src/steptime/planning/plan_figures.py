@@ -305,7 +305,7 @@ def _pools(case: PlanProblem, selection: Selection, state: State, prefill: Prefi
         state = replace(state, mixed=_weighted_sum((1 - share, state.decode), (share, state.mixed)))
     if prefill is not None and candidate.prefill_layout is not None:
         share = _prefill_share(case, selection, candidate.prefill_layout)
-        prefill = prefill if share == 1 else replace(prefill, step=_weighted_sum((share, prefill.step)))
+        prefill = replace(prefill, step=_weighted_sum((share, prefill.step)))
     workload, seats = case.workload, evaluate_occupancy(case, state, candidate, candidate.batch)
     slots, queued = int(min(float(seats.max_num_seqs), case.slots)), bool(seats.capped)
     if selection.pools:
@@ -367,7 +367,7 @@ def bound_point(case: PlanProblem, changed_case: PlanProblem, selection: Selecti
     """
     closed, bound = (_figures(_basis(problem, selection), selection.candidate)[2] for problem in (case, changed_case))
     now = _shown_figures(case, selection, closed)
-    figures = {name: now[name] * bound.get(name, 1.0) / closed.get(name, 1.0) for name in now}
+    figures = {name: now[name] * bound[name] / closed[name] for name in closed}
     return _as_point(case, selection.candidate, figures)
 
 

@@ -189,9 +189,8 @@ def replay_pools(
         "percentile": percentile,
         "prefill": prefill,
         "prefill_system": prefill_system,
-    }
-    settings |= {
-        "prefill_policy": None if prefill is None else prefill_policy(pools[0], prompts.fresh, speculation),
+        # Without a prefill pool it has no effect.
+        "prefill_policy": prefill_policy(pools[0], prompts.fresh, speculation),
     }
     settings["policy"] = decode_policy(server, prompts.fresh, has_prefill_pool=prefill is not None, speculation=speculation)
 
