@@ -218,6 +218,19 @@ def test_decode_from_latents_by_the_heads_of_a_chip(heads, measured):
     assert kernel.seconds + overlap(compute, moved, 2.5) == pytest.approx(measured, rel=0.08)
 
 
+@each("tp", [2, 4, 8])
+def test_a_chip_decodes_latents_with_the_kernel_of_its_heads(tp):
+    """128 heads on some chips as a chip of its own with their share of heads."""
+    wide = Attention(
+        name="latent", kv_bytes=1.0, heads=128, expand_flops=1.0, flops_per_pair_decode=2e5, flops_per_pair_prefill=1.0
+    )
+    few = replace(wide, heads=128 // tp, flops_per_pair_decode=2e5 / tp)
+    given = {"engine": load_engine("trtllm"), "system": st.load_system("hgx-b200"), "batch": 64, "context": 1000}
+    divided, whole = (demands(a, layout=layout, **given)["decode"] for a, layout in ((wide, Layout(tp=tp)), (few, Layout())))
+    for name in ("flops", "kv", "seconds", "efficiency", "memory_efficiency"):
+        assert float(getattr(divided, name)) == pytest.approx(float(getattr(whole, name)))
+
+
 def test_layouts_in_an_array_have_the_kernels_of_their_heads():
     """Tensor parallelism over 1, 2, 4, 8 and 16 chips leaves 128, 64, 32, 16 and 8 heads."""
     ways = np.array([1, 2, 4, 8, 16])

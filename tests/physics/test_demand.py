@@ -564,3 +564,11 @@ def test_parts_of_products_are_all_products_in_their_order(largest):
     assert [row < part.stem for part in parts for row in range(len(part.ops))] == [row < 4 for row in range(6)]
     for name in COLUMNS:
         assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+
+
+def test_eight_bits_in_blocks_are_another_kind_on_chips_of_four_bits():
+    fp8 = number_format("fp8")
+    model = model_of(replace(matrix(), format=replace(fp8, block=128)), matrix(name="other", outputs=7))
+    for more, eight, blocked in (((), [True, True], [False, False]), (("fp4",), [False, True], [True, False])):
+        found = collect_products(model, merged=False, vendor="", peak=("bf16", "fp8", *more), rules=())
+        assert (found.eight.tolist(), found.blocked.tolist()) == (eight, blocked)

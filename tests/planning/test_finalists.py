@@ -539,6 +539,18 @@ def test_a_run_starts_with_the_sequences_that_decode_in_it(candidate):
     assert course.loop.expected_tpot(course.rate, course.prefill_share) == pytest.approx(run.mean_tpot, rel=0.15)
 
 
+@each("place", [-40, 40, 120])
+def test_a_run_below_the_rate_of_closed_forms_starts_with_a_share_of_their_waits(place):
+    """Of prefill and of the first token; above that rate, prompts wait no longer."""
+    course, rate = Course(replace(case(8), percentile="mean"), SHARED), GRID**place
+    vars(course)["loop"] = SimpleNamespace(
+        expected_tpot=lambda *given: ("tpot", *given), run=lambda *given, **settings: (given, settings)
+    )
+    share = course.prefill_share * rate / course.rate
+    given = rate, course.limits, "mean", ("tpot", rate, share), min(1.0, rate / course.rate) * course.ttft
+    assert course.run(place, is_check=True) == (given, {"is_check": True})
+
+
 def test_a_run_starts_with_a_first_token_of_at_most_twice_the_decode(monkeypatch):
     """Of 10 ms per token, with as many steps as an output has tokens; a prefill pool keeps its own."""
     figures = expected_figures(case(8), [SHARED])[0]._replace(ttft=1e6, tpot=0.01)
