@@ -42,7 +42,7 @@ from steptime.planning.steady_state import (
 
 # TPOT of a decode pool that is not chosen yet and has no limit [s]. Half of it is tried too, up to so many times, while the
 # decode steps before the first token take more than this share of the limit on TTFT.
-UNKNOWN, HALVES, NOTICEABLE = 0.03, 3, 0.1
+UNKNOWN, HALVES, NOTICEABLE = 0.03, 3, 0.2
 # Tokens of one prefill pass of a data-parallel rank, unless one prompt is longer.
 LARGEST_PASS = 16384
 # Prefill replicas of each size that are evaluated before others of that size.
@@ -159,7 +159,9 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
 
     # Rows of all levels follow each other.
     by_level = [replace(case, slo=level) for level in case.levels] or [case]
-    levels = [(level, tpot) for level in by_level for tpot in _tpots(level, wide)]
+    loosest = max(by_level, key=lambda level: level.slo.ttft)
+    levels = [(level, min(level.slo.tpot, UNKNOWN)) for level in by_level]
+    levels += [(loosest, tpot) for tpot in _shorter_tpots(loosest, wide)]
     aims = [pass_limit(level, wide, wide, tpot, effective_targets(level, wide, wide)[1]) for level, tpot in levels]
     limit = np.concatenate([np.broadcast_to(aim, shape).reshape(-1) for aim in aims])
     links, chips, replicas = (
@@ -210,15 +212,11 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     return [reader for of_level in readers for reader in of_level]
 
 
-def _tpots(case: PlanProblem, layouts: Layout) -> list[float]:
-    """Return times per token [s] of a decode pool that is not chosen yet: the limit or a usual one, and shorter ones.
-
-    A slower decode pool leaves the prefill pool less time before the first token.
-    """
-    longest = min(case.slo.tpot, UNKNOWN)
+def _shorter_tpots(case: PlanProblem, layouts: Layout) -> list[float]:
+    """Return times per token [s] of a faster decode pool than the limit or a usual one, which leave prefill more time."""
     steps = float(np.max(answer_tokens(case.workload, layouts, case.engine, case.speculation)))
-    halves = [longest / 2**n for n in range(1, HALVES + 1) if steps * longest / 2 ** (n - 1) > NOTICEABLE * case.slo.ttft]
-    return [longest, *halves]
+    longest = min(case.slo.tpot, UNKNOWN)
+    return [longest / 2**n for n in range(1, HALVES + 1) if steps * longest / 2 ** (n - 1) > NOTICEABLE * case.slo.ttft]
 
 
 def _most_usable(

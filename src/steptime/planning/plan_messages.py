@@ -34,7 +34,7 @@ from steptime.units import counted, percent, show
 from steptime.workload.workload import Slo
 
 # The earliest first token that a refusal names is known to this factor.
-EARLIEST: Final = 1.02
+EARLIEST: Final = 1.04
 # Formats of published checkpoints that may fit where wider weights do not; the one with the most bits first.
 SMALL_WEIGHTS = ("fp8", "int8", "int4")
 # What a plan without the simulator says of figures at a percentile; the text of the plan labels its columns by it.
@@ -339,18 +339,24 @@ def _earliest(
         in_time = [t.ttft[(t.memory <= 1) & (t.rate > 0) & (t.tpot <= tpot)] for t in candidates]
         return float(np.min(np.concatenate(in_time), initial=np.inf))
 
-    def is_reached(limit: float) -> bool:
-        return first_token(search(replace(case, slo=Slo(ttft=limit, tpot=tpot)), modes, layouts)) <= limit
+    def is_reached(limit: float, among: tuple[str, ...]) -> bool:
+        limits = Slo(ttft=limit, tpot=tpot)
+        return first_token(search(replace(case, slo=limits, levels=(limits,)), among, layouts)) <= limit
 
-    low, high = case.slo.ttft, first_token(tables)
-    if not low < high < math.inf:
-        return high
-    if is_reached(low):
-        return low
-    while high > EARLIEST * low:
-        limit = math.sqrt(low * high)
-        low, high = (low, limit) if is_reached(limit) else (limit, high)
-    return high
+    earliest = first_token(tables)
+    if not case.slo.ttft < earliest < math.inf:
+        return earliest
+    if is_reached(case.slo.ttft, modes):
+        return case.slo.ttft
+    # Separate pools take little time to evaluate, and are mostly the earliest.
+    for among in ((DISAGGREGATED,), modes) if DISAGGREGATED in modes else (modes,):
+        low = earliest / EARLIEST
+        if is_reached(low, among):
+            low, earliest = case.slo.ttft, low
+        while earliest > EARLIEST * low * (1 + 1e-9):
+            limit = math.sqrt(low * earliest)
+            low, earliest = (low, limit) if is_reached(limit, among) else (limit, earliest)
+    return earliest
 
 
 def blame_choices(pinned: Pinned, best_with: Callable[[Pinned], Plan]) -> str:
