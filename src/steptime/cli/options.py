@@ -23,6 +23,7 @@ from steptime.units import count as read_count
 
 if TYPE_CHECKING:
     from steptime.hardware.system import System
+    from steptime.models.model import Model
     from steptime.physics.bias_correction import Anchor, Anchors
     from steptime.physics.engine import Engine
     from steptime.result_base import Result
@@ -434,16 +435,7 @@ class SubjectChanges:
         catalog = values.get("catalog")
         if self.anchor is None and (self.no_anchor or not has_range(engine) or not files("anchors", catalog)):
             return values
-        from steptime.models.model import stored_formats
-        from steptime.physics.engine import anchored
-        from steptime.validation.user_calibration import kept_anchor
-
-        if self.anchor is not None:
-            settings = {"system": str(values["system"]), "weights": values.get("weights") or ""}
-            runs: Anchors | Anchor | None = read_anchor(self.anchor, settings, engine, catalog)
-        else:
-            runs = kept_anchor(model, system, engine, catalog)
-        corrected = anchored(engine, runs, model=model.name, system=system.name, formats=stored_formats(model))
+        corrected = corrected_engine(values, (model, system, engine), self.anchor)
         # The engine has the imbalance already; None keeps it from being applied twice.
         return values if corrected is engine else {**values, "engine": corrected, "imbalance": None}
 
@@ -531,6 +523,32 @@ def anchor_settings(text: str) -> dict[str, str]:
             raise RangeError(f"--anchor: {name} is given twice")
         settings[name] = value
     return settings
+
+
+def corrected_engine(values: Mapping[str, Any], subject: tuple[Model, System, Engine], anchor: str | None) -> Engine:
+    """Return the engine of a question about serving, corrected by the user's own runs.
+
+    Args:
+        values: inputs by name.
+        subject: model, system and engine of the question.
+        anchor: text of --anchor; None: the runs that `steptime anchors` keeps.
+
+    Returns:
+        The engine; the same where no run corrects it.
+    """
+    from steptime.models.model import stored_formats
+    from steptime.physics.engine import anchored
+    from steptime.physics.uncertainty import has_range
+    from steptime.validation.user_calibration import kept_anchor
+
+    (model, system, engine), catalog = subject, values.get("catalog")
+    runs: Anchors | Anchor | None = None
+    if anchor is not None:
+        settings = {name: str(values.get(name) or "") for name in ("system", "weights")}
+        runs = read_anchor(anchor, settings, engine, catalog)
+    elif has_range(engine):
+        runs = kept_anchor(model, system, engine, catalog)
+    return anchored(engine, runs, model=model.name, system=system.name, formats=stored_formats(model))
 
 
 def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine | None, catalog: str | None) -> Anchors:

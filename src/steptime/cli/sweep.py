@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import OUTPUT, Output, TextOutput, anchor_path, count, grouped, not_empty, option, read_anchor
+from steptime.cli.options import OUTPUT, Output, TextOutput, anchor_path, corrected_engine, count, grouped, not_empty, option
 from steptime.cli.output import check_outputs, progress_bar, reported, say, wrote
 from steptime.cli.simulate import compile_first
 from steptime.errors import InputError, RangeError, UnknownName, did_you_mean, short_repr
@@ -462,22 +462,12 @@ def with_runs(
         if corrected_inputs.get("engine") is not fixed_inputs.get("engine"):
             say(f"steptime: corrected by your own training runs ({source})")
         return corrected_inputs
-    from steptime.models.model import stored_formats
-    from steptime.physics.engine import anchored
-    from steptime.physics.uncertainty import has_range
     from steptime.questions.subject import read_subject
-    from steptime.validation.user_calibration import kept_anchor
 
-    (model, system, engine), catalog = read_subject(fixed_inputs), fixed_inputs.get("catalog")
-    settings = {name: str(fixed_inputs.get(name) or "") for name in ("system", "weights")}
-    runs: Any = None
-    if anchor is not None:
-        runs = read_anchor(anchor, settings, engine, catalog)
-    elif has_range(engine):
-        runs = kept_anchor(model, system, engine, catalog)
-    if runs is None:
+    model, system, engine = read_subject(fixed_inputs)
+    corrected = corrected_engine(fixed_inputs, (model, system, engine), anchor)
+    if corrected is engine:
         return dict(fixed_inputs)
-    corrected = anchored(engine, runs, model=model.name, system=system.name, formats=stored_formats(model))
     say(f"steptime: anchored on your runs of {model.name} on {system.name} by {engine.name} ({source})")
     return {**fixed_inputs, "engine": corrected}
 

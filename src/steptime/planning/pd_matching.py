@@ -40,9 +40,11 @@ from steptime.planning.steady_state import (
     ttft_seen,
 )
 
-# TPOT of a decode pool that is not chosen yet and has no limit [s]. Half of it is tried too, up to so many times, while the
-# decode steps before the first token take more than this share of the limit on TTFT.
-UNKNOWN, HALVES, NOTICEABLE = 0.03, 3, 0.2
+# TPOT of a decode pool that is not chosen yet and has no limit [s].
+UNKNOWN = 0.03
+# Share of the limit on TTFT from which the decode steps before the first token count: shorter TPOTs are then assumed too, each
+# half of the one before, and at most so many.
+NOTICEABLE, HALVES = 0.2, 3
 # Tokens of one prefill pass of a data-parallel rank, unless one prompt is longer.
 LARGEST_PASS = 16384
 # Prefill replicas of each size that are evaluated before others of that size.
