@@ -251,3 +251,10 @@ def test_a_searched_layout_of_a_mixture_of_experts_has_a_schedule_that_stacks_st
     found = st.train(SPARSE, "hgx-h100", chips=256, seq=4096, batch=1024, changes=False)
     assert found.evidence == "measured"
     assert found.step.layout.schedule in ("1f1b", "interleaved")
+
+
+@each("name, on, asked", [("phi-4", "tpu-v6e", {"chips": 16, "batch": 128, "seq": 32_768}), ("llama-3-8b", "hgx-h100", LARGE)])
+def test_any_layout_is_taken_only_where_it_is_faster_than_all_measured_kinds(name, on, asked):
+    known, of_all = (st.train(name, on, **asked | {"changes": False}, evidence=evidence) for evidence in ("measured", "any"))
+    faster = of_all.step.total < known.step.total
+    assert faster if of_all.evidence == "any" else of_all.step.total < known.step.total * math.exp(LAYOUT_ERROR)

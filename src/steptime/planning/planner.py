@@ -57,7 +57,7 @@ from steptime.planning.plan_problem import (
 )
 from steptime.planning.plan_result import Alternative, Plan, SingleSystem, chosen_point
 from steptime.planning.plan_search import absent_because, fitting, ranked, search
-from steptime.planning.refinement import best
+from steptime.planning.refinement import FINALISTS, best
 from steptime.planning.session_hits import SessionCase
 from steptime.planning.slo_probability import check_percentile, check_sure, point, target_levels
 from steptime.planning.steady_state import mean_context
@@ -88,6 +88,8 @@ MOST_ALIKE = 4
 HALF_USED = 0.5
 # Factor on limits which other draws of the requests of a plan may reach.
 OTHER_DRAWS = 1.1
+# Candidates that are tuned where closed forms alone choose: rates on a grid of batches order them within some 3 %.
+TUNED_ALONE = 12
 # Most repeated searches for a plan with a probability, and the factor below the limit that each one aims at.
 TURNS, CLOSER = 6, 0.998
 
@@ -645,7 +647,8 @@ def _planned(
         last = case.evidence == ANY
         return replace(common, reason=unreachable(replace(case, slo=case.limits), modes, layouts) if last else "no such layout")
     uses_peaks = alternatives or elasticities or not _has_simulator()
-    peaks = [peak.candidate for peak in best(estimates, candidates)] if uses_peaks else candidates[:1]
+    tuned = FINALISTS if _has_simulator() else TUNED_ALONE
+    peaks = [peak.candidate for peak in best(estimates, candidates, tuned)] if uses_peaks else candidates[:1]
     selection = [Selection(candidate) for candidate in peaks]
     if _has_simulator():
         # numba takes a third of a second to import.

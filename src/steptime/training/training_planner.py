@@ -511,7 +511,7 @@ def train(
     if parts:
 
         def phase_seconds(phase_job: TrainingJob) -> float:
-            seconds = _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
+            seconds = _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0], evidence)
             return optimism.factor * correct(phase_job).factor * seconds
 
         losses, run_range, loss_range = reliability or Reliability(), (correction.low, correction.high), (1.0, 1.0)
@@ -609,7 +609,7 @@ def _unmeasured(recommendation: Recommendation) -> tuple[str, float]:
 
 def _phase_step_seconds(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any],
-    best: TrainingLayout,
+    best: TrainingLayout, evidence: str,
 ) -> float:  # fmt: skip
     """Return the seconds of a step with another length or batch.
 
@@ -622,7 +622,7 @@ def _phase_step_seconds(
             best.pp == 1 or bool(schedule_named(best.schedule).legal(best.pp, microbatches, best.virtual_stages))
         ):
             return float(step_seconds(model, job, system, engine, best).total)
-    recommendation = search(model, system, job, engine, chips=chips, fixed=fixed_axes).recommended()
+    recommendation = search(model, system, job, engine, chips=chips, fixed=fixed_axes).recommended(evidence)
     if recommendation is None:
         raise LayoutError(
             f"no layout of {counted(chips, 'chip')} runs {counted(int(job.batch), 'sequence')} "

@@ -159,20 +159,20 @@ class SearchResult:
         fastest_of_kind = self.fastest(measured=is_measured) or fastest
         limit = fastest_of_kind[1] * math.exp(LAYOUT_ERROR)
 
-        # Of the layouts within the error of the fastest, take the one with the fewest choices; of these the fastest.
-        best: tuple[float, float, Candidates, int] | None = None
+        # Of the layouts within the error of the fastest, take measured kinds, then the fewest choices; of these the fastest.
+        best: tuple[bool, float, float, Candidates, int] | None = None
         close = 0
         for group in self.groups:
             is_close = group.fits & (group.measured | (not is_measured)) & (group.seconds <= limit)
             close += int(is_close.sum())
             choices = group.choices
             for index in np.flatnonzero(is_close):
-                choice = float(choices[index]), float(group.seconds[index])
-                if best is None or choice < best[:2]:
+                choice = not group.measured[index], float(choices[index]), float(group.seconds[index])
+                if best is None or choice < best[:3]:
                     best = (*choice, group, int(index))
         assert best is not None
         return Recommendation(
-            layout=best[2].layout_at(best[3]), seconds=best[1], measured=bool(best[2].measured[best[3]]), fastest=fastest,
+            layout=best[3].layout_at(best[4]), seconds=best[2], measured=not best[0], fastest=fastest,
             fastest_measured=is_measured and fastest_of_kind[1] <= fastest[1] * (1 + 1e-9), close=close,
         )  # fmt: skip
 
