@@ -258,6 +258,29 @@ def count(text: str | int | float, name: str = "number", maximum: float = MOST_C
         ...
     steptime.errors.RangeError: chips must be a whole number, not '2.5'
     """
+    number = decimal(text, name, maximum)
+    if number != int(number):
+        raise RangeError(f"{name} must be a whole number, not {short_repr(text)}")
+    return int(number)
+
+
+def decimal(text: str | int | float, name: str = "number", maximum: float = MOST_COUNTED) -> float:
+    """Read a number as `count` does, which may have a fraction.
+
+    Args:
+        text: A text or a number.
+        name: Name of the number, for the message.
+        maximum: Upper bound.
+
+    Returns:
+        The number.
+
+    Raises:
+        UnitError: The text is not a number. RangeError: The number is above `maximum`.
+
+    >>> [decimal(text) for text in ("99.5k", "2.5", "1e3", 8192)]
+    [99500.0, 2.5, 1000.0, 8192.0]
+    """
     example = ", such as 8192, 8k or 1e3"
     try:
         number, written = _split(text, example)
@@ -275,9 +298,23 @@ def count(text: str | int | float, name: str = "number", maximum: float = MOST_C
     if abs(rounded) > maximum:
         bound = f"{maximum:,.0f}" if maximum < MOST_COUNTED else f"{maximum:g}"
         raise RangeError(f"{name} must be at most {bound}, not {short_repr(text)}")
-    if rounded != int(rounded):
-        raise RangeError(f"{name} must be a whole number, not {short_repr(text)}")
-    return int(rounded)
+    return rounded
+
+
+def dollars(text: str | int | float, name: str) -> float:
+    """Read an amount of US dollars, with or without its sign.
+
+    Args:
+        text: A text or a number.
+        name: Name of the amount, for the message.
+
+    Returns:
+        The amount [USD].
+
+    >>> [dollars(text, "budget") for text in ("$5M", "99.5k USD", 1234.5)]
+    [5000000.0, 99500.0, 1234.5]
+    """
+    return decimal(str(text).strip().removeprefix("$").removesuffix("USD").strip(), name)
 
 
 def _split(text: str | float, hint: str) -> tuple[float, str]:

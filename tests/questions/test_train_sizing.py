@@ -43,7 +43,7 @@ def test_a_deadline_takes_the_fewest_chips_that_end_in_time(sizes):
 @pytest.mark.thorough
 def test_a_budget_takes_the_fastest_run_within_it(sizes):
     limit = sizes[64][1] * 1.001
-    found = solve(budget=math.ceil(limit))
+    found = solve(budget=f"${limit * 1.00001:.2f}")
     assert found.chips == max(chips for chips, (_, usd) in sizes.items() if usd <= limit)
     assert found.run.usd <= limit
 

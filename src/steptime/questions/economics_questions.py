@@ -30,7 +30,7 @@ from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.rl_step import RlStep, rl_step
 from steptime.scaling.scaling_laws import LawLike, load_law
 from steptime.scaling.sizing_on_system import Serving
-from steptime.units import count as read_count
+from steptime.units import dollars
 from steptime.workload.workload import Workload, limits
 
 AIM_GROUP, TRAFFIC_GROUP, RL_GROUP, LAWS_GROUP, MIX_GROUP, PRICE_GROUP, MACHINE_GROUP = (
@@ -203,11 +203,7 @@ def solve_budget(values: Mapping[str, Any]) -> Budget:
         The chosen size, its costs, and the answers of the other laws.
     """
     inputs = bind(BudgetInputs, values, "budget")
-    # Budgets are counts with suffixes ("100M"), so that "$" and "USD" go before the number is read.
-    usd = None
-    if inputs.usd is not None:
-        words = str(inputs.usd).lstrip("$").removesuffix("USD").strip()
-        usd = float(read_count(words, "usd"))
+    usd = None if inputs.usd is None else dollars(inputs.usd, "usd")
     target = read_target(inputs.match_quality, inputs.loss, inputs.compute, usd)
     return budget(
         target, inputs.demand(), law=inputs.laws(), system=_rented(inputs.system, inputs.rent), mfu=inputs.mfu,

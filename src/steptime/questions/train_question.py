@@ -54,7 +54,7 @@ from steptime.training.training_runs import (
 )
 from steptime.training.training_stack import TrainingEngine, training_engine
 from steptime.units import count as read_count
-from steptime.units import counted, parse_duration, show
+from steptime.units import counted, dollars, parse_duration, show
 
 JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "Training job", "Layout (searched if not given)", "Training run"
 # Seconds of a year.
@@ -226,7 +226,7 @@ class TrainInputs(ModelOnSystem):
         except UnitError:
             units = "60d, 36h or 8 weeks"
             raise RangeError(f"deadline: must be a duration, such as {units}, got {short_repr(self.deadline)}") from None
-        budget = math.inf if self.budget is None else float(read_count(self.budget, "budget"))
+        budget = math.inf if self.budget is None else dollars(self.budget, "budget")
         for name, value in (("deadline", deadline), ("budget", budget)):
             if value <= 0:
                 raise RangeError(f"{name}: must be above 0, got {getattr(self, name)}")
