@@ -13,6 +13,7 @@ import steptime as st
 from steptime.errors import RangeError
 from steptime.physics.bias_correction import Anchor, MeasuredRun
 from steptime.physics.layout import Layout
+from steptime.physics.uncertainty import SEPARATE_POOLS
 from steptime.planning.slo_probability import effective_targets, extrapolation_flags
 from tests.conftest import each, engine
 from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan, equal_requests
@@ -40,7 +41,14 @@ def test_first_tokens_of_a_pool_of_their_own_err_as_those_of_mixed_runs():
     """Apart: 0.2 more in quadrature to log 1.25, and 1.5 to log 1.6."""
     tpot, ttft = effective_targets(CASE, Layout(), Layout())
     assert tpot == pytest.approx(0.02 / math.exp(math.hypot(math.log(1.25), 0.2)))
-    assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(1.6), 1.5)))
+    late = math.exp(math.hypot(math.log(1.6), 1.5))
+    assert ttft == pytest.approx(2 / late)
+    # Half of them come 2.05 times as late as predicted, 90 % of them 0.779 of the way from there to the end of the range.
+    usual = math.exp(SEPARATE_POOLS.usually)
+    assert effective_targets(replace(CASE, sure=0.5), Layout(), Layout())[1] == pytest.approx(2 / usual)
+    assert effective_targets(replace(CASE, sure=0.9), Layout(), Layout())[1] == pytest.approx(
+        2 / (usual * (late / usual) ** 0.779129)
+    )
 
 
 def test_chips_that_were_never_measured_aim_at_half_of_both_limits():

@@ -55,7 +55,7 @@ from steptime.planning.plan_problem import (
     evaluate_state,
     with_evidence,
 )
-from steptime.planning.plan_result import Alternative, Plan, SingleSystem, chosen_point
+from steptime.planning.plan_result import Alternative, Plan, SingleSystem, chosen_point, median_and_range
 from steptime.planning.plan_search import absent_because, fitting, ranked, search
 from steptime.planning.refinement import FINALISTS, best
 from steptime.planning.session_hits import SessionCase
@@ -608,7 +608,7 @@ def _sure(
 def _over(deployment: Plan, limits_asked: Slo, name: str, sure: float) -> float:
     """Return the `sure` quantile of a figure over its limit; 0 without a limit."""
     limit = float(getattr(limits_asked, name))
-    return point(getattr(deployment, name), getattr(deployment, f"{name}_range"), sure) / limit if math.isfinite(limit) else 0.0
+    return point(*median_and_range(deployment, name), sure) / limit if math.isfinite(limit) else 0.0
 
 
 def _planned(

@@ -16,7 +16,7 @@ from steptime.errors import RangeError, UnknownName
 from steptime.number_checks import Array, Number, single
 from steptime.physics.bias_correction import OperatingPoint
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import WAITS, Distance, distances, factors, has_range, latency_regime, widening
+from steptime.physics.uncertainty import WAITS, Distance, distances, factors, has_range, latency_regime, usual_delay, widening
 from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.steady_state import mean_context
 from steptime.workload.workload import Slo, Speculation, Workload
@@ -256,5 +256,5 @@ def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, 
     point = OperatingPoint(layout=layout, context=mean_context(case.workload))
     slow = factors(case.engine, "tpot", regime, system=case.system, wider=tpot_wider, point=point)[1]
     late = factors(case.engine, "ttft", WAITS[0], system=first, wider=ttft_wider, point=point)[1]
-    share = deviations(case.sure)
-    return case.slo.tpot * case.aim[0] / slow**share, case.slo.ttft * case.aim[1] / late**share
+    share, usual = deviations(case.sure), usual_delay(of_prefill)
+    return case.slo.tpot * case.aim[0] / slow**share, case.slo.ttft * case.aim[1] / (usual * (late / usual) ** share)
