@@ -99,7 +99,11 @@ def stubbed(chips, *, stub=STUBBED):
     if chips not in stub:
         raise LayoutError(f"{chips} chips do not run")
     seconds, usd = stub[chips]
-    run = SimpleNamespace(seconds=seconds, usd=usd, low=seconds / 2, high=seconds * 2, usd_low=usd / 2, usd_high=usd * 2)
+    low, high = ({"seconds": factor * seconds, "usd": factor * usd} for factor in (0.5, 2.0))
+    run = SimpleNamespace(
+        seconds=seconds, usd=usd, chip_hours=usd,
+        low=low["seconds"], high=high["seconds"], usd_low=low["usd"], usd_high=high["usd"],
+    )  # fmt: skip
     return SimpleNamespace(chips=chips, run=run)
 
 
@@ -110,8 +114,12 @@ def test_days_never_rise_with_the_budget():
     assert (runs[0].seconds, runs[-1].seconds) == (1500, 800)
 
 
-def test_dollars_never_rise_with_a_later_deadline_of_one_size():
-    assert [size_run(stubbed, MACHINE, deadline=limit).chips for limit in (800, 1500, 4000, 9000)] == [128, 32, 16, 8]
+def test_a_deadline_takes_twice_the_chips_only_where_that_saves_more_than_the_error_of_a_layout():
+    # 16 chips cost a third more than 32, which end sooner; 8 cost less than 16, and 64 more than 32.
+    assert [size_run(stubbed, MACHINE, deadline=limit).chips for limit in (800, 1500, 4000, 9000)] == [128, 32, 32, 8]
+    for saved, chips in ((0.030, 8), (0.040, 16)):
+        stub = {8: (100.0, 100.0), 16: (60.0, 100.0 * (1 - saved)), 64: (10.0, 1.0)}
+        assert size_run(lambda chips, stub=stub: stubbed(chips, stub=stub), MACHINE, deadline=200).chips == chips
     # 16 chips end in time and cost too much; 32 are within both limits.
     assert size_run(stubbed, MACHINE, deadline=4000, budget=100).chips == 32
 

@@ -40,7 +40,7 @@ from steptime.questions.subject import (
     read_model,
 )
 from steptime.training.layer_time import WIDE_FORMATS
-from steptime.training.training_evidence import MEASURED
+from steptime.training.training_evidence import LAYOUT_ERROR, MEASURED
 from steptime.training.training_job import NO_OFFLOAD, TrainingJob, show_training_layout
 from steptime.training.training_planner import Training, missed_limits, train
 from steptime.training.training_runs import (
@@ -129,7 +129,8 @@ class TrainInputs(ModelOnSystem):
     )
     deadline: str | None = text(
         None,
-        "longest duration, such as 60d or 8 weeks: the fewest chips that end in time, or with --chips the chance that they do",
+        "longest duration, such as 60d or 8 weeks: the fewest chips that end in time, or more that cost less; with --chips the "
+        "chance that they do",
         group=RUN_GROUP,
     )
     budget: Any = text(
@@ -426,10 +427,11 @@ def size_run(
     budget: float = math.inf,
     layout: Mapping[str, Any] | None = None,
 ) -> Training:
-    """Return the run on the fewest chips that end before a deadline, or the fastest run within a budget.
+    """Return a cheap run that ends before a deadline, or the fastest run within a budget.
 
-    Numbers of chips are powers of two. All are evaluated, because neither time nor cost has a single minimum: few chips need
-    recomputation, and many have few sequences per replica. With both limits, the answer is the fewest chips within both.
+    Numbers of chips are powers of two. For a budget all are evaluated, because neither time nor cost has a single minimum: few
+    chips need recomputation, and many have few sequences per replica. For a deadline the answer is the fewest chips within
+    the limits, or twice as many as long as that saves more chip-hours than the error of a layout.
 
     Args:
         train_on: Function from a number of chips to its training run, with a cost of the run.
@@ -448,18 +450,27 @@ def size_run(
     largest = int(system.scale_up.size) if system.is_box else MOST_SIZED_CHIPS
     runs: list[Training] = []
     problems: list[Exception] = []
+    in_time: Training | None = None
     for chips in (2**power for power in range(largest.bit_length())):
         try:
             training = train_on(chips)
         except (Impossible, LayoutError) as error:
             problems.append(error)
+            if in_time is not None:
+                break
             continue
         run = required_run(training)
         if math.isfinite(budget) and not math.isfinite(run.usd):
             raise RangeError(f"budget: the rent of {system.name} is not known; give rent")
+        if in_time is not None:
+            saves = run.chip_hours < math.exp(-LAYOUT_ERROR) * required_run(in_time).chip_hours
+            if not (saves and _within(run, deadline, budget)):
+                break
         if math.isfinite(deadline) and _within(run, deadline, budget):
-            return training
+            in_time = training
         runs.append(training)
+    if in_time is not None:
+        return in_time
     affordable = [training for training in runs if _within(required_run(training), deadline, budget)]
     if affordable:
         return min(affordable, key=lambda training: required_run(training).seconds)
