@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -160,6 +161,17 @@ def test_ranks_of_a_loop_have_seats_of_their_own():
     engine = load_engine("vllm")
     free, limited = (validate.simulate_loops(*grouped([one]), engine) for one in (row, row | {"max_num_seqs": "16"}))
     assert free.queued[0] < limited.queued[0] / 2
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_a_prompt_waits_for_room_for_its_output_on_tensorrt_llm_alone():
+    """64 requests of 1,024 + 8,192 tokens of 131,072 bytes in 64 GB: all prompts have room, and 53 whole requests."""
+    (runs,) = grouped([plain(concurrency="64", output_tokens="8192", kv_dtype="bf16")])
+    free, reserving = (validate.simulate_loops(runs, replace(IDEAL, kernel_engine=name)) for name in ("vllm", "trtllm"))
+    prompts = 64 * 2 * 8e9 * 1024 / 989e12
+    assert prompts / 40 < free.queued[0] < prompts
+    # A request of the eleven others ends before they start.
+    assert reserving.queued[0] > 11 / 64 * 8000 * free.step[0] / 2
 
 
 @pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")

@@ -39,7 +39,7 @@ from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.physics.layout import Layout
 from steptime.simulation.loop_state import DONE
 from steptime.simulation.replica_pools import serve
-from steptime.simulation.scheduling_policy import Policy, engine_policy_kind, engine_token_budget
+from steptime.simulation.scheduling_policy import Policy, engine_policy_kind, engine_token_budget, engine_when_full
 from steptime.simulation.simulator import kv_room
 from steptime.simulation.step_time_model import Pace, sample_pace
 from steptime.validation.closed_loop import CACHE_BLOCK, DRIFT
@@ -125,8 +125,8 @@ def closed_loops(
 
     Parallel sizes and all arrays broadcast to one entry per run. Lengths are drawn evenly from (1 ± spread) times the mean,
     with a spread of at least `closed_loop.DRIFT`. Runs with the same layout share a model of step times. Free KV cache limits
-    the requests in flight. If no request fits by this estimate, there is no limit, because the run was measured. Prefill has
-    priority if `engine.scheduler.prefill_first`.
+    the requests in flight, as the engine does it (`engine_when_full`). If no request fits by this estimate, there is no limit,
+    because the run was measured. Prefill has priority if `engine.scheduler.prefill_first`.
 
     Args:
         model: Model.
@@ -184,7 +184,7 @@ def closed_loops(
                 max_num_seqs=int(at_once[k]),
                 max_num_batched_tokens=tokens,
                 kv_tokens=room if room >= long[k] else math.inf,
-                when_full="queue",
+                when_full=engine_when_full(engine),
                 speculative_tokens=drafts,
                 acceptance_length=float(gained[k]),
             )
