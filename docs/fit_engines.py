@@ -58,8 +58,9 @@ NOT_MODELLED = """## What is not modelled
   DeepSeek-R1 in FP8 on hgx-b200 sets it but does not export it. Its 24 runs are predicted 14 % too fast at the median.
 - Flags that no column records and that change times most. Scripts give some of them, and public runs are predicted with those
   (`validation/published_deployments.py`). They are 8-bit KV caches, tokens of a prefill pass, polling, prompts in
-  decode steps, products without DeepGEMM, sizes of CUDA graphs, and speculative tokens of separate pools. A file of runs
-  has them as `kv_dtype`, `max_num_batched_tokens`, `stream_interval`, `prefill_schedule` and `drafted`. In runs of SGLang on
+  decode steps, products without DeepGEMM, sizes of CUDA graphs, repeated prompts, and speculative tokens of separate
+  pools. A file of runs has them as `kv_dtype`, `max_num_batched_tokens`, `stream_interval`, `prefill_schedule` and
+  `drafted`. In runs of SGLang on
   hgx-b200 and hgx-b300 with a median TTFT, first tokens come late: 9 decode steps at the median below 16 clients, and 17
   steps from 16 clients on. In runs with a mean TTFT they come two to three times as late. InferenceMAX starts these with a
   scheduler that polls for requests every 10 steps, or every 30 from 16 clients on (`--scheduler-recv-interval`, default 1). A

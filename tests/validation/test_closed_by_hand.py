@@ -9,7 +9,7 @@ from steptime.physics.engine import IDEAL
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.validation.closed_loop import closed_loop, closed_ttft, running_sequences
-from tests.conftest import engine, machine
+from tests.conftest import each, engine, machine
 from tests.planning.test_steady import CHIP, DENSE, SPARSE
 
 
@@ -52,6 +52,15 @@ def test_a_prompt_is_read_in_as_many_chunks_as_the_engine_takes():
     t = float(decode_step(DENSE, CHIP, **beside).total)
     chunk = float(mixed_step(DENSE, CHIP, prompts=1, tokens=1000 / 3, prefix=1000 / 3, **beside).total)
     assert loop(engine(step_tokens=400.0))[0] == pytest.approx(t + 15 / 199 * 3 * (chunk - t))
+
+
+@each("hits, new", [(1.0, 16), (0.5, 508)])
+def test_of_a_prompt_in_the_prefix_cache_the_last_block_is_read(hits, new):
+    """Half of the prompts of 1,000 tokens known: 984 / 2 tokens less each in the mean, which are a prefix to attend to."""
+    beside = {"batch": 16, "context": 1100, "engine": "ideal"}
+    t = float(decode_step(DENSE, CHIP, **beside).total)
+    both = float(mixed_step(DENSE, CHIP, prompts=1, tokens=new, prefix=1000 - new, **beside).total)
+    assert loop(hits=hits)[0] == pytest.approx(t + 15 / 199 * (both - t))
 
 
 @pytest.mark.parametrize(("spread", "drift"), [(0.0, 0.005), (0.5, 0.5)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.validation import predictions as validate
 from steptime.validation.closed_loop import round_time, running_sequences
 from steptime.validation.predictions import grouped, predict, solve_closed_loops
+from steptime.validation.published_deployments import prefix_hits
 from tests.conftest import each
 from tests.validation.rows import deepseek, plain
 
@@ -162,6 +164,17 @@ def test_ranks_of_a_loop_have_seats_of_their_own():
 
 
 @pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_a_prompt_waits_for_room_for_its_output_on_tensorrt_llm_alone():
+    """64 requests of 1,024 + 8,192 tokens of 131,072 bytes in 64 GB: all prompts have room, and 53 whole requests."""
+    (runs,) = grouped([plain(concurrency="64", output_tokens="8192", kv_dtype="bf16")])
+    free, reserving = (validate.simulate_loops(runs, replace(IDEAL, kernel_engine=name)) for name in ("vllm", "trtllm"))
+    prompts = 64 * 2 * 8e9 * 1024 / 989e12
+    assert prompts / 40 < free.queued[0] < prompts
+    # A request of the eleven others ends before they start.
+    assert reserving.queued[0] > 11 / 64 * 8000 * free.step[0] / 2
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
 def test_drafted_loops_are_simulated_with_their_drafts():
     """Tokens of a simulated loop of one client come as fast as those of the closed form but for prompts."""
     (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3", length_spread="0.1")])
@@ -198,3 +211,35 @@ def test_chunks_in_decode_steps_delay_each_token_and_not_the_first():
     assert (public.tpot[0], public.ttft[0]) == (mixed.tpot[0], mixed.ttft[0])
     # Twenty requests of 8,000 and 100 tokens take 20 prompts of arithmetic per 100 steps: 2 x 8e9 x 8000 / 1.98e15 s each.
     assert mixed.tpot[0] > 20 / 100 * 2 * 8e9 * 8000 / 1.98e15
+
+
+@each("distinct, clients, rounds", [(100, 16, 10), (100, 64, 10), (7, 1, 30)])
+def test_prompts_drawn_before_are_known(distinct, clients, rounds):
+    """Draws with replacement, of which the first two of each client are no part of the run."""
+    random = np.random.default_rng(0)
+    shares = []
+    for _ in range(4000 // clients):
+        drawn = random.integers(0, distinct, (2 + rounds) * clients)
+        _, first = np.unique(drawn, return_index=True)
+        shares.append(1 - np.sum(first >= 2 * clients) / (rounds * clients))
+    told = prefix_hits(np.array(distinct), np.array(clients), np.array(rounds * clients))
+    assert float(told) == pytest.approx(np.mean(shares), abs=0.01)
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_repeated_prompts_are_read_once():
+    """One prompt for all requests: tokens and first tokens come as those of a decode step and a block of 16 tokens.
+
+    AIConfigurator's runs of vLLM 0.12 have 100 prompts without a column that says so.
+    """
+    run = {"model": "llama-3.1-8b", "system": "hgx-h200", "weight_dtype": "fp8", "input_tokens": "8000", "output_tokens": "500"}
+    run |= {"concurrency": "48", "engine_version": "0.12.0", "kv_dtype": "fp8"}
+    name = {"id": "1:llama_3_1_8b_instruct_fp8_h200_sxm_vllm_agg_8000x500_c48_tp1_epnone_16"}
+    rows = [plain(**run, **told) for told in ({}, {"distinct_prompts": "1"}, {"distinct_prompts": "100"}, name)]
+    (runs,) = grouped(rows[:1])
+    step = solve_closed_loops(runs, IDEAL).decode.total[0]
+    found = predict(rows, engine=IDEAL)
+    assert found.tpot[1] == pytest.approx(step, rel=0.03)
+    assert found.ttft[1] < 2 * step < found.ttft[0] / 10
+    assert found.tpot[1] < found.tpot[2] == found.tpot[3] < found.tpot[0]
+    assert found.ttft[1] < found.ttft[2] == found.ttft[3] < found.ttft[0]

@@ -16,6 +16,8 @@ from steptime.physics.engine import Engine
 from steptime.result_base import unit
 from steptime.simulation.loop_state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rules
 
+# The engine that reserves memory for whole outputs.
+TRTLLM = "trtllm"
 KINDS = {"continuous": CONTINUOUS, "prefill-first": PREFILL_FIRST, "static": STATIC, "train": TRAIN}
 ROUTES = ("round-robin", "least-loaded", "prefix-aware", "random")
 # Parts of a token in which contexts grow where the acceptance length is a fraction.
@@ -37,6 +39,25 @@ def engine_policy_kind(engine: Engine) -> str:
         "prefill-first" or "continuous".
     """
     return "prefill-first" if float(engine.scheduler.prefill_first) > 0.5 else "continuous"
+
+
+def engine_when_full(engine: Engine) -> str:
+    """Return what an engine does with requests for which its KV cache has no room.
+
+    TensorRT-LLM starts a request only with room for its whole output (GUARANTEED_NO_EVICT). vLLM starts it with room for its
+    prompt, and preempts the last request where a decode step has no room. SGLang retracts requests (retract_decode).
+
+    Args:
+        engine: Engine.
+
+    Returns:
+        "queue" or "recompute".
+
+    References:
+        https://nvidia.github.io/TensorRT-LLM/performance/performance-tuning-guide/useful-runtime-flags.html
+        https://docs.vllm.ai/en/latest/configuration/optimization.html
+    """
+    return "queue" if engine.kernel_engine == TRTLLM else "recompute"
 
 
 def engine_token_budget(engine: Engine, *, prompt: float, batch: float) -> int:

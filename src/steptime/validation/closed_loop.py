@@ -50,6 +50,9 @@ STARTING = 0.1
 DRIFT = 0.005
 # Default prefill tokens per step; their activations take memory.
 STEP_TOKENS = 2048
+# Tokens of a block of the KV cache. Of a prompt that the prefix cache holds, the last block is computed again (vLLM,
+# v1/core/kv_cache_manager.py, max_cache_hit_length).
+CACHE_BLOCK = 16
 # Tokens of a pass of a static batch (-ub of llama-batched-bench in the public runs).
 STATIC_TOKENS = 2048
 
@@ -61,12 +64,12 @@ class Runs:
     Lengths are means. concurrency and requests (of the whole run) are those of one of `replicas`. spread: spread of lengths as
     a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
     decode steps between two checks for new output. slots: most sequences that a replica runs at once; infinite without a
-    limit. budget: prompt tokens of a data-parallel rank in a step; 0 for the engine's own. prompts: whether the same chips
-    run prefill; False for the decode pool of separate pools. contexts: value of `latent_contexts`. launch: constants
-    that its script changes. version: a release of the engine; sampling: how tokens were drawn; is_median: whether the measured
-    time per token is the median of intervals between tokens. is_static: whether all requests of a run are one static batch:
-    the prefill of all of them, then decode steps. schedule: "first" or "mixed"
-    (`run_table.PREFILL_SCHEDULE`); "" for the engine's own.
+    limit. budget: prompt tokens of a data-parallel rank in a step; 0 for the engine's own. hits: share of requests whose
+    prompt is in the prefix cache. prompts: whether the same chips run prefill; False for the decode pool of separate pools.
+    contexts: value of `latent_contexts`. launch: constants that its script changes. version: a release of the engine;
+    sampling: how tokens were drawn; is_median: whether the measured time per token is the median of intervals between tokens.
+    is_static: whether all requests of a run are one static batch: the prefill of all of them, then decode steps. schedule:
+    "first" or "mixed" (`run_table.PREFILL_SCHEDULE`); "" for the engine's own.
     """
 
     index: Array
@@ -84,6 +87,7 @@ class Runs:
     interval: Array
     slots: Array
     budget: Array
+    hits: Array
     drafts: int = 0
     prompts: bool = True
     contexts: float = math.inf
@@ -113,7 +117,7 @@ class Runs:
             Values by argument.
         """
         lengths = ("input_tokens", "output_tokens", "spread")
-        names = ("model", "system", "layout", "concurrency", *lengths, "drafts", "interval", "slots", "budget")
+        names = ("model", "system", "layout", "concurrency", *lengths, "drafts", "interval", "slots", "budget", "hits")
         return {name: getattr(self, name) for name in names}
 
     def select(self, positions: Array) -> Runs:
@@ -189,6 +193,7 @@ def closed_loop(
     interval: Number = 1.0,
     slots: Number = np.inf,
     budget: Number = 0.0,
+    hits: Number = 0.0,
     prompts: bool = True,
     engine: Engine,
 ) -> ClosedLoop:
@@ -211,6 +216,7 @@ def closed_loop(
         interval: Decode steps between two checks for new output; a first token appears `interval - 1` steps later.
         slots: Most sequences that the replica runs at once; further clients wait.
         budget: Prompt tokens of a data-parallel rank in a step; 0 for the engine's own.
+        hits: Share of requests whose prompt is in the prefix cache; all prompts count as their mean.
         prompts: Whether the same chips run prefill. A decode-only pool has no TTFT.
         engine: Engine.
 
@@ -236,15 +242,17 @@ def closed_loop(
             prompt_seconds=nothing,
         )
     arguments: dict[str, Any] = {"prompts": layout.dp, "drafts": drafts, "layout": layout, "engine": engine}
-    prefill_only = drafted_step(model, system, tokens=input_tokens, **arguments, parts=False).total
+    cached = hits * np.maximum(np.asarray(input_tokens) - CACHE_BLOCK, 0.0)
+    new_tokens = input_tokens - cached
+    prefill_only = drafted_step(model, system, tokens=new_tokens, prefix=cached, **arguments, parts=False).total
     budget = np.where(np.asarray(budget) > 0, budget, engine.scheduler.step_tokens)
-    chunks = np.where(budget > 0, np.ceil(input_tokens / np.maximum(budget, 1)), 1.0)
+    chunks = np.where(budget > 0, np.ceil(new_tokens / np.maximum(budget, 1)), 1.0)
     mixed_step = drafted_step(
         model,
         system,
-        tokens=input_tokens / chunks,
+        tokens=new_tokens / chunks,
         # Mean prefix of a prefill chunk.
-        prefix=input_tokens * (1 - 1 / chunks) / 2,
+        prefix=cached + new_tokens * (1 - 1 / chunks) / 2,
         batch=running,
         context=context,
         **arguments,
@@ -258,11 +266,11 @@ def closed_loop(
         np.where(first, prefill_only, chunks * mixed_step.total),
     )
     # Prompts that wait together share passes.
-    shared = np.clip(np.floor(budget / input_tokens), 1.0, np.maximum(np.asarray(running) / layout.dp, 1.0))
+    shared = np.clip(np.floor(budget / new_tokens), 1.0, np.maximum(np.asarray(running) / layout.dp, 1.0))
     wave = prefill
     if np.any(first & (shared > 1)):
         arguments["prompts"] = layout.dp * shared
-        pass_seconds = drafted_step(model, system, tokens=input_tokens, **arguments, parts=False).total
+        pass_seconds = drafted_step(model, system, tokens=new_tokens, prefix=cached, **arguments, parts=False).total
         wave = np.where(first & (shared > 1), pass_seconds / shared, prefill)
     burst, decoding = running / layout.dp * wave, output_tokens * decode_tpot
     together = engine.scheduler.prefill_first * staying(np.maximum(spread, DRIFT) * decoding / burst, 1 / starting)

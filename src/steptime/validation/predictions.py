@@ -35,9 +35,16 @@ from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import POOL_COLUMNS, predict_pools
 from steptime.validation.error_summary import FIGURES, Predictions, with_ranges
 from steptime.validation.max_throughput import SCENARIO_COLUMNS, limit_to_offline, predict_highest
-from steptime.validation.published_deployments import as_launched, latent_contexts, launch_constants, usual_interval
+from steptime.validation.published_deployments import (
+    as_launched,
+    latent_contexts,
+    launch_constants,
+    prefix_hits,
+    usual_interval,
+)
 from steptime.validation.run_table import (
     AXES,
+    DISTINCT_PROMPTS,
     DRAFTED,
     LOOPS,
     MEANS,
@@ -152,6 +159,7 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
         "concurrency": concurrency, "spread": spread, "requests": requests, "replicas": replicas,
         "acceptance": numbers(rows, "acceptance"), "interval": np.where(np.isnan(interval), usual, interval),
         "slots": np.where(np.isnan(slots), np.inf, slots), "budget": numbers(rows, TOKEN_BUDGET, 0.0),
+        "hits": prefix_hits(numbers(rows, DISTINCT_PROMPTS, np.inf), concurrency, requests),
     }  # fmt: skip
 
 

@@ -21,6 +21,13 @@ AIConfigurator's own runs of SGLang 0.5.6 and later used `--enable-mixed-chunk`:
 (github.com/ai-dynamo/aiconfigurator, commit 07a3779 of 2026-01-19, src/aiconfigurator/generator/rule_plugin/sglang.rule:
 "agg enable_mixed_chunk = true"). Its runs of 0.5.1 are older than the rule.
 
+Its runs of vLLM 0.12 with Llama-3.1-8B in FP8 on H200 repeat prompts. Their prefill takes a share of its full time that falls
+with the number of clients: 38 % at 16, 20 % at 32 and 11 % at 64; prefill of other runs takes 90 to 120 % at any number. 100
+prompts are the default of AIConfigurator's load generator, which draws from them at random (github.com/ai-dynamo/aiperf at
+db4f6397, common/config/config_defaults.py: NUM_DATASET_ENTRIES; dataset/dataset_manager.py, _return_any_conversation). Scripts
+of other runs ask for 12 prompts per client (src/aiconfigurator/eval/benchmarks/genai_perf_runner.py until c0c44d911:
+--num-dataset-entries). The prefix cache of vLLM is on by default (vllm/engine/arg_utils.py).
+
 InferenceX's runs of TensorRT-LLM before 2026-01-29 used the image of release 1.1.0rc2.post2 where no version is recorded
 (.github/configs/nvidia-master.yaml until commit ec7bafa). Those behind Dynamo record Dynamo's version: 0.5.1 until that day,
 with TensorRT-LLM 1.1 as well. On racks these set `TRTLLM_ENABLE_PDL` where decode has no data-parallel ranks, so that kernels
@@ -40,10 +47,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steptime.hardware.number_formats import is_day
+from steptime.number_checks import Array
 from steptime.physics.engine import IDEAL, Engine, with_constants
 from steptime.physics.engine_releases import version_numbers
 from steptime.validation.mlperf_data_sets import as_submitted, find_data_set
 from steptime.validation.run_table import (
+    DISTINCT_PROMPTS,
     DRAWN_IDS,
     HIGHEST,
     MIXED,
@@ -78,6 +87,10 @@ GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")
 LOADS = re.compile(r"_agg_\d+x\d+_c\d+")
 GENERATED_IDS, REPEATED = re.compile(r".*_sglang_agg_\d+x\d+_c\d+_tp\d+"), "gap_analysis"
 MIXED_SINCE = (0, 5, 6)
+# Runs with repeated prompts: model and system in their names, and release. Their prompts (module docstring), and requests of a
+# client before a run (genai_perf_runner.py, --warmup-request-count).
+REPEATING_IDS, REPEATING_RELEASE = re.compile(r".*llama_3_1_8b_instruct_fp8_h200_sxm_vllm_agg_"), "0.12.0"
+GENERATED_PROMPTS, WARM_UPS = 100.0, 2.0
 
 
 def as_launched(row: dict[str, str]) -> dict[str, str]:
@@ -106,6 +119,8 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
         row = {**row, OUTPUT_FORMAT: stored}
     if not row.get(TOKEN_BUDGET) and (budget := token_budget(row)):
         row = {**row, TOKEN_BUDGET: f"{budget:.0f}"}
+    if not row.get(DISTINCT_PROMPTS) and repeats_prompts(row):
+        row = {**row, DISTINCT_PROMPTS: f"{GENERATED_PROMPTS:.0f}"}
     if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _whole_cells(row, LENGTHS) == SHORT):
         return row
     if _whole_cells(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
@@ -193,6 +208,49 @@ def mixes_chunks(row: Mapping[str, str]) -> bool:
     if row["engine"] != ENGINE or REPEATED in name or not GENERATED_IDS.match(name):
         return False
     return version_numbers(row.get("engine_version") or "") >= MIXED_SINCE
+
+
+def repeats_prompts(row: Mapping[str, str]) -> bool:
+    """Check whether the prompts of a public run repeat, and its engine has a prefix cache (module docstring).
+
+    Args:
+        row: Run.
+
+    Returns:
+        True for the names and the release of those runs.
+
+    >>> row = {"engine_version": "0.12.0", "id": "17:llama_3_1_8b_instruct_fp8_h200_sxm_vllm_agg_4000x100_c64_tp4_epnone_7"}
+    >>> repeats_prompts(row), repeats_prompts(row | {"engine_version": "0.15.1"}), repeats_prompts({"engine_version": "0.12.0"})
+    (True, False, False)
+    """
+    return row.get("engine_version") == REPEATING_RELEASE and bool(REPEATING_IDS.match(row.get("id") or ""))
+
+
+def prefix_hits(distinct: Array, clients: Array, requests: Array) -> Array:
+    r"""Return the mean share of requests whose prompt came before.
+
+    Each request draws one of $P$ prompts at random. The cache keeps all of them. After $k$ requests the next prompt is known
+    with probability $1 - q^k$, where $q = 1 - 1/P$. With $w$ requests before the $n$ of a run the mean is
+
+    $$ 1 - \frac{P}{n} \left(q^w - q^{w + n}\right). $$
+
+    Args:
+        distinct: Prompts from which requests draw; infinite if all differ.
+        clients: Requests in flight; each sends `WARM_UPS` requests before the run.
+        requests: Requests of the run.
+
+    Returns:
+        Shares from 0 to 1.
+
+    >>> two = prefix_hits(np.array([2.0, np.inf]), np.array([0.0, 16.0]), np.array([2.0, 160.0]))
+    >>> two.tolist(), prefix_hits(np.array(100.0), np.array([16.0, 64.0]), np.array([160.0, 640.0])).round(2).tolist()
+    ([0.25, 0.0], [0.64, 0.96])
+    """
+    repeats = np.isfinite(distinct)
+    pool = np.where(repeats, distinct, 1.0)
+    q, before = 1 - 1 / pool, WARM_UPS * clients
+    hits: Array = np.where(repeats, 1 - pool / requests * (q**before - q ** (before + requests)), 0.0)
+    return hits
 
 
 def with_schedule(engine: Engine, schedule: str) -> Engine:

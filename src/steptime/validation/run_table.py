@@ -95,6 +95,9 @@ OPTIONAL = (
 # Format of the output projections of attention, where it is not that of the other projections. No file has this column; scripts
 # of public runs say it (`published_deployments.output_format`).
 OUTPUT_FORMAT: Final = "output_dtype"
+# Prompts from which a load generator draws those of its requests, where they repeat and the engine has a prefix cache. No file
+# has this column either (`published_deployments.distinct_prompts`).
+DISTINCT_PROMPTS: Final = "distinct_prompts"
 # Columns with the origin of a run. Only predictions of MLPerf use them: boards of two chips (note).
 UNREAD = ("note", "acceptance_assumed")
 # Maximum of a length, a number of requests or a parallel size.

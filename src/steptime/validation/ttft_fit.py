@@ -39,10 +39,10 @@ from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.physics.layout import Layout
 from steptime.simulation.loop_state import DONE
 from steptime.simulation.replica_pools import serve
-from steptime.simulation.scheduling_policy import Policy, engine_policy_kind, engine_token_budget
+from steptime.simulation.scheduling_policy import Policy, engine_policy_kind, engine_token_budget, engine_when_full
 from steptime.simulation.simulator import kv_room
 from steptime.simulation.step_time_model import Pace, sample_pace
-from steptime.validation.closed_loop import DRIFT
+from steptime.validation.closed_loop import CACHE_BLOCK, DRIFT
 from steptime.validation.run_table import group_positions
 from steptime.workload.traffic import Lengths, closed_loop
 
@@ -117,6 +117,7 @@ def closed_loops(
     interval: Number = 1.0,
     slots: Number = math.inf,
     budget: Number = 0.0,
+    hits: Number = 0.0,
     engine: Engine,
     seed: int = 0,
 ) -> Loops:
@@ -124,8 +125,8 @@ def closed_loops(
 
     Parallel sizes and all arrays broadcast to one entry per run. Lengths are drawn evenly from (1 ± spread) times the mean,
     with a spread of at least `closed_loop.DRIFT`. Runs with the same layout share a model of step times. Free KV cache limits
-    the requests in flight. If no request fits by this estimate, there is no limit, because the run was measured. Prefill has
-    priority if `engine.scheduler.prefill_first`.
+    the requests in flight, as the engine does it (`engine_when_full`). If no request fits by this estimate, there is no limit,
+    because the run was measured. Prefill has priority if `engine.scheduler.prefill_first`.
 
     Args:
         model: Model.
@@ -141,6 +142,7 @@ def closed_loops(
         interval: Decode steps between two checks for new output.
         slots: Most requests that run at once; infinite without a limit.
         budget: Prompt tokens of a data-parallel rank in a step; 0 for the engine's own.
+        hits: Share of requests whose prompt is in the prefix cache.
         engine: Engine.
         seed: Random seed.
 
@@ -152,7 +154,7 @@ def closed_loops(
     n = len(table)
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
     spreads, gained = (np.broadcast_to(x, n) for x in (np.maximum(spread, DRIFT), acceptance))
-    stated = np.broadcast_to(budget, n)
+    stated, hits = np.broadcast_to(budget, n), np.broadcast_to(hits, n)
     # Each data-parallel rank has a limit of its own, so that ranks need not have equal numbers of requests.
     at_once = np.minimum(np.broadcast_to(slots, n), table[:, 4] * table[:, 2]).astype(np.int64)
     total = np.broadcast_to(np.maximum(np.ceil(requests), table[:, 4]), n)
@@ -182,13 +184,12 @@ def closed_loops(
                 max_num_seqs=int(at_once[k]),
                 max_num_batched_tokens=tokens,
                 kv_tokens=room if room >= long[k] else math.inf,
-                when_full="queue",
+                when_full=engine_when_full(engine),
                 speculative_tokens=drafts,
                 acceptance_length=float(gained[k]),
             )
-            queued[k], half[k], step[k], prompt[k] = _loop(
-                pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), int(total[k]), seed
-            )
+            lengths = float(inputs[k]), float(outputs[k]), float(spreads[k]), float(hits[k])
+            queued[k], half[k], step[k], prompt[k] = _loop(pace, policy, int(table[k, 4]), lengths, int(total[k]), seed)
     intervals = np.broadcast_to(np.asarray(interval, dtype=np.float64), n)
     share = np.minimum(table[:, 4] / total, 1.0)
     return Loops(
@@ -197,14 +198,19 @@ def closed_loops(
 
 
 def _loop(
-    pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float], total: int, seed: int
+    pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float, float], total: int, seed: int
 ) -> tuple[float, float, float, float]:
-    """Return mean and median time from the queue to the end of prefill [s], mean time between tokens [s], and mean prompt."""
-    inputs, outputs, spread = lengths
+    """Return mean and median time from the queue to the end of prefill [s], mean time between tokens [s], and mean prompt.
+
+    lengths: mean prompt and output, their spread, and the share of prompts in the prefix cache.
+    """
+    inputs, outputs, spread, hits = lengths
     shape: dict[str, Any] = {"shape": "uniform", "spread": spread}
     n = min(total, clients * (ROUNDS if clients >= MANY_CLIENTS else ROUNDS_OF_FEW_CLIENTS))
     traffic = closed_loop(clients, n, Lengths(mean=inputs, **shape), Lengths(mean=outputs, **shape), seed=seed)
-    requests, _, _ = serve(traffic, policy, pace)
+    is_known = np.random.default_rng((seed, n)).random(n) < hits
+    cached = np.where(is_known, np.maximum(traffic.inputs - CACHE_BLOCK, 0), 0)
+    requests, _, _ = serve(traffic, policy, pace, cached=cached)
     served = requests["status"] == DONE
 
     # The first round has the start burst; the other simulated rounds represent the rest of the run.
