@@ -202,7 +202,7 @@ def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed:
     prompts = workload_prompts(plan.workload)
     bare = replace(engine, scheduler=replace(engine.scheduler, steps_before_answer=0.0, steps_to_balance=0.0))
     longest = longest_context(plan.workload, model)
-    policy = decode_policy(server, prompts.fresh, has_prefill_pool=has_prefill_pool, speculation=plan.speculation)
+    policy = decode_policy(server, prompts.fresh, engine, has_prefill_pool=has_prefill_pool, speculation=plan.speculation)
     traffic = workload_traffic(plan.workload, plan.requests_per_second, n, seed=seed, exact=True, longest=longest)
     return simulate(
         model,

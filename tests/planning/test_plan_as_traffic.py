@@ -86,26 +86,32 @@ def test_exact_traffic_has_the_rate_and_the_mean_lengths_of_the_workload():
 
 
 POOL = SimulatedPool(role="serve", layout=Layout(dp=4), batch=30, max_num_seqs=42, chunk=512)
+VLLM, TRTLLM = map(st.load_engine, ("vllm", "trtllm"))
 DRAFTS = Speculation(drafts=2, acceptance=1.7, source="given")
 
 
 def test_a_pool_that_serves_has_slots_for_the_prompts_of_a_step():
     """42 slots on 4 ranks are 11 tokens of each; a chunk of 512 has two prompts of 250 tokens on each rank."""
-    found = decode_policy(POOL, 250, has_prefill_pool=False)
+    found = decode_policy(POOL, 250, VLLM, has_prefill_pool=False)
     assert (found.max_num_seqs, found.max_num_batched_tokens, found.chunk) == (42 + 8, 11 + 512, 512.0)
     assert (found.speculative_tokens, found.acceptance_length, found.route) == (0, 1.0, "least-loaded")
-    long = decode_policy(POOL, 1000, has_prefill_pool=False, speculation=DRAFTS)
+    long = decode_policy(POOL, 1000, VLLM, has_prefill_pool=False, speculation=DRAFTS)
     assert (long.max_num_seqs, long.max_num_batched_tokens) == (42 + 4, 11 * 3 + 512)
     assert (long.speculative_tokens, long.acceptance_length) == (2, 1.7)
     # Where requests wait for slots, there are no others; without chunks a step takes one token of prompts.
-    assert decode_policy(replace(POOL, queued=True), 250, has_prefill_pool=False).max_num_seqs == 42
-    bare = decode_policy(replace(POOL, chunk=0), 250, has_prefill_pool=False)
+    assert decode_policy(replace(POOL, queued=True), 250, VLLM, has_prefill_pool=False).max_num_seqs == 42
+    bare = decode_policy(replace(POOL, chunk=0), 250, VLLM, has_prefill_pool=False)
     assert (bare.max_num_seqs, bare.max_num_batched_tokens, bare.chunk) == (42 + 4, 11 + 1, 1.0)
 
 
 def test_a_pool_that_decodes_computes_lost_caches_again():
-    found = decode_policy(POOL, 250, has_prefill_pool=True)
+    found = decode_policy(POOL, 250, VLLM, has_prefill_pool=True)
     assert (found.max_num_seqs, found.max_num_batched_tokens, found.chunk) == (42, 11 + 2048, math.inf)
+
+
+def test_a_pool_waits_for_room_or_preempts_as_its_engine():
+    found = [decode_policy(POOL, 250, engine, has_prefill_pool=False).when_full for engine in (VLLM, TRTLLM)]
+    assert found == ["recompute", "queue"]
 
 
 def test_a_pool_that_prefills_has_passes_of_its_prompts_and_slots_for_short_ones():

@@ -20,7 +20,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.planning.plan_result import Plan, Pool
 from steptime.planning.step_explanation import step_given
-from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.scheduling_policy import Policy, engine_when_full
 from steptime.units import show
 from steptime.workload.traffic import Lengths, Traffic, open_loop, scaled
 from steptime.workload.workload import NONE, Speculation, Workload
@@ -183,7 +183,9 @@ def _with_mean(tokens: Any, mean: float) -> Any:
     return np.maximum(1, np.rint(tokens * (mean / np.mean(tokens)))).astype(np.int64)
 
 
-def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, speculation: Speculation = NONE) -> Policy:
+def decode_policy(
+    server: PoolLike, fresh: int, engine: Engine, *, has_prefill_pool: bool, speculation: Speculation = NONE
+) -> Policy:
     """Return the schedule of a pool that decodes.
 
     It has the slots of the plan, additional slots for prompts in prefill, and the plan's chunk size.
@@ -191,6 +193,7 @@ def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, specu
     Args:
         server: Pool that decodes.
         fresh: Prompt tokens to prefill per request.
+        engine: Engine, which preempts where the KV cache is full, or waits.
         has_prefill_pool: True if another pool prefills.
         speculation: Speculative tokens.
 
@@ -207,6 +210,7 @@ def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, specu
         chunk=math.inf if has_prefill_pool else float(chunk),
         speculative_tokens=speculation.drafts,
         acceptance_length=speculation.acceptance,
+        when_full=engine_when_full(engine),
         route=ROUTE,
     )
 

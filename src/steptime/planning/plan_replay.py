@@ -192,7 +192,9 @@ def replay_pools(
         # Without a prefill pool it has no effect.
         "prefill_policy": prefill_policy(pools[0], prompts.fresh, speculation),
     }
-    settings["policy"] = decode_policy(server, prompts.fresh, has_prefill_pool=prefill is not None, speculation=speculation)
+    settings["policy"] = decode_policy(
+        server, prompts.fresh, engine, has_prefill_pool=prefill is not None, speculation=speculation
+    )
 
     # Reduce the rate geometrically until a settled run meets the limits.
     traffic = partial(workload_traffic, workload, seed=seed, longest=longest_context(workload, model))

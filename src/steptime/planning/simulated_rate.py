@@ -296,7 +296,7 @@ class Loop:
         # Step times depend on the range of lengths, not on the rate.
         sample = Traffic(arrival=np.zeros(self.count), inputs=self.inputs, outputs=self.outputs)
         policy = decode_policy(
-            server, self.prompts.fresh, has_prefill_pool=reader is not None, speculation=deployment.speculation
+            server, self.prompts.fresh, engine, has_prefill_pool=reader is not None, speculation=deployment.speculation
         )
 
         sides = [(server.layout, policy, server_replicas, system)]

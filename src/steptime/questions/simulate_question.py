@@ -185,9 +185,9 @@ class SchedulerInputs:
     kv_tokens: Any = count(
         None, "capacity of the KV cache of one replica in tokens", group=POLICY, default_words="the free memory of the chips"
     )
-    when_full: str = text(
-        "recompute", "action when the KV cache is full: recompute (preempt a request) or queue",
-        choices=("recompute", "queue"), group=POLICY,
+    when_full: str | None = text(
+        None, "action when the KV cache is full: recompute (preempt a request) or queue",
+        choices=("recompute", "queue"), group=POLICY, default_words="the engine's: queue for trtllm, recompute for others",
     )  # fmt: skip
     interval: Any = number(
         None,

@@ -198,6 +198,7 @@ def policy_for(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int | None = None,
     kv_tokens: float | None = None,
+    when_full: str | None = None,
     interval: float | None = None,
     **settings: Any,
 ) -> Policy:
@@ -211,6 +212,7 @@ def policy_for(
         max_num_seqs: Slots per replica.
         max_num_batched_tokens: Tokens per data-parallel rank in a step; by default the engine's.
         kv_tokens: KV cache of a replica [tokens]; by default the room of the chips.
+        when_full: "recompute" or "queue" where the cache is full; by default what the engine does.
         interval: Time between trains [s]; by default the time to stream the whole HBM once.
         settings: Other fields of `Policy`.
 
@@ -225,6 +227,7 @@ def policy_for(
         if max_num_batched_tokens is None
         else max_num_batched_tokens,
         kv_tokens=math.inf if kv_tokens is None else kv_tokens,
+        when_full=when_full or engine_when_full(engine),
         interval=float(drain_seconds(hbm.capacity, hbm.bandwidth)) if interval is None else interval,
         **settings,
     )
