@@ -27,7 +27,15 @@ from steptime.validation.published_deployments import (
     with_contexts,
     with_gathering,
 )
-from steptime.validation.run_table import OUTPUT_FORMAT, POOLS, TOKEN_BUDGET, is_drafted, read_runs, run_kind
+from steptime.validation.run_table import (
+    OUTPUT_FORMAT,
+    POOLS,
+    PREFILL_SCHEDULE,
+    TOKEN_BUDGET,
+    is_drafted,
+    read_runs,
+    run_kind,
+)
 from tests.conftest import each
 from tests.validation.rows import SHARED, apart, deepseek
 
@@ -95,6 +103,20 @@ def test_groups_that_were_none(changes, ways):
     assert found["prefill_tp"] == "8.0"
     reads = as_launched(row | {"prefill_tp": "1.0", "prefill_dp": "4.0", "prefill_ep": "4.0"})
     assert (reads["prefill_tp"] == "4") == (ways == ("4", "1", "1"))
+
+
+def test_runs_on_atom_prefill_all_waiting_prompts_before_decode():
+    """Passes of 16,384 tokens, also of long prompts in 4 bits with many clients; a run of one's own has its engine's."""
+    run = {"engine": "typical", "system": "mi355x-8", "weight_dtype": "mxfp4", "expert_dtype": "mxfp4", "concurrency": "128"}
+    run |= {"part": "ix_aggregated", "engine_version": "atom nan", "measured": "2026-01-14", "input_tokens": "8192"}
+    told = deepseek(**run)
+    found = as_launched(told)
+    assert (found[PREFILL_SCHEDULE], found[TOKEN_BUDGET], is_scripted(told)) == ("first", "16384", True)
+    assert as_launched(told | {"part": ""}) == told | {"part": ""}
+    named = told | {"part": "", PREFILL_SCHEDULE: "first", TOKEN_BUDGET: "16384", "length_spread": "0.11111"}
+    times = predict([told | {"length_spread": "0.11111"}, named], by_simulation=False)
+    assert times.tpot[0] == pytest.approx(times.tpot[1])
+    assert times.ttft[0] == pytest.approx(times.ttft[1])
 
 
 def test_predictions_are_of_runs_as_they_were_launched():

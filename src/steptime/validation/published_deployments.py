@@ -48,7 +48,7 @@ import numpy as np
 
 from steptime.hardware.number_formats import is_day
 from steptime.number_checks import Array
-from steptime.physics.engine import IDEAL, Engine, with_constants
+from steptime.physics.engine import IDEAL, TYPICAL, Engine, with_constants
 from steptime.physics.engine_releases import version_numbers
 from steptime.validation.mlperf_data_sets import as_submitted, find_data_set
 from steptime.validation.run_table import (
@@ -111,8 +111,8 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     if row.get("part") == MLPERF:
         return as_submitted(row)
     row = with_image(with_drafts(row))
-    if mixes_chunks(row) and not row.get(PREFILL_SCHEDULE):
-        row = {**row, PREFILL_SCHEDULE: MIXED}
+    if not row.get(PREFILL_SCHEDULE) and (mixes_chunks(row) or is_atom(row)):
+        row = {**row, PREFILL_SCHEDULE: PREFILL_FIRST if is_atom(row) else MIXED}
     if not row.get("kv_dtype") and (kv := cache_format(row)):
         row = {**row, "kv_dtype": kv}
     if not row.get(OUTPUT_FORMAT) and (stored := output_format(row)):
@@ -251,6 +251,27 @@ def prefix_hits(distinct: Array, clients: Array, requests: Array) -> Array:
     q, before = 1 - 1 / pool, WARM_UPS * clients
     hits: Array = np.where(repeats, 1 - pool / requests * (q**before - q ** (before + requests)), 0.0)
     return hits
+
+
+def is_atom(row: Mapping[str, str]) -> bool:
+    """Check whether a public run is one of ATOM, which has no engine of its own here.
+
+    Its scheduler runs all prompts that wait, in passes of up to `ATOM_TOKENS`, before it continues decode (schedule).
+
+    Args:
+        row: Run.
+
+    Returns:
+        True for InferenceX's runs with a release of ATOM.
+
+    References:
+        https://github.com/ROCm/ATOM/blob/3bb28a9fa/atom/model_engine/scheduler.py
+
+    >>> row = {"engine": "typical", "engine_version": "atom rocm7.1.1", "part": "ix_aggregated"}
+    >>> is_atom(row), is_atom(row | {"part": ""}), is_atom(row | {"engine_version": "1.2"})
+    (True, False, False)
+    """
+    return row["engine"] == TYPICAL and (row.get("engine_version") or "").startswith("atom") and _is_benchmark(row)
 
 
 def with_schedule(engine: Engine, schedule: str) -> Engine:
@@ -441,6 +462,9 @@ BUDGET_BLOCK, LEAST_BUDGET, LEAST_SINCE = 64.0, 8192.0, "2026-01-22"
 # AIConfigurator's own runs of SGLang with mixed chunks: a prompt and 1,500 tokens (src/aiconfigurator/generator/rule_plugin/
 # sglang.rule at 95ddf241a, max_prefill_tokens), at most the engine's default chunk.
 GENERATED_MARGIN, GENERATED_CHUNK = 1500.0, 8192.0
+# Prompt tokens of a pass of ATOM by default, which InferenceX's scripts keep (ROCm/ATOM at 3bb28a9fa and d41076e52,
+# atom/model_engine/arg_utils.py; dsr1_fp8_mi355x_atom.sh, dsr1_fp4_mi355x_atom.sh).
+ATOM_TOKENS = 16384.0
 BALANCED_WITHIN = 60.0
 """Maximum steps before TensorRT-LLM starts prefill although a data-parallel rank has no prompt, with balancing enabled. Source:
 the scripts of InferenceX for DeepSeek-R1 and the benchmarks of TensorRT-LLM (attention_dp_config, enable_balance, timeout_iters
@@ -818,6 +842,8 @@ def token_budget(row: Mapping[str, str]) -> float:
         return min(prompt + GENERATED_MARGIN, GENERATED_CHUNK)
     if not _is_benchmark(row) or row.get("part") == SEPARATE_POOLS:
         return 0.0
+    if is_atom(row):
+        return ATOM_TOKENS
     day, engine = _script_day(row), row["engine"]
     if engine == "trtllm" and MODEL in row["model"].casefold():
         written = BUDGET_BLOCK * ((clients + prompt + 2 * BUDGET_BLOCK - 1) // BUDGET_BLOCK)
