@@ -416,17 +416,17 @@ def timeline_figure(timeline: Timeline, title: str = "", memory: MemoryCurve | N
     figure = Figure(figsize=(11, sum(heights)), layout="constrained")
     axes, *memory_axes = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
     chunk_count = int(timeline.chunk.max()) + 1
+    # Boxes narrower than about 1 % of the step have no room for an edge or a label.
+    has_room = (timeline.end - timeline.start).max() / timeline.total > 0.012
     for kind in np.unique(timeline.kind):
         for chunk in np.unique(timeline.chunk[timeline.kind == kind]):
             is_drawn = (timeline.kind == kind) & (timeline.chunk == chunk)
             axes.barh(
                 timeline.device[is_drawn], (timeline.end - timeline.start)[is_drawn], left=timeline.start[is_drawn],
-                height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4,
+                height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4 * has_room,
             )  # fmt: skip
 
-    # Boxes narrower than about 1 % of the step have no room for a label.
-    longest = (timeline.end - timeline.start).max() / timeline.total
-    if longest > 0.012:
+    if has_room:
         for device, start, end, micro, back in zip(
             timeline.device, timeline.start, timeline.end, timeline.micro, timeline.back_micro, strict=True
         ):
