@@ -423,7 +423,8 @@ def timeline_figure(timeline: Timeline, title: str = "", memory: MemoryCurve | N
             is_drawn = (timeline.kind == kind) & (timeline.chunk == chunk)
             axes.barh(
                 timeline.device[is_drawn], (timeline.end - timeline.start)[is_drawn], left=timeline.start[is_drawn],
-                height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4 * has_room,
+                height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white",
+                linewidth=0.4 * has_room,
             )  # fmt: skip
 
     if has_room:

@@ -472,11 +472,19 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
         "Rollout runs at the same time as log-probabilities and training: the longer of both counts, so that shares add up to "
         "over 100 %."
     )  # fmt: skip
+    options = "layouts" if step.on_policy else "layouts and splits of the chips"
+    search = f"; fastest of {step.searched:,} {options}" if step.searched > 1 else ""
+    mfu = f"{percent(step.mfu, 1)} MFU (bf16)"
+    training = f"{step.training_layout}; {mfu}" if step.training_layout else f"{mfu}, as given"
+    layouts = facts([("Rollout", step.layout + search), ("Training", training)])
     return Answer(
         sentence=f"One RL step takes {ranged(step.total, (step.low, step.high), 's')}{cost}.{overhead}",
-        conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout "
-        f"replicas of {step.layout}; training at {percent(step.mfu, 1)} MFU (bf16).{rent}",
-        body=[bar_table(("Phase", "Time", "Share of the step", ""), rows, max(8, min(40, width - NARROW))), footnote(overlap)],
+        conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}.{rent}",
+        body=[
+            layouts,
+            bar_table(("Phase", "Time", "Share of the step", ""), rows, max(8, min(40, width - NARROW))),
+            footnote(overlap),
+        ],
         warnings=[
             *step.notes,
             "overhead: rewards, the environment, engine starts and resharding, as in published steps of two models",
