@@ -41,7 +41,7 @@ from steptime.number_checks import MOST_CHIPS, MOST_SEQUENCES, MOST_TOKENS, Arra
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, check_ways, host_chips, select_layouts, shaped, show_layout, stacked, unstacked
-from steptime.physics.layout_space import legal_table, most_spread, replicas
+from steptime.physics.layout_space import legal_table, most_spread
 from steptime.physics.step import decode_step, prefill_step
 from steptime.result_base import Result, unit
 from steptime.scaling.law_forms import TRAINING_FLOP, bisect
@@ -438,7 +438,7 @@ def _rollout_pool(model: Model, system: System, engine: Engine, layout: Layout |
     else:
         layouts = stacked([layout] if int(layout.chips) <= chips else [])
     sizes = np.asarray(layouts.chips)
-    counts = np.array([replicas(system.scale_up.size, chips, int(size)) for size in sizes], dtype=int)
+    counts = chips // sizes
     seconds, tails = _rollout(model, system, engine, layouts, counts, answers)
     refits = float(total_parameters(model)) * BF16_BYTES / sizes / float(system.domains[-1].link.bandwidth)
     return _Pool(chips=chips, layouts=layouts, sizes=sizes, replicas=counts, seconds=seconds, tails=tails, refits=refits)
