@@ -214,6 +214,10 @@ def test_tables_and_pictures_go_to_files(tmp_path):
     header = (tmp_path / "step.csv").read_text(encoding="utf-8").splitlines()[0]
     assert {"total_s", "low_s", "high_s", "fits"} <= set(header.split(","))
     assert "<svg" in (tmp_path / "schedule.svg").read_text(encoding="utf-8")
+    # A layout with one stage shows the memory of each layer over a few micro-batches.
+    shown = run(f"{SMALL} --tp 8 --pp 1 --micro-batch 1 --plot step.svg", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "The first 4 of 64 micro-batches" in (tmp_path / "step.svg").read_text(encoding="utf-8")
 
 
 def test_layers_by_chunk_are_kept_and_told_to_a_stack():
@@ -281,7 +285,6 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
         (f"{SMALL} --tokens 1T --stage 1B:8k", "--stage: must be TOKENS:SEQ:BATCH, such as 800B:128k:64"),
         (f"{SMALL} --failures -1", "--failures must be at least 0"),
         (f"{SMALL} --checkpoint 0", "--checkpoint must be at least 0.001"),
-        (f"{SMALL} --tp 8 --plot a.svg", "(pp=1); give --pp"),
         (f"{SMALL} --engine pytorch", "unknown training stack 'pytorch'"),
         ("train llama-9 hgx-h100 --chips 8 --batch 8", "unknown model 'llama-9'"),
         ("train llama-3.1-8b hgx-h1000 --chips 8 --batch 8", "unknown system 'hgx-h1000'; did you mean hgx-h100"),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import steptime as st
 from steptime.errors import Impossible, InputError, RangeError, UnitError, UnknownName
-from steptime.scaling.lifetime_compute import Demand, at_equal_loss, read_served, read_target, total_parameters
-from steptime.scaling.model_sizing import _extrapolation_note, budget
-from steptime.scaling.scaling_laws import load_law, loss, tokens_for
+from steptime.scaling.lifetime_compute import Demand, Target, at_equal_loss, read_served, read_target, total_parameters
+from steptime.scaling.model_sizing import budget
+from steptime.scaling.scaling_laws import extrapolation_note, load_law, loss, tokens_for
 from steptime.scaling.sizing_plots import contours, cost_curve, frontier, open_models
 from tests.conftest import each
 
@@ -225,9 +224,27 @@ def test_open_models_are_overtrained_as_the_lecture_says():
     assert all(one.url and one.grade in ("reported", "recalled") for one in known.values())
 
 
-def test_note_of_one_law_beyond_its_runs_has_a_singular_verb():
-    inside, beyond = SimpleNamespace(beyond={}), SimpleNamespace(beyond={"tokens": 3.0})
-    (note,) = _extrapolation_note([inside, beyond])
-    assert note.startswith("1 of 2 laws extrapolates beyond the runs that it was")
-    (note,) = _extrapolation_note([beyond, beyond])
-    assert note.startswith("all 2 laws extrapolate beyond the runs that they were")
+def test_laws_at_other_tokens_per_parameter_than_their_runs_leave_the_range():
+    """Chinchilla's budget, 5.88e23 FLOP: by Sardana's law 237 B on 414 B tokens, 1.7 per parameter; its runs begin at 10."""
+    found = budget(Target(compute=5.88e23))
+    sardana = {choice.law: choice for choice in found.choices}["sardana"]
+    assert sardana.beyond["ratio"] == pytest.approx(10 / (sardana.tokens / sardana.params))
+    assert [choice.law for choice in found.comparable_choices] == ["epoch", "hoffmann", "muennighoff"]
+    assert found.params_over_laws == (found.choices[1].params, found.choice.params)
+    # The leading law gives the answer, and stays.
+    leading = budget(Target(compute=5.88e23), law=["sardana", "epoch"])
+    assert [choice.law for choice in leading.comparable_choices] == ["sardana", "epoch"]
+
+
+def test_one_note_has_the_bounds_of_the_first_law_and_the_number_of_others():
+    epoch, hoffmann, sardana = load_law("epoch"), load_law("hoffmann"), load_law("sardana")
+    assert extrapolation_note([(epoch, {})]) == ""
+    bounds = "hoffmann extrapolates 2x beyond 44.0 M to 16.0 B parameters and 3x beyond 5.00 B to 500 B tokens"
+    far = {"params": 2.0, "tokens": 3.0}
+    assert extrapolation_note([(epoch, {}), (hoffmann, far)]) == bounds
+    assert extrapolation_note([(hoffmann, far), (epoch, far)]) == f"{bounds}; so does 1 other law"
+    assert extrapolation_note([(hoffmann, far), (epoch, far), (sardana, far)]) == f"{bounds}; so do 2 other laws"
+    # Runs without a lower end.
+    assert extrapolation_note([(load_law("kumar"), {"tokens": 4.0})]) == "kumar extrapolates 4x beyond 26.0 B tokens"
+    notes = budget(Target(compute=5.88e23)).warnings
+    assert sum("extrapolates" in note for note in notes) == sum("leaves out sardana" in note for note in notes) == 1

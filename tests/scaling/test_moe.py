@@ -19,11 +19,17 @@ def test_11_routed_equivalence_of_the_lecture():
     assert row.sparsity == pytest.approx(22)
 
 
-def test_four_laws_stand_on_one_board_and_say_where_they_were_fitted():
+def test_laws_stand_on_one_board_and_say_where_they_were_fitted():
+    """Clark's three routers: experts stop to help at 10^(-b/c), 10^12, 10^10.5 and 10^11.33 parameters."""
     board = moe_board(1e9)
-    assert list(dict.fromkeys(row.law for row in board.rows)) == ["clark-s-base", "krajewski", "ludziejewski", "abnar"]
-    assert set(board.fitted) == {"clark-s-base", "krajewski", "ludziejewski", "abnar"}
-    assert board.vanishing == {"clark-s-base": pytest.approx(1e12)}
+    laws = ["clark-s-base", "clark-rl-r", "clark-hash", "krajewski", "ludziejewski", "abnar"]
+    assert list(dict.fromkeys(row.law for row in board.rows)) == laws
+    assert set(board.fitted) == set(laws)
+    ends = (12, 10.5, 136 / 12)
+    assert board.vanishing == {law: pytest.approx(10**end) for law, end in zip(laws, ends, strict=False)}
+    # 1 B parameters are within Clark's runs.
+    assert board.warnings == ("krajewski extrapolates 10x beyond 3.50 M to 100 M parameters",)
+    assert moe_board(37e9).warnings == ("clark-s-base extrapolates 28x beyond 15.0 M to 1.30 B parameters; so do 5 other laws",)
     assert [row.experts for row in board.rows if row.law == "krajewski"] == [1, 64]
     for row in board.rows:
         assert row.gain >= 1 - 1e-9

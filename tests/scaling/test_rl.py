@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import steptime as st
-from steptime.errors import Impossible, RangeError
+from steptime.errors import Impossible, InputError, RangeError
 from steptime.models.model import active_parameters
+from steptime.physics.layout_space import legal
 from steptime.scaling.rl_step import answer_lengths, rl_step
 
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "measured" / "training_rl.csv"
@@ -176,3 +179,53 @@ def test_a_published_step_whose_answers_span_eight_is_inside_the_range():
         rollout_share=0.5, updates=4, steps_spanned=8,
     )  # fmt: skip
     assert step.low <= 34.5 <= step.high
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "given"),
+    [
+        ("llama-3.2-1b", 4, {}),
+        # Without a training step to search, more splits and the experts of a mixture take little time.
+        pytest.param("llama-3.2-1b", 4, {"steps_spanned": 4, "passes": 1.0}, marks=pytest.mark.thorough),
+        pytest.param("llama-3.1-8b", 8, {"mfu": 0.4}, marks=pytest.mark.thorough),
+        pytest.param("llama-3.1-8b", 8, {"mfu": 0.1, "group": 8}, marks=pytest.mark.thorough),
+        pytest.param("gpt-oss-20b", 4, {"mfu": 0.3}, marks=pytest.mark.thorough),
+    ],
+)
+def test_layouts_and_split_are_those_of_all_combinations(name, chips, given):
+    """Each legal layout on each number of rollout chips, one by one."""
+    asked = given | {"chips": chips, "rollouts": 64, "output": 200, "longest": 800}
+    for shares in ([1.0], [making / chips for making in range(1, chips)]):
+        searched = rl_step(name, "hgx-h100", **asked, rollout_share=1.0 if shares == [1.0] else None)
+        single = []
+        for layout in legal(st.load_model(name), st.load_system("hgx-h100"), chips, microbatches=(1,)):
+            for share in shares:
+                with contextlib.suppress(InputError):
+                    single.append(rl_step(name, "hgx-h100", **asked, layout=replace(layout, replicas=1), rollout_share=share))
+        best = min(single, key=lambda step: step.total)
+        assert searched.total == pytest.approx(best.total)
+        assert (searched.on_policy, best.searched) == (shares == [1.0], 1)
+        assert 1 < searched.searched <= len(single)
+
+
+def test_a_given_layout_leaves_the_split_and_large_systems_split_whole_hosts():
+    """Qwen3-30B on 64 H100: 7 splits of hosts of 8, each with one layout."""
+    asked = ASKED | {"chips": 64, "mfu": 0.3}
+    searched = rl_step("qwen3-30b-a3b", "hgx-h100", **asked, rollout_share=None)
+    single = [rl_step("qwen3-30b-a3b", "hgx-h100", **asked, rollout_share=hosts / 8) for hosts in range(1, 8)]
+    assert searched.searched == 7
+    assert searched.rollout_chips % 8 == 0
+    assert searched.total == pytest.approx(min(step.total for step in single))
+    # The training has its layout from its own search, where no MFU is given.
+    assert (searched.layout, searched.training_layout) == ("tp2", "")
+    with pytest.raises(RangeError, match="off policy"):
+        rl_step("qwen3-30b-a3b", "hgx-h100", **(asked | {"chips": 1}), rollout_share=None)
+
+
+def test_answers_that_span_steps_fill_all_slots_of_a_full_replica():
+    """More answers than slots: twice the answers take twice the time where none waits for the longest."""
+    asked = {"chips": 1, "output": 2000, "longest": 2001, "spread": 0.0, "steps_spanned": 64, "mfu": 0.4}
+    first, second = (
+        rl_step("llama-3.1-8b", "hgx-h100", rollouts=count, layout=st.Layout(), **asked).rollout for count in (4000, 8000)
+    )
+    assert second == pytest.approx(2 * first, rel=1e-6)

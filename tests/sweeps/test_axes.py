@@ -96,6 +96,14 @@ def test_figures_of_a_machine_are_axes_with_their_units():
         read_axes(STEP, ["chip.hbm.bandwidth=1TB/s"], [], {})
 
 
+def test_a_truth_value_is_true_or_false():
+    question, on = find_question("rl"), ON | {"chips": 8}
+    assert read_axes(question, ["output=1k,2k"], ["off_policy=true"], on)[1]["off_policy"] is True
+    assert read_axes(question, ["output=1k,2k"], ["off_policy=False"], on)[1]["off_policy"] is False
+    with pytest.raises(RangeError, match=r"^off_policy: must be true or false, got 'yes'"):
+        read_axes(question, ["output=1k,2k"], ["off_policy=yes"], on)
+
+
 def test_an_input_is_given_once():
     with pytest.raises(InputError, match=r"batch.* twice"):
         read_axes(STEP, ["batch=1,2"], ["batch=3"], ON)

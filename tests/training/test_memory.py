@@ -11,9 +11,9 @@ from steptime.models.model_loading import read_model
 from steptime.training.layer_profile import layer_profiles
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.training_job import TrainingLayout
-from steptime.training.training_memory import PARTS, activation_bytes, training_memory
+from steptime.training.training_memory import PARTS, activation_bytes, memory_by_layer, training_memory
 from steptime.training.training_stack import IDEAL, training_engine
-from steptime.training.training_step import fullest_stage_parameters, parameters_per_layer
+from steptime.training.training_step import fullest_stage_parameters, parameters_per_layer, step_seconds
 from tests.conftest import each
 from tests.training.cases import CHIP, SMALL, SPARSE, golden, gpt, job, llama, model, system, toy
 
@@ -292,3 +292,39 @@ def test_measured_peaks_are_within_one_percent_in_the_mean_and_two_and_a_half_at
     assert runs.sum() == 31
     assert np.abs(off) @ runs / 31 <= 0.01
     assert np.abs(off).max() <= 0.025, names[int(np.argmax(np.abs(off)))]
+
+
+@each(
+    "name, given, layout",
+    [
+        (SMALL, {}, {}),
+        (SMALL, {}, {"recompute": "full", "micro_batch": 4, "tp": 4}),
+        (SMALL, {}, {"recompute": "reversible"}),
+        (SMALL, {"offload": "activations"}, {}),
+        (SMALL, {}, {"sharding": "zero3", "dp": 8}),
+        # Layers of two kinds, the first kind only at the beginning, with a layer of multi-token prediction.
+        ("deepseek-v3", {"mtp": True}, {"recompute": "full", "ep": 8, "dp": 8}),
+        ("qwen3-next-80b-a3b", {}, {"recompute": "norms", "ep": 8, "dp": 8}),
+    ],
+)
+def test_memory_by_layer_has_the_peak_of_the_memory_and_the_time_of_the_step(name, given, layout):
+    asked, x, shown = job(seq=4096, **given), TrainingLayout(**layout), 3
+    peak = training_memory(model(name), asked, system(), IDEAL, x, microbatches=4)
+    curve = memory_by_layer(model(name), asked, system(), IDEAL, x, peak, microbatches=shown)
+    total = sum(curve.levels.values())
+    assert float(total.max()) == pytest.approx(float(peak.used))
+    assert float(total.min()) == float(total[-1]) == pytest.approx(float(peak.used - peak.activations - peak.logits))
+    assert np.all(np.diff(curve.seconds) > 0)
+    slowest = step_seconds(model(name), asked, system(), IDEAL, x).stages.slowest
+    assert float(curve.seconds[-1]) == pytest.approx(shown * float(sum(slowest)))
+
+
+def test_each_layer_adds_its_activations_in_the_forward_pass_and_frees_them_in_the_backward_pass():
+    """Llama 3 70B: 274,688 bytes per token and layer, 8 h + 4 q + 4 k + 6 f + 4 a, of 80 layers; tp 8 has an eighth."""
+    llama_70b, asked, x = model("llama-3-70b"), job(seq=8192), TrainingLayout(tp=8)
+    peak = training_memory(llama_70b, asked, system(), IDEAL, x, microbatches=4)
+    curve = memory_by_layer(llama_70b, asked, system(), IDEAL, x, peak, microbatches=1)
+    layers = np.concatenate([np.arange(1, 81), [80, 80], np.arange(80, 0, -1), [0]])
+    assert curve.levels["activations"] == pytest.approx(layers * 274_688 * 8192 / 8, rel=1e-3)
+    # The head is between the passes; its logits stay until the last layer has gone back.
+    assert np.flatnonzero(curve.levels["logits"]).tolist() == [80, 81, 82]

@@ -92,8 +92,9 @@ def test_pictures_as_files(name: str, shape: tuple[int, int, int], ending: str, 
     pytest.importorskip("matplotlib")
     path = tmp_path / f"step.{ending}"
     names = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "buffers", "reserved", "capacity")
-    for memory in (None, TrainingMemory(**dict.fromkeys(names, 1e9))):
-        write_timeline(made(name, *shape), str(path), name, memory)
+    drawn = made(name, *shape)
+    for memory in (None, memory_over_time(drawn, TrainingMemory(**dict.fromkeys(names, 1e9)))):
+        write_timeline(drawn, str(path), name, memory)
         assert path.stat().st_size > 5000
 
 
@@ -113,16 +114,16 @@ def test_memory_over_time_is_that_of_the_fullest_chip_at_its_peak() -> None:
     drawn = made("1f1b", 4, 8, 1)
     parts = {"weights": 4e9, "gradients": 2e9, "optimizer": 3e9, "activations": 8e9, "gathered": 0.0, "buffers": 1e9}
     memory = TrainingMemory(**parts, logits=0.0, reserved=1e9, capacity=80e9)
-    device, seconds, levels = memory_over_time(drawn, memory)
-    assert device == 0
-    assert sum(level.max() for level in levels.values()) == pytest.approx(float(memory.used))
+    curve = memory_over_time(drawn, memory)
+    assert curve.device == 0
+    assert sum(level.max() for level in curve.levels.values()) == pytest.approx(float(memory.used))
     # Forward passes take 0.1 s: four micro-batches of 2 GB after 0.4 s, and one less from the first backward pass on.
-    at = dict(zip(np.round(seconds, 9).tolist(), levels["activations"].tolist(), strict=True))
+    at = dict(zip(np.round(curve.seconds, 9).tolist(), curve.levels["activations"].tolist(), strict=True))
     assert (at[0.0], at[0.1], at[0.2], at[0.3]) == pytest.approx((2e9, 4e9, 6e9, 8e9))
-    assert levels["other"][0] == pytest.approx(2e9)
-    device, _, levels = memory_over_time(drawn, replace(memory, logits=5e9))
-    assert device == 3
-    assert set(levels["activations"].tolist()) == {0.0, 8e9}
+    assert curve.levels["other"][0] == pytest.approx(2e9)
+    curve = memory_over_time(drawn, replace(memory, logits=5e9))
+    assert curve.device == 3
+    assert set(curve.levels["activations"].tolist()) == {0.0, 8e9}
 
 
 def test_pictures_that_cannot_be_written(tmp_path: Path) -> None:

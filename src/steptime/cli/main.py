@@ -95,7 +95,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "rl": (
         "rl qwen3-30b-a3b hgx-h100 --chips 32 --tp 2 --rollouts 2048 --output 3200 --longest 4096",
-        "rl llama-3.1-70b hgx-h200 --chips 256 --tp 8 --rollouts 1024 --output 4k --longest 32k --rollout-share 0.5",
+        "rl llama-3.1-70b hgx-h200 --chips 256 --rollouts 1024 --output 4k --longest 32k --off-policy",
     ),
     "laws": (
         "laws",

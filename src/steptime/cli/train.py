@@ -50,7 +50,9 @@ class TrainOutput(Output):
         ),
     ] = None  # fmt: skip
     no_anchor: Annotated[bool, option("Ignore the runs that `steptime anchors` stores.", SUBJECT, "--no-anchor")] = False
-    plot: Annotated[str | None, option("Draw the pipeline schedule: .svg, .png or .pdf.", OUTPUT)] = None
+    plot: Annotated[str | None, option("Draw the schedule of a step and the memory of a chip: .svg, .png or .pdf.", OUTPUT)] = (
+        None
+    )
     chrome: Annotated[
         str | None,
         option("Write the schedule as a Chrome trace, for Perfetto or chrome://tracing.", OUTPUT, "--chrome", metavar="FILE"),
@@ -90,11 +92,11 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
             )
 
     # Files come before text. The schedule is simulated only to be drawn.
-    timeline = step_timeline(model, system, training, stack) if output.plot or (output.full and not output.json) else None
+    schedule_plot = step_timeline(model, system, training, stack) if output.plot or (output.full and not output.json) else None
     if output.csv is not None:
         write_csv(output.csv, training)
-    if output.plot is not None:
-        _write_plot(output.plot, timeline, training)
+    if output.plot is not None and schedule_plot is not None:
+        _write_plot(output.plot, *schedule_plot)
     if output.chrome is not None:
         _write_trace(output.chrome, step_trace(model, system, training, stack), training.step.total)
     launch = output.launch
@@ -109,7 +111,8 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     from steptime.cli.views.widgets import more_line
 
     console = make_console()
-    shown_timeline = timeline if output.full else None
+    # One stage has no schedule to show as text.
+    shown_timeline = schedule_plot[0] if schedule_plot is not None and int(training.step.layout.pp) > 1 else None
     launcher = "" if lines else _launch_text(model, training, system)
     console.print(training_view(training, system, shown_timeline, console.width, full=output.full, launcher=launcher))
     if not (output.full or output.explain or scaled):
@@ -217,10 +220,8 @@ def _write_trace(path: str, trace: dict[str, Any], total: Any) -> None:
         write_text_atomically(path, json.dumps(trace) + "\n")
 
 
-def _write_plot(path: str, timeline: Any, training: Any) -> None:
+def _write_plot(path: str, timeline: Any, memory: Any, title: str) -> None:
     from steptime.training.schedule_timeline import write_timeline
 
-    if timeline is None:
-        raise RangeError("--plot draws a pipeline schedule, and this layout has one stage (pp=1); give --pp")
     with reported(path, "the schedule of a step, and the memory of its fullest chip"):
-        write_timeline(timeline, path, memory=training.step.memory)
+        write_timeline(timeline, path, title, memory)

@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from steptime.catalog.hardware_loading import resolve_system
+from steptime.errors import RangeError
 from steptime.hardware.rental_prices import with_rent
 from steptime.hardware.system import System
 from steptime.models.model_loading import resolve_model
@@ -21,7 +22,18 @@ from steptime.planning.evidence import EVIDENCE
 from steptime.pricing.kv_storage_cost import read_holds
 from steptime.pricing.market import Market, survey_prices
 from steptime.pricing.serving_costs import SOLD_EVIDENCE
-from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, rent, text, texts
+from steptime.questions.declaration import (
+    Answer,
+    bind,
+    count,
+    inputs_from,
+    number,
+    question_of_result,
+    rent,
+    switch,
+    text,
+    texts,
+)
 from steptime.questions.plan_question import EVIDENCE_HELP, read_modes
 from steptime.questions.subject import SUBJECT_GROUP, USUAL_INPUT, USUAL_OUTPUT, ModelOnSystem, ParallelSizes, read_machine
 from steptime.scaling.compute_optimal import Losses, predict_losses
@@ -295,8 +307,11 @@ class RlInputs(ParallelSizes, ModelOnSystem):
     longest: Any = count(16384, "maximum output tokens per rollout", unit="tokens", group=STEP_GROUP)
     spread: Any = number(0.8, "spread of output lengths: standard deviation over the mean (0: equal lengths)", group=STEP_GROUP)
     rollout_share: Any = number(
-        1.0,
-        "share of the chips that generate, while the others train one step behind; 1: all chips do both in turn (on policy)",
+        None, "share of the chips that generate, while the others train one step behind; 1: all chips do both in turn "
+        "(on policy)", group=PHASE_GROUP, default_words="1, or with --off-policy that of the shortest step",
+    )  # fmt: skip
+    off_policy: bool = switch(
+        "train one step behind the rollout on other chips: the split and both layouts with the shortest step",
         group=PHASE_GROUP,
     )
     passes: Any = number(2.0, "number of forward passes for log-probabilities", group=PHASE_GROUP)
@@ -330,12 +345,16 @@ def solve_rl(values: Mapping[str, Any]) -> RlStep:
         Times of the phases, MFU and cost.
     """
     inputs = bind(RlInputs, values, "rl")
-    # Sizes that are not given take the defaults of `Layout`.
+    # Sizes that are not given take the defaults of `Layout`, where any is given.
     sizes = inputs.given_sizes()
+    rollout_share = inputs.rollout_share if inputs.rollout_share is not None or inputs.off_policy else 1.0
+    if inputs.off_policy and rollout_share == 1:
+        raise RangeError("rollout_share: 1 is on policy; leave it out, or leave off_policy out")
     return rl_step(
         resolve_model(inputs.model), read_machine(values), chips=inputs.chips, rollouts=inputs.rollouts, prompt=inputs.prompt,
-        output=inputs.output, longest=inputs.longest, layout=Layout(**sizes, microbatches=sizes.get("pp", 1)),
-        spread=inputs.spread, rollout_share=inputs.rollout_share, passes=inputs.passes, mfu=inputs.mfu, updates=inputs.updates,
+        output=inputs.output, longest=inputs.longest,
+        layout=Layout(**sizes, microbatches=sizes.get("pp", 1)) if sizes else None,
+        spread=inputs.spread, rollout_share=rollout_share, passes=inputs.passes, mfu=inputs.mfu, updates=inputs.updates,
         group=inputs.group, tool_seconds=inputs.tool_seconds, steps_spanned=inputs.steps_spanned, engine=inputs.engine,
     )  # fmt: skip
 

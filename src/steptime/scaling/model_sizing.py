@@ -31,7 +31,7 @@ from steptime.scaling.lifetime_compute import (
     total_parameters,
     within,
 )
-from steptime.scaling.scaling_laws import DOMAINS, Law, LawLike, beyond, in_beyond, load_laws, tokens_for
+from steptime.scaling.scaling_laws import Law, LawLike, beyond, extrapolation_note, in_beyond, load_laws, tokens_for
 from steptime.scaling.sizing_on_system import MachineBudget, Serving, by_machine
 from steptime.units import DAY, in_digits, percent, show
 
@@ -100,13 +100,15 @@ class Budget(Tabular):
     )
     choices: tuple[Choice, ...] = field(metadata=unit("", "optimal size by each law"))
     params_over_laws: tuple[float, float] | None = field(
-        metadata=unit("", "smallest and largest parameters over the laws; null with one law")
+        metadata=unit("", "smallest and largest parameters over the laws within their tokens per parameter; null with one law")
     )
     tokens_over_laws: tuple[float, float] | None = field(
-        metadata=unit("tokens", "smallest and largest training tokens over the laws; null with one law", key="tokens_over_laws")
+        metadata=unit(
+            "tokens", "smallest and largest training tokens over the same laws; null with one", key="tokens_over_laws"
+        )
     )
     over_chinchilla_over_laws: tuple[float, float] | None = field(
-        metadata=unit("", "smallest and largest tokens over 20 N; null with one law")
+        metadata=unit("", "smallest and largest tokens over 20 N over the same laws; null with one")
     )
     system: str = field(metadata=unit("", "system whose rent and rate convert FLOP to USD and chips"))
     mfu: float = field(metadata=unit("", "MFU of training in the lecture's mode, of the bf16 rate"))
@@ -120,6 +122,11 @@ class Budget(Tabular):
         """Choice of the leading law."""
         return self.choices[0]
 
+    @property
+    def comparable_choices(self) -> tuple[Choice, ...]:
+        """Choices of the leading law, and of laws with runs at such tokens per parameter."""
+        return comparable(self.choices)
+
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the choice of the leading law.
 
@@ -128,7 +135,7 @@ class Budget(Tabular):
         """
         best = self.choice
         spread = self.params_over_laws
-        over = f" ({show(spread[0])} to {show(spread[1])} over {len(self.choices)} laws)" if spread else ""
+        over = f" ({show(spread[0])} to {show(spread[1])} over {len(self.comparable_choices)} laws)" if spread else ""
         return f"Budget for {self.target.words}, by {best.law}", {
             "parameters": show(best.params) + over,
             "tokens": f"{show(best.tokens)}, {in_digits(best.over_chinchilla)}x the Chinchilla-optimal 20 per parameter",
@@ -208,9 +215,9 @@ def budget(
         demand=demand,
         law_inputs=law_inputs,
         choices=choices,
-        params_over_laws=over_laws([choice.params for choice in choices]),
-        tokens_over_laws=over_laws([choice.tokens for choice in choices]),
-        over_chinchilla_over_laws=over_laws([choice.over_chinchilla for choice in choices]),
+        params_over_laws=over_laws([choice.params for choice in comparable(choices)]),
+        tokens_over_laws=over_laws([choice.tokens for choice in comparable(choices)]),
+        over_chinchilla_over_laws=over_laws([choice.over_chinchilla for choice in comparable(choices)]),
         system=hardware.name,
         mfu=mfu,
         rent=price.rent,
@@ -218,6 +225,20 @@ def budget(
         machine=answer,
         warnings=warnings,
     )
+
+
+def comparable(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Return the choices whose range says how far laws disagree.
+
+    Laws are made to extrapolate in size. At other tokens per parameter than those of its runs, a law leaves the range.
+
+    Args:
+        choices: Optimal size by each law, the leading law first.
+
+    Returns:
+        The choice of the leading law, and those without an extrapolation in tokens per parameter.
+    """
+    return tuple(choice for choice in choices if choice is choices[0] or "ratio" not in choice.beyond)
 
 
 def default_laws(inputs: Mapping[str, Number]) -> tuple[Law, ...]:
@@ -366,27 +387,21 @@ def _warnings(target: Target, demand: Demand, choices: Sequence[Choice], price: 
         words.append("losses of different laws are not comparable: each has its own corpus and tokenizer")
     if math.isnan(price.rent):
         words.append("no rent of the system is known: no results in USD")
-    far = max(choice.params for choice in choices) / min(choice.params for choice in choices)
+    sizes = [choice.params for choice in comparable(choices)]
+    far = max(sizes) / min(sizes)
     if far > FAR:
         words.append(f"laws differ by {in_digits(far, 2)}x in parameters")
-    words += _extrapolation_note(choices)
+    words += _extrapolation_notes(choices)
     return tuple(words)
 
 
-def _extrapolation_note(choices: Sequence[Choice]) -> list[str]:
-    """Return how many laws extrapolate, and by which factors; with one law also the range of its runs."""
-    far = [choice for choice in choices if choice.beyond]
-    if not far:
-        return []
-    if len(choices) == 1:
-        return [f"{far[0].law} extrapolates beyond its runs: {in_beyond(far[0].beyond, far[0].scaling_law)}"]
-
-    # The smallest and the largest factor of each input over the laws.
-    spans = []
-    for name in dict.fromkeys(name for choice in far for name in choice.beyond):
-        factors = [choice.beyond[name] for choice in far if name in choice.beyond]
-        ends = dict.fromkeys(f"{in_digits(end, 2)}x" for end in (min(factors), max(factors)))
-        spans.append(f"{' to '.join(ends)} in {DOMAINS[name]}")
-    count = f"all {len(choices)}" if len(far) == len(choices) else f"{len(far)} of {len(choices)}"
-    verb, fitted = ("extrapolates", "it was fitted") if len(far) == 1 else ("extrapolate", "they were fitted")
-    return [f"{count} laws {verb} beyond the runs that {fitted} to: {', '.join(spans)}"]
+def _extrapolation_notes(choices: Sequence[Choice]) -> list[str]:
+    """Return how far the laws of the range extrapolate, and which laws are left out of it."""
+    compared = comparable(choices)
+    note = extrapolation_note([(choice.scaling_law, choice.beyond) for choice in compared])
+    missing = [
+        f"the range over laws leaves out {choice.law}, "
+        + in_beyond({"ratio": choice.beyond["ratio"]}, choice.scaling_law)
+        for choice in choices if choice not in compared
+    ]  # fmt: skip
+    return [note, *missing] if note else missing

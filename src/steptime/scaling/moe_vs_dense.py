@@ -28,10 +28,10 @@ from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.scaling.compute_optimal import equivalent_dense
 from steptime.scaling.law_forms import vanishing_point
 from steptime.scaling.lifetime_compute import total_parameters
-from steptime.scaling.scaling_laws import Law, LawLike, beyond, fitted_to, load_laws
+from steptime.scaling.scaling_laws import Law, LawLike, beyond, extrapolation_note, fitted_to, load_laws
 from steptime.units import MILLION, in_digits, show
 
-LAWS: Final = ("clark-s-base", "krajewski", "ludziejewski", "abnar")
+LAWS: Final = ("clark-s-base", "clark-rl-r", "clark-hash", "krajewski", "ludziejewski", "abnar")
 EXPERTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SYSTEM: Final = "gb200-nvl72"
 # Sequences per replica; the lecture has 2,000.
@@ -81,6 +81,7 @@ class MoeBoard(Tabular):
     rows: tuple[MoeRow, ...] = field(metadata=unit("", "rows, by law and rising number of experts"))
     vanishing: dict[str, float] = field(metadata=unit("", "parameters from which experts no longer help, by law"))
     fitted: dict[str, str] = field(metadata=unit("", "runs that each law was fitted to"))
+    warnings: tuple[str, ...] = field(default=(), metadata=unit("", "warnings"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the largest gain by each law.
@@ -122,7 +123,7 @@ def moe_board(
         active: Active parameters per token.
         experts: Numbers of experts.
         tokens: Training tokens of all models; 20 per active parameter if None.
-        law: Scaling law or several; four laws for mixtures if None.
+        law: Scaling law or several; six laws for mixtures if None.
         system: System, or its name.
         weights: Number format of weights and arithmetic.
         batch: Decode batch per replica, in sequences; below the optimal batch, weight reads cost more than arithmetic.
@@ -150,6 +151,8 @@ def moe_board(
         for scaling_law in laws
         for row in _rows(scaling_law, active, token_count, counts, machine, (rate, width, ratio, batch))
     ]
+    # The experts of a row have their own factors.
+    note = extrapolation_note([(scaling_law, beyond(scaling_law, params=active, tokens=token_count)) for scaling_law in laws])
     return MoeBoard(
         active=float(active),
         tokens=float(token_count),
@@ -164,6 +167,7 @@ def moe_board(
             if scaling_law.form == "routed"
         },
         fitted={scaling_law.name: fitted_to(scaling_law) for scaling_law in laws},
+        warnings=(note,) if note else (),
     )
 
 

@@ -12,6 +12,10 @@ chips at the same time. A rollout that may span several steps (partial rollouts,
 answers) does not wait for its longest answer: its slots stay full. Answers to one prompt share its prefill and KV cache. Tools
 keep the slot of an answer for a given time. Rewards, engine starts, resharding and idle pipelines are not computed. Published
 steps contain them: `overhead` is the median of this additional time, as a share of the computed phases (docs/fit_rl.py).
+
+The layout of the rollout, that of the training and, off policy, the split of the chips are searched together for the shortest
+step. It is also the cheapest, because all chips are rented.
+
 The 90 % range is that of published steps of two models.
 """
 
@@ -36,11 +40,13 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, MOST_SEQUENCES, MOST_TOKENS, Array, between, positive, share, whole_number
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import Layout, check_ways, show_layout
+from steptime.physics.layout import Layout, check_ways, host_chips, select_layouts, shaped, show_layout, stacked, unstacked
+from steptime.physics.layout_space import legal_table, most_spread
 from steptime.physics.step import decode_step, prefill_step
 from steptime.result_base import Result, unit
 from steptime.scaling.law_forms import TRAINING_FLOP, bisect
 from steptime.training.training_alternatives import CHIP_MULTIPLES, NothingFits
+from steptime.training.training_job import show_training_layout
 from steptime.training.training_planner import train
 from steptime.units import counted, show
 
@@ -53,6 +59,8 @@ FORWARD_FLOP: Final = 2.0
 BF16_BYTES: Final = 2.0
 # Largest number of steps that an answer may span.
 MOST_SPANNED: Final = 64
+# A split divides whole hosts from this number of hosts on, and tries at most twice this number of parts.
+FEWEST_HOSTS, SPLIT_PARTS = 4, 16
 # Training sequences are padded to a multiple of these tokens.
 PACKED: Final = 64
 
@@ -68,6 +76,10 @@ class RlStep(Result):
     chips: int = field(metadata=unit("", "total chips"))
     rollout_chips: int = field(metadata=unit("", "chips of the rollout; on policy all chips"))
     layout: str = field(metadata=unit("", "layout of a rollout replica"))
+    training_layout: str = field(default="", metadata=unit("", "layout of the training; empty if its MFU is given"))
+    searched: int = field(
+        default=1, metadata=unit("", "searched pairs of a rollout layout and a split of the chips; 1 if both are given")
+    )
     rollouts: int = field(metadata=unit("", "sequences per step"))
     output: float = field(metadata=unit("tokens", "mean length of an answer"))
     longest: float = field(metadata=unit("tokens", "longest answer"))
@@ -152,7 +164,7 @@ def rl_step(
     longest: float,
     prompt: float = 256,
     layout: Layout | None = None,
-    rollout_share: float = 1.0,
+    rollout_share: float | None = 1.0,
     passes: float = 2.0,
     spread: float = SPREAD,
     mfu: float | None = None,
@@ -164,7 +176,7 @@ def rl_step(
 ) -> RlStep:
     """Return the time of an RL step.
 
-    The step is on policy, or one step off policy where `rollout_share` is below 1.
+    The step is on policy, or one step off policy where `rollout_share` is below 1 or None.
 
     Args:
         model: Model, or its name.
@@ -174,8 +186,8 @@ def rl_step(
         output: Mean answer [tokens].
         longest: Longest answer [tokens].
         prompt: Prompt [tokens].
-        layout: Layout of a rollout replica; one chip if None.
-        rollout_share: Share of the chips for the rollout; 1 for on policy.
+        layout: Layout of a rollout replica; that of the shortest step if None.
+        rollout_share: Share of the chips for the rollout; 1 for on policy, None for that of the shortest step off policy.
         passes: Forward passes for log-probabilities, of the policy and its reference.
         spread: Standard deviation of lengths over their mean, before the longest are cut.
         mfu: MFU of log-probabilities and training, instead of steptime's training step.
@@ -198,52 +210,69 @@ def rl_step(
     True
     """
     described, machine = resolve_model(model), resolve_system(system)
-    replica_layout = check_ways(Layout() if layout is None else layout)
+    replica_layout = None if layout is None else check_ways(layout)
     _check(rollouts, output, longest, prompt, updates)
     between("passes", passes, 0.0, 100.0)
     count = whole_number("chips", chips, maximum=MOST_CHIPS)
-    share("rollout share", positive("rollout share", rollout_share))
-
-    # Divide the chips into rollout replicas and training chips.
+    if rollout_share is not None:
+        share("rollout share", positive("rollout share", rollout_share))
     on_policy = rollout_share == 1
-    making = count if on_policy else round(count * rollout_share)
-    size = int(replica_layout.tp * replica_layout.pp * replica_layout.dp * replica_layout.cp)
-    replicas = making // size
-    if making == count and not on_policy:
-        raise RangeError(
-            f"rollout_share: {rollout_share:g} of {count} chips leaves none to train; take a smaller share, or 1 for on policy"
-        )
-    if not replicas:
-        raise RangeError(f"a replica takes {size} chips, and the rollout has {making} of {count}; take a smaller layout")
-    # Answers are divided in turn over the replicas; the replica with the longest answer sets the time.
-    lengths = answer_lengths(output, longest, spread, rollouts)[::replicas]
-    rollout, tail = _rollout(
-        described, machine, engine_for(machine, engine), replica_layout, prompt, lengths, making,
-        shared=whole_number("group", group, maximum=rollouts), tool_seconds=between("tool seconds", tool_seconds, 0.0, 1e6),
+    serving = engine_for(machine, engine)
+
+    # The rollout of all layouts on each number of chips.
+    answers = Answers(
+        lengths=answer_lengths(output, longest, spread, rollouts), prompt=prompt,
+        group=whole_number("group", group, maximum=rollouts), tool_seconds=between("tool seconds", tool_seconds, 0.0, 1e6),
         spanned=whole_number("steps spanned", steps_spanned, maximum=MOST_SPANNED),
     )  # fmt: skip
-    training = count if on_policy else count - making
+    pools = [
+        _rollout_pool(described, machine, serving, replica_layout, answers, pool_chips)
+        for pool_chips in _rollout_chips(machine, count, rollout_share)
+    ]
+    if not any(np.isfinite(pool.seconds).any() for pool in pools):
+        raise _misfit(described, machine, serving, answers, pools[-1], count, replica_layout)
+    pools = [pool for pool in pools if len(pool.seconds)]
+
+    # A pool with a faster rollout than the best step so far may be better; the others cannot.
+    best: tuple[float, _Pool, int, tuple[float, str]] | None = None
+    problem: NothingFits | None = None
     work = (rollouts, prompt + output, mfu, updates)
-    try:
-        trained = _training(described, machine, training, *work)
-    except NothingFits as problem:
+    for pool in sorted(pools, key=lambda pool: float((pool.seconds + pool.refits).min())):
+        if best is not None and float((pool.seconds + pool.refits).min()) >= best[0]:
+            break
+        try:
+            trained = _training(described, machine, count if on_policy else count - pool.chips, *work)
+        except NothingFits as misfit:
+            problem = misfit
+            continue
+        learning = trained[0] * (1 + passes * FORWARD_FLOP / TRAINING_FLOP)
+        totals = (pool.seconds + learning if on_policy else np.maximum(pool.seconds, learning)) + pool.refits
+        index = int(np.argmin(totals))
+        if best is None or totals[index] < best[0]:
+            best = float(totals[index]), pool, index, trained
+    if best is None:
+        assert problem is not None
         raise NothingFits(problem.misfit, _chips_that_train(described, machine, count, rollout_share, work)) from None
-    serving = engine_for(machine, engine)
+    _, pool, index, (training_seconds, training_layout) = best
+    training_chips = count if on_policy else count - pool.chips
+    size = int(pool.sizes[index])
     published = _published_steps() if serving.name != "ideal" else {"factor": 1.0, "low": 1.0, "high": 1.0}
     return RlStep(
         model=described.name,
         system=machine.name,
         chips=count,
-        rollout_chips=making,
-        layout=show_layout(replica_layout),
+        rollout_chips=pool.chips,
+        layout=show_layout(unstacked(pool.layouts)[index]),
+        training_layout=training_layout,
+        searched=sum(int(np.isfinite(pool.seconds).sum()) for pool in pools),
         rollouts=rollouts,
         output=output,
         longest=longest,
-        rollout=rollout,
-        tail=tail,
-        log_probs=passes * FORWARD_FLOP / TRAINING_FLOP * trained,
-        training=trained,
-        refit=float(total_parameters(described)) * BF16_BYTES / size / float(machine.domains[-1].link.bandwidth),
+        rollout=float(pool.seconds[index]),
+        tail=float(pool.tails[index]),
+        log_probs=passes * FORWARD_FLOP / TRAINING_FLOP * training_seconds,
+        training=training_seconds,
+        refit=float(pool.refits[index]),
         overhead_share=published["factor"] - 1,
         ends=(published["low"], published["high"]),
         on_policy=on_policy,
@@ -252,8 +281,8 @@ def rl_step(
         * float(active_parameters(described))
         * rollouts
         * (prompt + output)
-        / (trained * training * float(machine.chip.peak["bf16"])),
-        notes=tuple(_notes(described, machine, making - replicas * size, size, prompt + longest)),
+        / (training_seconds * training_chips * float(machine.chip.peak["bf16"])),
+        notes=tuple(_notes(described, machine, pool.chips - int(pool.replicas[index]) * size, size, prompt + longest)),
     )
 
 
@@ -286,19 +315,20 @@ def _check(rollouts: int, output: float, longest: float, prompt: float, updates:
 
 def _training(
     model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, mfu: float | None, updates: int
-) -> float:
-    """Return the seconds of training on all answers with their prompts."""
+) -> tuple[float, str]:
+    """Return the seconds of training on all answers with their prompts, and the layout; "" with a given MFU."""
     if mfu is not None:
         rate = float(system.chip.peak["bf16"]) * share("mfu", positive("mfu", mfu)) * chips
-        return TRAINING_FLOP * float(active_parameters(model)) * rollouts * sequence_tokens / rate
+        return TRAINING_FLOP * float(active_parameters(model)) * rollouts * sequence_tokens / rate, ""
     length = int(np.ceil(sequence_tokens / PACKED)) * PACKED
     batch = int(np.ceil(rollouts / updates))
     training_plan = train(model, system, chips=chips, seq=length, batch=batch, changes=False)
-    return updates * float(np.asarray(training_plan.step.total))
+    return updates * float(np.asarray(training_plan.step.total)), show_training_layout(training_plan.step.layout)
 
 
-def _chips_that_train(model: Model, system: System, chips: int, rollout_share: float, work: tuple[Any, ...]) -> str:
-    """Return the smallest multiple of the chips that trains the model, as text."""
+def _chips_that_train(model: Model, system: System, chips: int, rollout_share: float | None, work: tuple[Any, ...]) -> str:
+    """Return the smallest multiple of the chips that trains the model, as text; half of them train if the split is open."""
+    rollout_share = 0.5 if rollout_share is None else rollout_share
     for total in (chips * factor for factor in CHIP_MULTIPLES if chips * factor <= MOST_CHIPS):
         try:
             _training(model, system, total if rollout_share == 1 else total - round(total * rollout_share), *work)
@@ -347,51 +377,147 @@ def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Ar
     return lengths(bisect(lambda median: lengths(median).mean() >= mean, 1e-3 * mean, 1e6 * longest))
 
 
-def _rollout(
-    model: Model, system: System, engine: Engine, layout: Layout, prompt: float, lengths: Array, chips: int, *,
-    shared: int, tool_seconds: float, spanned: int,
-) -> tuple[float, float]:  # fmt: skip
-    """Return the time of the rollout of a replica, and its part after 90 % are done.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The answers of a step.
 
-    shared: answers per prompt. tool_seconds: of an answer. spanned: steps that an answer may span.
+    lengths: tokens of each, longest first. prompt: tokens of a prompt. group: answers per prompt. tool_seconds: of an answer.
+    spanned: steps that an answer may span.
     """
-    mean = float(lengths.mean())
-    seats = float(sequences_that_fit(model, system, context=prompt / shared + mean, layout=layout, engine=engine))
-    if seats < 1:
-        size = int(layout.tp * layout.pp * layout.dp * layout.cp)
-        room = memory_per_chip(model, system, batch=1, context=prompt + mean, layout=layout, engine=engine)
-        raise Impossible(
-            f"{model.name} does not fit a replica of {counted(size, 'chip')}: each chip needs "
-            f"{show(float(room.used), 'B')} and has {show(float(room.capacity), 'B')}; "
-            + _wider_layout(model, system, engine, layout, prompt + mean, chips)
+
+    lengths: Array
+    prompt: float
+    group: int
+    tool_seconds: float
+    spanned: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pool:
+    """The rollout on a number of chips with each of n layouts, (n,).
+
+    sizes: chips of a replica. replicas: replicas on the chips. seconds: of the rollout; infinite where the model does not fit.
+    tails: part after 90 % of the answers are done. refits: time to send new weights.
+    """
+
+    chips: int
+    layouts: Layout
+    sizes: Array
+    replicas: Array
+    seconds: Array
+    tails: Array
+    refits: Array
+
+
+def _rollout_chips(system: System, chips: int, rollout_share: float | None) -> list[int]:
+    """Return the numbers of rollout chips to try.
+
+    From four hosts on, a split divides whole hosts, in at most 32 parts.
+    """
+    if rollout_share is None:
+        hosts, host = chips // host_chips(system), host_chips(system)
+        part = host * max(1, 2 ** int(math.log2(hosts / SPLIT_PARTS))) if hosts >= FEWEST_HOSTS else 1
+        if chips < 2:
+            raise RangeError(f"chips: off policy, some generate and others train, got {chips}; take 2 or more")
+        return list(range(part, chips, part))
+    making = chips if rollout_share == 1 else round(chips * rollout_share)
+    if making == chips and rollout_share != 1:
+        raise RangeError(
+            f"rollout_share: {rollout_share:g} of {chips} chips leaves none to train; take a smaller share, or 1 for on policy"
         )
-    prompts = len(lengths) / shared
-    prefill_seconds = float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total)
-    prefill_seconds *= prompts / int(layout.dp)
-    waiting = 0.0
-    together = min(len(lengths), int(seats))
+    return [making]
+
+
+def _rollout_pool(model: Model, system: System, engine: Engine, layout: Layout | None, answers: Answers, chips: int) -> _Pool:
+    """Return the rollout of each layout of a replica that fits the chips: of the given one, or of all legal ones."""
+    if layout is None:
+        # A layout with redundant experts cannot be given by --tp, --pp, --dp, --ep and --cp.
+        table = legal_table(model, system, chips, microbatches=(1,), engine=engine)
+        table = select_layouts(table, np.asarray(table.redundant_experts) == 0)
+        layouts = replace(table, replicas=np.ones_like(table.tp))
+    else:
+        layouts = stacked([layout] if int(layout.chips) <= chips else [])
+    sizes = np.asarray(layouts.chips)
+    counts = chips // sizes
+    seconds, tails = _rollout(model, system, engine, layouts, counts, answers)
+    refits = float(total_parameters(model)) * BF16_BYTES / sizes / float(system.domains[-1].link.bandwidth)
+    return _Pool(chips=chips, layouts=layouts, sizes=sizes, replicas=counts, seconds=seconds, tails=tails, refits=refits)
+
+
+def _misfit(
+    model: Model, system: System, engine: Engine, answers: Answers, pool: _Pool, chips: int, layout: Layout | None
+) -> InputError:
+    """Return the error of the largest pool, where no layout of a rollout fits."""
+    if layout is None:
+        layout = most_spread([row for row in unstacked(pool.layouts) if row.dp == row.cp == 1])
+    size = int(layout.chips)
+    if size > pool.chips:
+        return RangeError(f"a replica takes {size} chips, and the rollout has {pool.chips} of {chips}; take a smaller layout")
+    context = answers.prompt + float(answers.lengths.mean())
+    room = memory_per_chip(model, system, batch=1, context=context, layout=layout, engine=engine)
+    return Impossible(
+        f"{model.name} does not fit a replica of {counted(size, 'chip')}: each chip needs "
+        f"{show(float(room.used), 'B')} and has {show(float(room.capacity), 'B')}; "
+        + _wider_layout(model, system, engine, layout, context, pool.chips)
+    )
+
+
+def _rollout(
+    model: Model, system: System, engine: Engine, layouts: Layout, replica_counts: Array, answers: Answers
+) -> tuple[Array, Array]:
+    """Return the time of the rollout with each of n layouts, and its part after 90 % of the answers are done, (n,).
+
+    Answers are divided in turn over the replicas; the replica with the longest answer sets the time. It is infinite where the
+    model does not fit.
+    """
+    # The answers of a replica are every r-th of all answers, of which the first is the longest.
+    by_replicas = {int(r): answers.lengths[:: int(r)] for r in np.unique(replica_counts)}
+    means = np.array([by_replicas[int(r)].mean() for r in replica_counts])
+    context = answers.prompt / answers.group + means
+    seats = np.broadcast_to(sequences_that_fit(model, system, context=context, layout=layouts, engine=engine), means.shape)
+    seconds, tails = np.full(len(means), np.inf), np.full(len(means), np.inf)
+    rows = np.flatnonzero(seats >= 1)
+    if not len(rows):
+        return seconds, tails
+    layouts, means, groups = select_layouts(layouts, rows), means[rows], np.asarray(layouts.dp)[rows]
+    lengths = [by_replicas[int(replica_counts[row])] for row in rows]
+    counts = np.array([len(row) for row in lengths])
+    # Answers of several steps fill the slots.
+    slots = np.minimum(seats[rows], answers.spanned * counts).astype(int)
+
+    def full_step(batch: Array) -> Array:
+        middle = answers.prompt + means / 2
+        return np.asarray(decode_step(model, system, batch=batch, context=middle, layout=layouts, engine=engine).total)
+
+    prefill = prefill_step(model, system, tokens=answers.prompt, layout=layouts, engine=engine).total
+    prefill_seconds = np.asarray(prefill) * counts / answers.group / groups
     # More sequences than slots: further sequences take the slots of finished ones, at a full batch.
-    if len(lengths) > together:
-        step = float(decode_step(model, system, batch=together, context=prompt + mean / 2, layout=layout, engine=engine).total)
-        waiting = (len(lengths) - together) / together * (mean * step + tool_seconds)
-        # The last batch is a sample of all lengths, with the longest.
-        lengths = lengths[np.linspace(0, len(lengths) - 1, together).round().astype(int)]
+    together = np.minimum(counts, slots)
+    busy = means * full_step(together) + answers.tool_seconds
+    waiting = np.where(counts > together, (counts - together) / together * busy, 0.0)
+    # The last batch is a sample of all lengths, with the longest.
+    last = [
+        sample[np.linspace(0, len(sample) - 1, batch).round().astype(int)] if len(sample) > batch else sample
+        for sample, batch in zip(lengths, together.tolist(), strict=True)
+    ]
 
     # Integrate the decode step over the positions, at the batch of sequences that still run.
-    positions = np.linspace(0.0, float(lengths[0]), POINTS)
-    alive = np.maximum(1, np.searchsorted(-lengths, -positions, side="left"))
-    groups = int(layout.dp)
-    batch = np.ceil(alive / groups) * groups
+    positions = np.linspace(0.0, float(answers.lengths[0]), POINTS)
+    alive = np.array([np.maximum(1, np.searchsorted(-sample, -positions, side="left")) for sample in last])
+    batch = np.ceil(alive / groups[:, None]) * groups[:, None]
     steps = decode_step(
-        model, system, batch=batch, context=prompt + np.maximum(positions, 1.0), layout=layout, engine=engine
-    ).total
-    seconds = np.append(0.0, np.cumsum(np.diff(positions) * (np.asarray(steps)[1:] + np.asarray(steps)[:-1]) / 2))
-    nine = float(np.interp(lengths[min(len(lengths) - 1, len(lengths) // 10)], positions, seconds))
-    until_longest = prefill_seconds + waiting + float(seconds[-1]) + tool_seconds
-    if spanned == 1:
-        return until_longest, float(seconds[-1]) - nine
-    # Answers of several steps fill the slots.
-    full = min(spanned * len(lengths), int(seats))
-    step = float(decode_step(model, system, batch=full, context=prompt + mean / 2, layout=layout, engine=engine).total)
-    flowing = prefill_seconds + len(lengths) / full * (mean * step + tool_seconds)
-    return max(flowing, until_longest / spanned), 0.0
+        model, system, batch=batch, context=answers.prompt + np.maximum(positions, 1.0), layout=shaped(layouts, 1),
+        engine=engine,
+    ).total  # fmt: skip
+    steps = np.broadcast_to(steps, batch.shape)
+    areas = np.diff(positions) * (steps[:, 1:] + steps[:, :-1]) / 2
+    elapsed = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(areas, axis=1)], axis=1)
+    ninth = [sample[min(len(sample) - 1, len(sample) // 10)] for sample in last]
+    nine = np.array([np.interp(tokens, positions, row) for tokens, row in zip(ninth, elapsed, strict=True)])
+    until_longest = prefill_seconds + waiting + elapsed[:, -1] + answers.tool_seconds
+    if answers.spanned == 1:
+        seconds[rows], tails[rows] = until_longest, elapsed[:, -1] - nine
+        return seconds, tails
+    flowing = prefill_seconds + counts / slots * (means * full_step(slots) + answers.tool_seconds)
+    seconds[rows], tails[rows] = np.maximum(flowing, until_longest / answers.spanned), 0.0
+    return seconds, tails

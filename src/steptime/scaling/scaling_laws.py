@@ -10,7 +10,7 @@ many sets of constants, drawn from its errors.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName, 
 from steptime.number_checks import LARGEST, Number, between, positive, share
 from steptime.result_base import Result
 from steptime.scaling.law_forms import FORMS, TRAINING_FLOP, Form, LawInputs
-from steptime.units import GRADES, Figure, in_digits, show
+from steptime.units import GRADES, Figure, counted, in_digits, show
 
 DOMAINS: Final = {
     "params": "parameters", "tokens": "tokens", "compute": "FLOP", "experts": "experts", "granularity": "granularity",
@@ -335,16 +335,37 @@ def in_beyond(far: Mapping[str, float], law: Law | None = None) -> str:
 
     Args:
         far: Factors of `beyond`.
-        law: Law whose domain is added to the text; no domain if None.
+        law: Law whose runs are named in the text; none if None.
 
     Returns:
         Text.
 
     >>> in_beyond({"params": 6.25}), in_beyond({"params": 6.25}, load_law("hoffmann"))
-    ('6.2x in parameters', '6.2x in parameters (fitted to 44.0 M to 16.0 B)')
+    ('6.2x in parameters', '6.2x beyond 44.0 M to 16.0 B parameters')
     """
-    spans = {name: f" (fitted to {_span(*law.domain[name])})" if law else "" for name in far}
-    return " and ".join(f"{in_digits(times, 2)}x in {DOMAINS[name]}{spans[name]}" for name, times in far.items())
+    # Runs without a lower end are named by their upper end.
+    places = {name: f"beyond {_span(*law.domain[name]).removeprefix('up to ')}" if law else "in" for name in far}
+    return " and ".join(f"{in_digits(times, 2)}x {places[name]} {DOMAINS[name]}" for name, times in far.items())
+
+
+def extrapolation_note(factors: Sequence[tuple[Law, Mapping[str, float]]]) -> str:
+    """Return how far laws extrapolate as one sentence: the first of them with the bounds of its runs, and how many others do.
+
+    Args:
+        factors: Laws with their factors of `beyond`.
+
+    Returns:
+        Text; "" if no law extrapolates.
+
+    >>> hoffmann, epoch = load_law("hoffmann"), load_law("epoch")
+    >>> extrapolation_note([(epoch, {}), (hoffmann, {"params": 6.25}), (epoch, {"tokens": 2.0})])
+    'hoffmann extrapolates 6.2x beyond 44.0 M to 16.0 B parameters; so does 1 other law'
+    """
+    far = [(law, beyond_runs) for law, beyond_runs in factors if beyond_runs]
+    if not far:
+        return ""
+    other_laws = f"; so {'does' if len(far) == 2 else 'do'} {counted(len(far) - 1, 'other law')}" if len(far) > 1 else ""
+    return f"{far[0][0].name} extrapolates {in_beyond(far[0][1], far[0][0])}{other_laws}"
 
 
 def _span(low: float, high: float) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from steptime.errors import InputError, RangeError, UnitError, short_repr
 from steptime.hardware.rental_prices import KINDS
 from steptime.number_checks import Array
-from steptime.questions.declaration import COUNT, RENT, TEXT, TEXTS, Input, Question, listed
+from steptime.questions.declaration import COUNT, RENT, SWITCH, TEXT, TEXTS, Input, Question, listed
 from steptime.questions.registry import find_input, plain_name
 from steptime.units import DAY, HOUR, MINUTE, count, in_digits, parse
 
@@ -30,6 +30,7 @@ LONGEST: Final = 30 * DAY
 RATIO = re.compile(r"log([0-9.]+)|([0-9_]+)log")
 # Kinds of inputs whose values are names.
 NAMES: Final = (TEXT, TEXTS)
+SWITCH_WORDS: Final = {"true": True, "false": False}
 # The digits of a number without a unit.
 BARE = re.compile(r"[-+0-9.,_eE ]*")
 
@@ -387,10 +388,14 @@ def read_one(name: str, text: str, spec: Input) -> Any:
         A number in base units, or the text.
 
     Raises:
-        RangeError: If the text has several values.
+        RangeError: If the text has several values, or is neither true nor false.
     """
     if spec.kind in NAMES:
         return text
+    if spec.kind == SWITCH:
+        if text.casefold() not in SWITCH_WORDS:
+            raise RangeError(f"{name}: must be true or false, got {short_repr(text)}")
+        return SWITCH_WORDS[text.casefold()]
     values = read_values(name, text, spec)
     if len(values) != 1:
         raise RangeError(f"{name}: takes one value, got {short_repr(text)}; give several with --over {name}=...")

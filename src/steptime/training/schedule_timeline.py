@@ -371,14 +371,14 @@ def _event(name: str, category: str, device: int, start: float, seconds: float, 
     return {"name": name, "cat": category, "ph": "X", **times, "pid": 0, "tid": device, "args": args}
 
 
-def write_timeline(timeline: Timeline, path: str, title: str = "", memory: TrainingMemory | None = None) -> None:
+def write_timeline(timeline: Timeline, path: str, title: str = "", memory: MemoryCurve | None = None) -> None:
     """Write the plot of a timeline to a file.
 
     Args:
         timeline: Timeline of a step.
         path: File; the suffix .svg, .png or .pdf selects the format.
         title: Title of the plot.
-        memory: Memory of the fullest chip, which is drawn over time below the schedule.
+        memory: Memory of the fullest chip over time, which is drawn below the schedule.
 
     Raises:
         InputError: If the suffix is unknown.
@@ -390,7 +390,7 @@ def write_timeline(timeline: Timeline, path: str, title: str = "", memory: Train
     replace_file(path, lambda place: figure.savefig(place, dpi=160))
 
 
-def timeline_figure(timeline: Timeline, title: str = "", memory: TrainingMemory | None = None) -> Any:
+def timeline_figure(timeline: Timeline, title: str = "", memory: MemoryCurve | None = None) -> Any:
     """Return the plot of a timeline as a matplotlib figure.
 
     A device is a row, an interval is a box. Later chunks are lighter.
@@ -398,7 +398,7 @@ def timeline_figure(timeline: Timeline, title: str = "", memory: TrainingMemory 
     Args:
         timeline: Timeline of a step.
         title: Title of the plot.
-        memory: Memory of the fullest chip, for a second plot of it over time.
+        memory: Memory of the fullest chip over time, for a second plot.
 
     Returns:
         matplotlib figure.
@@ -416,17 +416,18 @@ def timeline_figure(timeline: Timeline, title: str = "", memory: TrainingMemory 
     figure = Figure(figsize=(11, sum(heights)), layout="constrained")
     axes, *memory_axes = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
     chunk_count = int(timeline.chunk.max()) + 1
+    # Boxes narrower than about 1 % of the step have no room for an edge or a label.
+    has_room = (timeline.end - timeline.start).max() / timeline.total > 0.012
     for kind in np.unique(timeline.kind):
         for chunk in np.unique(timeline.chunk[timeline.kind == kind]):
             is_drawn = (timeline.kind == kind) & (timeline.chunk == chunk)
             axes.barh(
                 timeline.device[is_drawn], (timeline.end - timeline.start)[is_drawn], left=timeline.start[is_drawn],
-                height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4,
+                height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white",
+                linewidth=0.4 * has_room,
             )  # fmt: skip
 
-    # Boxes narrower than about 1 % of the step have no room for a label.
-    longest = (timeline.end - timeline.start).max() / timeline.total
-    if longest > 0.012:
+    if has_room:
         for device, start, end, micro, back in zip(
             timeline.device, timeline.start, timeline.end, timeline.micro, timeline.back_micro, strict=True
         ):
@@ -449,44 +450,76 @@ def timeline_figure(timeline: Timeline, title: str = "", memory: TrainingMemory 
 # Colours of the parts of memory: those of kinds of work have another meaning.
 PART_COLOURS: Final = {
     "weights": "#595959", "gradients": "#808080", "optimizer": "#A6A6A6", "other": "#CCCCCC", "activations": "#56B4E9",
+    "logits": "#F0E442",
 }  # fmt: skip
 
 
-def memory_over_time(timeline: Timeline, memory: TrainingMemory) -> tuple[int, Array, dict[str, Array]]:
-    """Return the memory of the fullest chip in the course of a step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCurve:
+    """Memory of the fullest chip in the course of a step.
+
+    device: index of the device of this chip. seconds: times [s]. levels: bytes by part from each time to the next. capacity:
+    memory of the chip [B].
+    """
+
+    device: int
+    seconds: Array
+    levels: Mapping[str, Array]
+    capacity: float
+
+
+def memory_curve(device: int, seconds: Array, memory: TrainingMemory, **changing: Array) -> MemoryCurve:
+    """Return the memory of a chip over time from its changing parts.
+
+    Args:
+        device: Index of the device of the chip.
+        seconds: Times [s].
+        memory: Peak of each part.
+        **changing: Bytes of the parts that change, from each time to the next.
+
+    Returns:
+        Memory with all parts; those that have no name in the plot are "other".
+    """
+    names = [name for name in PART_COLOURS if name not in ("other", "logits", *changing)]
+    constant = {name: float(getattr(memory, name)) for name in names}
+    peaks = sum(float(getattr(memory, name)) for name in changing)
+    constant["other"] = float(memory.used) - peaks - sum(constant.values())
+    levels = {name: np.full(len(seconds), size) for name, size in constant.items()} | changing
+    return MemoryCurve(device=device, seconds=seconds, levels=levels, capacity=float(memory.capacity))
+
+
+def memory_over_time(timeline: Timeline, memory: TrainingMemory) -> MemoryCurve:
+    """Return the memory of the fullest chip of a pipeline in the course of a step.
 
     Args:
         timeline: Timeline of a step.
         memory: Memory of the fullest chip of all stages.
 
     Returns:
-        Index of the device of this chip, times [s], and bytes by part from each time to the next. Activations are in proportion
-        to those in flight.
+        Memory over time. Activations are in proportion to those in flight.
     """
     # Only the stage of the last layers has logits. Its backward pass is the first.
     starts = np.where(timeline.kind == FORWARD, np.inf, timeline.start)
     device = int(timeline.device[np.argmin(starts)]) if float(memory.logits) > 0 else int(np.argmax(timeline.in_flight))
     seconds, activations = timeline.activations(device)
-    sizes = {name: float(getattr(memory, name)) for name in PART_COLOURS if name != "other"}
-    activation_bytes = sizes.pop("activations")
-    sizes["other"] = float(memory.used) - activation_bytes - sum(sizes.values())
-    levels = {name: np.full(len(seconds), size) for name, size in sizes.items()}
-    return device, seconds, levels | {"activations": activation_bytes * activations / timeline.in_flight[device]}
+    activation_bytes = float(memory.activations) * activations / timeline.in_flight[device]
+    return memory_curve(device, seconds, memory, activations=activation_bytes)
 
 
-def _draw_memory(axes: Any, timeline: Timeline, memory: TrainingMemory) -> None:
+def _draw_memory(axes: Any, timeline: Timeline, memory: MemoryCurve) -> None:
     """Draw the memory of the fullest chip over time, and its capacity."""
-    device, seconds, levels = memory_over_time(timeline, memory)
-    lower = np.zeros(len(seconds))
-    for name, level in levels.items():
+    lower = np.zeros(len(memory.seconds))
+    for name, level in memory.levels.items():
+        if not level.any():
+            continue
         upper = lower + level / GIGABYTE
-        axes.fill_between(seconds, lower, upper, step="post", color=PART_COLOURS[name], label=name, linewidth=0)
+        axes.fill_between(memory.seconds, lower, upper, step="post", color=PART_COLOURS[name], label=name, linewidth=0)
         lower = upper
-    capacity = float(memory.capacity) / GIGABYTE
+    capacity = memory.capacity / GIGABYTE
     axes.axhline(capacity, color="#D55E00", linewidth=1.2, linestyle="--", label=f"capacity, {capacity:.3g} GB")
     axes.set(
         xlabel="seconds", ylabel="GB", xlim=(0, timeline.total), ylim=(0, 1.08 * max(capacity, float(lower.max()))),
     )  # fmt: skip
-    axes.set_title(f"Memory of the fullest chip (device {device}) over the step", fontsize=10)
+    axes.set_title(f"Memory of the fullest chip (device {memory.device})", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=6, frameon=False, fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.27), ncols=7, frameon=False, fontsize=8)

@@ -32,15 +32,24 @@ from steptime.training.layer_profile import (
     ACTIVATION_BYTES,
     draft_layer_profiles,
     layer_profiles,
+    layers_by_kind,
     pick_largest,
     pipeline_stages,
     stem_profile,
 )
-from steptime.training.layer_time import ChipParameters, activation_bytes, expert_sharding_ranks, sharding_ranks
+from steptime.training.layer_time import (
+    ChipParameters,
+    activation_bytes,
+    expert_sharding_ranks,
+    layer_passes,
+    sharding_ranks,
+    stem_passes,
+)
+from steptime.training.schedule_timeline import MemoryCurve, memory_curve
 from steptime.training.schedules.schedule import Schedule, schedule_named
 from steptime.training.training_job import ACTIVATIONS, OPTIMIZER, TrainingJob, TrainingLayout, host_memory
 from steptime.training.training_stack import TrainingEngine
-from steptime.training.training_step import chip_parameters, parameters_per_layer
+from steptime.training.training_step import chip_parameters, draft_passes, parameters_per_layer
 from steptime.units import show
 
 # Bytes of libraries inside the allocator.
@@ -297,3 +306,53 @@ def _stage_memory(
         "buffers": trained * ACTIVATION_BYTES * largest.dense + WORK_SPACE,
         "reserved": engine.reserved_bytes + 0.0 * layer,
     }
+
+
+def memory_by_layer(
+    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, memory: TrainingMemory, *,
+    microbatches: int,
+) -> MemoryCurve:  # fmt: skip
+    """Return the memory of a chip without pipeline stages over micro-batches that follow one another.
+
+    Each layer saves its activations when its forward pass starts and frees them when its backward pass ends. Kinds of layers
+    that alternate are mixed evenly, as in pipeline stages.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout of plain numbers with one stage.
+        memory: Memory of the chip at its peak.
+        microbatches: Micro-batches to show.
+
+    Returns:
+        Memory over time.
+    """
+    sheets = [sheet for sheet, _ in layer_profiles(model)]
+    layers = np.array([layers_by_kind(model, n, n + 1) for n in range(model.depth)])
+    passes = [layer_passes(sheet, job, system, engine, x) for sheet in sheets]
+    forward, backward = (layers @ [float(layer.total(direction)) for layer in passes] for direction in ("forward", "backward"))
+    head = np.array(stem_passes(stem_profile(model), job, system, engine, x), dtype=float)
+    saved_by_kind = [float(activation_bytes(sheet, job, x)[0]) for sheet in sheets]
+    saved = np.cumsum(layers @ saved_by_kind)
+    saved += float(reversible_stream_bytes(max(sheet.boundary for sheet in sheets), job, x))
+    at_head = saved[-1]
+    # Multi-token-prediction layers run with the head.
+    if job.mtp:
+        head += np.array(draft_passes(model, job, system, engine, x), dtype=float)
+        at_head += sum(n * float(activation_bytes(sheet, job, x)[0]) for sheet, n in draft_layer_profiles(model))
+    if job.offloads(ACTIVATIONS):
+        saved, at_head = (np.minimum(part, BUFFERED_LAYERS * max(saved_by_kind)) for part in (saved, at_head))
+
+    # The peak contains the logits and the temporary bytes of the largest layer. Both are drawn until the backward pass of the
+    # last layer ends; each earlier layer has the temporary bytes in its backward pass.
+    temporary_bytes = float(memory.activations) - at_head
+    levels = np.concatenate([saved, [at_head, at_head], saved[::-1] + temporary_bytes])
+    levels[model.depth + 2] = at_head + temporary_bytes
+    logits = np.zeros(len(levels))
+    logits[model.depth : model.depth + 3] = float(memory.logits)
+    durations = np.concatenate([forward, head, backward[::-1]]) / float(engine.speed)
+    seconds = np.append(0.0, np.cumsum(np.tile(durations, microbatches)))
+    repeated = (np.append(np.tile(part, microbatches), 0.0) for part in (levels, logits))
+    return memory_curve(0, seconds, memory, **dict(zip(("activations", "logits"), repeated, strict=True)))

@@ -22,7 +22,14 @@ from steptime.number_checks import MOST_CHIPS, Array, Number, positive, whole_nu
 from steptime.physics.bias_correction import Anchor
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
-from steptime.training.schedule_timeline import Timeline, simulate_step, timeline, trace_events
+from steptime.training.schedule_timeline import (
+    MemoryCurve,
+    Timeline,
+    memory_over_time,
+    simulate_step,
+    timeline,
+    trace_events,
+)
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_alternatives import Change, infeasibility_error, training_alternatives
 from steptime.training.training_correction import OwnCorrection, own_correction
@@ -46,7 +53,7 @@ from steptime.training.training_job import (
     show_layers,
     show_training_layout,
 )
-from steptime.training.training_memory import TrainingMemory, training_memory
+from steptime.training.training_memory import TrainingMemory, memory_by_layer, training_memory
 from steptime.training.training_rules import (
     check_batch,
     check_counts,
@@ -758,10 +765,17 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
 MAX_ITEMS = 200_000
 
 
-def step_timeline(model: Model, system: System, training: Training, engine: TrainingEngine) -> Timeline | None:
-    """Return the timeline of a training step.
+# Micro-batches of a plot without pipeline stages, where all of them are alike.
+MOST_ALIKE: Final = 4
 
-    Of a very long step only the first micro-batches are simulated, as many as a plot can show.
+
+def step_timeline(
+    model: Model, system: System, training: Training, engine: TrainingEngine
+) -> tuple[Timeline, MemoryCurve, str]:
+    """Return the timeline of a training step with the memory of its fullest chip over time.
+
+    Of a very long step only the first micro-batches are simulated, as many as a plot can show. Without a pipeline these are
+    a few, whose memory is that of each layer.
 
     Args:
         model: Model to train.
@@ -770,9 +784,20 @@ def step_timeline(model: Model, system: System, training: Training, engine: Trai
         engine: Training stack.
 
     Returns:
-        Timeline; None without a pipeline.
+        Timeline, memory over time, and a title that says which micro-batches they show.
     """
-    return None if int(training.step.layout.pp) == 1 else _simulated(model, system, training, engine)
+    step = training.step
+    total = int(np.asarray(step.microbatches))
+    if int(step.layout.pp) > 1:
+        pipeline = _simulated(model, system, training, engine)
+        count, curve = int(pipeline.micro.max()) + 1, memory_over_time(pipeline, step.memory)
+    else:
+        count = min(total, MOST_ALIKE)
+        pipeline = _simulated(model, system, training, engine, limit=count)
+        tuned = on_chip(engine, system, experts=model.routed)
+        curve = memory_by_layer(model, training.job, system, tuned, step.layout, step.memory, microbatches=count)
+    title = f"The first {count:,} of {counted(total, 'micro-batch', 'micro-batches')}" if count < total else ""
+    return pipeline, curve, title
 
 
 # Terms of a step that follow the passes of its micro-batches in a trace.
@@ -804,12 +829,14 @@ def step_trace(model: Model, system: System, training: Training, engine: Trainin
     return trace_events(simulated, after, title) | {"metadata": about}
 
 
-def _simulated(model: Model, system: System, training: Training, engine: TrainingEngine) -> Timeline:
-    """Return the simulated timeline of a step, or of its first micro-batches."""
+def _simulated(
+    model: Model, system: System, training: Training, engine: TrainingEngine, *, limit: int | None = None
+) -> Timeline:
+    """Return the simulated timeline of a step, or of its first micro-batches, at most `limit` of them."""
     x = training.step.layout
     pp, v = int(x.pp), int(x.virtual_stages)
     schedule = schedule_named(x.schedule)
-    m = int(np.asarray(training.step.microbatches))
+    m = int(np.asarray(training.step.microbatches)) if limit is None else limit
     if pp * v * m > MAX_ITEMS:
         m = max(MAX_ITEMS // (pp * v) // pp * pp, 2 * pp)
     # The simulation takes the same times as the closed form of the step.

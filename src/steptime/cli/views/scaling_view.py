@@ -101,11 +101,11 @@ def _budget_sentence(budget: Budget) -> str:
         text += f"on {machine.system} it costs {in_digits(machine.eta)}."
     if budget.params_over_laws and budget.tokens_over_laws:
         spans = (f"{show(low)} to {show(high)}" for low, high in (budget.params_over_laws, budget.tokens_over_laws))
-        costs = [choice.usd for choice in budget.choices]
+        costs = [choice.usd for choice in budget.comparable_choices]
         ends = [money(min(costs)), money(max(costs))]
         cost = f", {' to '.join(ends)}" if all(map(math.isfinite, costs)) and ends[0] != ends[1] else ""
         closed = "" if machine is None else "In closed form, "
-        text += f" {closed}{len(budget.choices)} scaling laws disagree: {' parameters, '.join(spans)} tokens{cost}."
+        text += f" {closed}{len(budget.comparable_choices)} scaling laws disagree: {' parameters, '.join(spans)} tokens{cost}."
     return text
 
 
@@ -391,10 +391,10 @@ def board_view(board: MoeBoard, *, width: int, full: bool) -> Answer:
     # Gains far outside the runs of a law are no advice: they are named as a warning only.
     far = [row.law for row in cheapest if row.gain > MAX_GAIN]
     warnings = [f"{', '.join(far)}: gains above {MAX_GAIN:g}x are far outside the runs that it was fitted to"] if far else []
-    warnings += [
-        f"{law}: experts no longer help from {show(size)} parameters on, known to a factor of 3 at best"
-        for law, size in board.vanishing.items()
-    ]
+    if board.vanishing:
+        ends = ", ".join(f"{show(size)} ({law})" for law, size in board.vanishing.items())
+        warnings.append(f"experts no longer help from {ends} parameters on, known to a factor of 3 at best")
+    warnings += board.warnings
     best = [f"{row.experts:g} by {row.law} ({write(row.cost_over_dense, 'x')})" for row in cheapest if row.gain <= MAX_GAIN]
     return Answer(
         sentence=f"Cheapest number of experts for {show(board.active)} active parameters on {show(board.tokens)} tokens: "
@@ -472,11 +472,19 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
         "Rollout runs at the same time as log-probabilities and training: the longer of both counts, so that shares add up to "
         "over 100 %."
     )  # fmt: skip
+    options = "layouts" if step.on_policy else "layouts and splits of the chips"
+    search = f"; fastest of {step.searched:,} {options}" if step.searched > 1 else ""
+    mfu = f"{percent(step.mfu, 1)} MFU (bf16)"
+    training = f"{step.training_layout}; {mfu}" if step.training_layout else f"{mfu}, as given"
+    layouts = facts([("Rollout", step.layout + search), ("Training", training)])
     return Answer(
         sentence=f"One RL step takes {ranged(step.total, (step.low, step.high), 's')}{cost}.{overhead}",
-        conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout "
-        f"replicas of {step.layout}; training at {percent(step.mfu, 1)} MFU (bf16).{rent}",
-        body=[bar_table(("Phase", "Time", "Share of the step", ""), rows, max(8, min(40, width - NARROW))), footnote(overlap)],
+        conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}.{rent}",
+        body=[
+            layouts,
+            bar_table(("Phase", "Time", "Share of the step", ""), rows, max(8, min(40, width - NARROW))),
+            footnote(overlap),
+        ],
         warnings=[
             *step.notes,
             "overhead: rewards, the environment, engine starts and resharding, as in published steps of two models",

@@ -126,7 +126,7 @@ def _fixed_inputs(sweep: Sweep) -> str:
     texts = []
     for name, value in sweep.fixed.items():
         declared = sweep.declaration.inputs.get(name)
-        is_number = isinstance(value, int | float)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         number = _written(float(value), declared.unit if declared else "") if is_number else ""
         texts.append(f"{name} {number or getattr(value, 'name', value)}")
     return ", ".join(texts)
