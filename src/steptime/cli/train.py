@@ -222,5 +222,10 @@ def _write_plot(path: str, timeline: Any, training: Any) -> None:
 
     if timeline is None:
         raise RangeError("--plot draws a pipeline schedule, and this layout has one stage (pp=1); give --pp")
-    with reported(path, "the schedule of a step, and the memory of its fullest chip"):
+    pipeline, total = show(timeline.total, "s"), show(training.step.total, "s")
+    words = (
+        f"the pipeline of a step, {pipeline} by simulation, and the memory of its fullest chip; the answer, {total}, also has "
+        "what follows the pipeline, and after a search an allowance"
+    )
+    with reported(path, words):
         write_timeline(timeline, path, memory=training.step.memory)
