@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
+from steptime.cli.main import _with_option
 from steptime.physics.run_covariance import read_covariances
 from tests.cli.test_commands import run
 from tests.validation.test_anchors import measured, written
@@ -96,6 +98,12 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
         shown = run(asked + wrong)
         assert (shown.returncode, shown.stderr.count("\n")) == (2, 1)
         assert says in shown.stderr
+
+
+def test_settings_behind_a_file_keep_their_form_where_an_option_has_their_name(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["steptime", "step", "--tp", "8"])
+    assert _with_option("give tp=WAYS, as in --anchor r.json,tp=4,weights=fp8").endswith("--anchor r.json,tp=4,weights=fp8")
+    assert _with_option("tp=7 does not divide the heads").startswith("--tp 7 ")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from steptime.cli.views.simulation_view import _within
 from tests.cli.test_commands import run
 from tests.conftest import each, every
 
@@ -74,6 +76,15 @@ def test_a_trace_that_misses_its_limit_is_not_headed_stable(trace):
     assert 0 < limits["requests_within"] < limits["requests_sent"] == 600
     assert found["answers"]["verdict"] in ("STABLE", "SATURATED")
     assert list(found).index("limits") < list(found).index("answers")
+
+
+@each(
+    "share, rate, shown",
+    [(0.0, 0.0, "no request"), (0.0006, 0.0, "fewer than 0.1 % of requests"), (0.02, 0.0, "2.0 %"), (0.5, 1.5, "50.0 %, 1")],
+)
+def test_requests_within_the_limits_before_the_steady_state_are_not_none(share, rate, shown):
+    """Six of the first requests met their limits, and none of the steady state, whose rate is 0."""
+    assert _within(SimpleNamespace(within_limits=share, goodput=rate)).startswith(shown)
 
 
 def test_a_range_says_which_end_misses():

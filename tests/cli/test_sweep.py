@@ -152,7 +152,21 @@ def test_what_is_cheapest_fits_whatever_is_told():
 
 def test_a_system_without_a_rent_says_so():
     found = run("sweep step llama-3.1-8b hgx-h20 --over batch=1,2")
-    assert "2 points without a cost: no rent of the system is known" in " ".join(found.stdout.split())
+    text = " ".join(found.stdout.split())
+    assert "2 points without a cost: no rent of the system is known" in text
+    # The points have times, which the sentence names, and no empty column takes the place of another one.
+    assert text.startswith("Lowest time: ")
+    assert "USD/M" not in text
+    assert "memory share" in text
+
+
+def test_points_without_an_answer_are_not_among_those_of_the_sentence(closed_forms):
+    text = " ".join(run("sweep plan llama-3.1-8b hgx-h100 --chips 1 --over speed=20,4000").stdout.split())
+    assert "at every point with an answer. " in text
+    assert text.count("reaches 4,000 tok/s") == 1
+    refused = run("sweep plan llama-3.1-8b hgx-h100 --chips 1 --over speed=3000,4000")
+    assert (refused.returncode, refused.stdout.startswith("None of 2 points has an answer.")) == (1, True)
+    assert "─" not in refused.stdout
 
 
 @pytest.mark.thorough

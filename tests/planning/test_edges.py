@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -67,6 +68,18 @@ def test_the_soonest_first_token_is_that_of_low_rates():
     soonest = parse(refused.reason.split("the earliest comes after ")[1].split(". ")[0], "s")
     assert closed_plan(**asked, workload=work, slo=st.Slo(ttft=soonest * 1.01)).feasible
     assert not closed_plan(**asked, workload=work, slo=st.Slo(ttft=soonest * 0.95)).feasible
+
+
+@pytest.mark.parametrize("percentile", ["mean", "p90"])
+def test_the_soonest_first_token_of_a_simulated_refusal_can_be_had_and_no_sooner_one(percentile):
+    """The named time is at the percentile, as the limit is, and that of requests that meet one another at random."""
+    settings = {"percentile": percentile, "alternatives": False, "elasticities": False, "front": False}
+    work = st.Workload(input_tokens=1024, output_tokens=256)
+    asked = partial(planner.plan, "llama-3.1-8b", "l40s-8", work, chips=1, **settings)
+    refused = asked(st.Slo(ttft=0.02, tpot=0.05))
+    soonest = parse(refused.reason.split("the earliest comes after ")[1].split(". ")[0], "s")
+    assert asked(st.Slo(ttft=soonest, tpot=0.05)).feasible
+    assert not asked(st.Slo(ttft=0.9 * soonest, tpot=0.05)).feasible
 
 
 def test_a_decode_pool_takes_in_no_more_caches_than_its_links_carry():

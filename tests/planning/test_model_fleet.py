@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.table import Table
 from typer.testing import CliRunner
 
 import steptime as st
 from steptime.cli.main import app_for
+from steptime.cli.views.fleet_view import fleet_view
 from steptime.errors import DataFileError, Impossible, InputError
 from steptime.physics.run_covariance import read_covariances
 from steptime.planning import fleet_program, model_fleet
@@ -30,7 +32,7 @@ from steptime.planning.fleet_program import (
     solve_fleet,
     unserved_shares,
 )
-from steptime.planning.model_fleet import FleetChoice, FleetModel, FleetSystem, plan_fleet, read_fleet
+from steptime.planning.model_fleet import FleetChoice, FleetModel, FleetSystem, ModelFleet, plan_fleet, read_fleet
 from tests.conftest import each
 
 pytest.importorskip("scipy")
@@ -351,6 +353,17 @@ def test_a_fleet_names_its_deployments(drawn, tmp_path):
     table = fleet.columns()
     assert len(table["model"]) == len(fleet.choices)
     assert fleet.to_dict()["schema"] == "steptime.fleet/1"
+
+
+def test_both_tables_of_a_fleet_call_its_rows_alike():
+    """Two deployments of two replicas are four times one chip, in the table of limits too."""
+    row = FleetChoice(
+        model="a", system="b", deployments=2, chips=4, layout="x2", rate=80.0, usd_per_hour=8.0, speed=30.0, ttft=0.4
+    )
+    shown = fleet_view(ModelFleet(feasible=True, choices=(row,), models=(), systems=()))
+    tables = [part for part in shown.renderables if isinstance(part, Table)]
+    cells = [[next(iter(column.cells)) for column in table.columns[:3]] for table in tables]
+    assert cells == [["a", "b", "4 x one chip"]] * 2
 
 
 def test_a_budget_that_is_too_small_is_the_reason(drawn, tmp_path):

@@ -224,6 +224,15 @@ def test_a_first_token_out_of_reach_is_told_with_the_earliest(searched):
     assert "the earliest comes after 9.00 s." in missed(0.03, 0.3, (DISAGGREGATED,))
 
 
+def test_the_earliest_first_token_is_at_the_percentile_of_the_limit(searched):
+    """A mean of 0.4 s stands for 1 s at p90, so that the earliest mean of 0.5 s is 1.25 s."""
+    given = replace(case(slo=st.Slo(ttft=0.4)), limits=st.Slo(ttft=1.0), percentile="p90")
+    assert "within 1.00 s at p90; the earliest comes after 1.25 s." in unreachable(given, BOTH, [])
+    # Closed forms meet these limits, and simulations did not.
+    given = replace(case(slo=st.Slo(ttft=0.6)), limits=st.Slo(ttft=1.5), percentile="p90")
+    assert unreachable(given, BOTH, []).startswith("no layout meets the limits at p90")
+
+
 def test_limits_that_can_only_be_met_apart_are_told_with_what_both_cost(searched):
     text = missed(0.01, 0.5)
     assert text.startswith(

@@ -138,19 +138,6 @@ def test_a_plan_that_no_target_makes_sure_says_so(planned):
     assert len(aims) == 2
 
 
-@each(
-    "limits, named",
-    [
-        ({"speed": 40, "ttft": 1.5}, ("40.0 tok/s per user and ", "within 1.50 s", "at p90")),
-        ({"ttft": 1.5}, ("gives a first token within 1.50 s at p90",)),
-        ({"speed": 40}, ("gives 40.0 tok/s per user at p90",)),
-    ],
-)
-def test_missed_limits_are_named_with_their_values(limits, named):
-    reason = planner._missed(replace(case(), limits=st.Slo(**limits), percentile="p90"))
-    assert all(words in reason for words in named)
-
-
 # --- equal domains ---------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from steptime.planning.session_hits import (
 from steptime.planning.session_plan import SessionProblem, Trial, load_wait, next_share, plan_sessions, plan_turns
 from steptime.questions.plan_question import solve
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
+from steptime.units import parse
 from steptime.workload.sessions import PRESETS, Sessions, as_workload, draw_sessions, held_share, mean_history
 from steptime.workload.workload import Slo
 from tests.cli.test_commands import run
@@ -294,15 +295,24 @@ def test_agents_need_their_tiers_in_time():
     bare = planned("hbm=0GB,host=0GB", "agent", ttft=1.5)
     assert not bare.feasible
     assert "first token" in bare.reason
-    assert "with 0 % of the prompt tokens in the prefix cache" in bare.reason
+    assert "The prefix cache has 0 % of the prompt tokens; 98 % repeat" in bare.reason
     held = planned("", "agent", ttft=1.5)
     assert held.feasible
     assert held.session_cache.hit_share > 0.95
     assert held.session_cache.needed_tier in ("hbm", "host")
     # A refusal counts what the tiers hold.
     late = planned("", "agent", ttft=0.5)
-    assert "with 98 % of the prompt tokens in the prefix cache" in late.reason
-    assert "the earliest comes after 791 ms" in late.reason
+    assert "The prefix cache has 98 % of the prompt tokens, all that repeat" in late.reason
+    assert "the earliest comes after about" in late.reason
+
+
+@pytest.mark.slow
+def test_the_soonest_first_token_of_sessions_that_a_refusal_names_can_be_had():
+    asked = {"model": MODEL, "system": "l40s-8", "chips": 1, "sessions": "agent", "speed": 20}
+    refused = solve(asked | {"ttft": 0.3})
+    soonest = parse(refused.reason.split("the earliest comes after about ")[1].split(". ")[0], "s")
+    assert solve(asked | {"ttft": soonest}).feasible
+    assert not solve(asked | {"ttft": 0.9 * soonest}, diagnostics=False).feasible
 
 
 def test_wrong_inputs_are_refused():

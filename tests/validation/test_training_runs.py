@@ -221,9 +221,15 @@ def test_files_that_are_no_training_runs(tmp_path):
     with pytest.raises(DataFileError, match="has no column 'dtype'"):
         read_training_runs(written(tmp_path, {}, columns=["model", "system", "chips", "seq_len", "global_batch"]))
     empty = tmp_path / "empty.csv"
-    empty.write_text("model,system\n", encoding="utf-8")
-    with pytest.raises(DataFileError, match="no rows"):
-        read_training_runs(empty)
+    for text, says in (
+        ("model,system,chips,seq_len,global_batch,dtype\n", "no runs"),
+        ("model,system\n", "no column 'chips'"),
+        ('{"model_id": "llama", "num_prompts": 200}', "no column 'model'"),
+        ("", "no column 'model'"),
+    ):
+        empty.write_text(text, encoding="utf-8")
+        with pytest.raises(DataFileError, match=says):
+            read_training_runs(empty)
     with pytest.raises(DataFileError, match="no such file"):
         read_training_runs(tmp_path / "none.csv")
     assert is_training(["seq_len", "global_batch", "step_s"])

@@ -358,8 +358,8 @@ def _refused(problem: InputError) -> int:
 
 
 # An input with its option behind it in parentheses.
-# An input with its number, as the library writes it: tp=7.
-WITH_NUMBER = re.compile(r"\b([a-z]+)=(\d[\dx,]*)")
+# An input with its number, as the library writes it: tp=7. Settings behind a file keep their form: --anchor FILE,tp=7.
+WITH_NUMBER = re.compile(r"(?<!,)\b([a-z]+)=(\d[\dx,]*)")
 # Options whose input or text has another name in messages of the library.
 RENAMED_OPTIONS = {"change": "--set", "axis": "--over", "vary": "--vary", "aims": "--aim"}
 NAMED_TWICE = re.compile(r"\b([a-z][a-z_]*)((?: too)?) \((--[a-z-]+)\)")

@@ -96,7 +96,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
     if output.csv is not None:
         write_csv(output.csv, training)
     if output.plot is not None and schedule_plot is not None:
-        _write_plot(output.plot, *schedule_plot)
+        _write_plot(output.plot, training.step, *schedule_plot)
     if output.chrome is not None:
         _write_trace(output.chrome, step_trace(model, system, training, stack), training.step.total)
     launch = output.launch
@@ -220,8 +220,16 @@ def _write_trace(path: str, trace: dict[str, Any], total: Any) -> None:
         write_text_atomically(path, json.dumps(trace) + "\n")
 
 
-def _write_plot(path: str, timeline: Any, memory: Any, title: str) -> None:
+def _write_plot(path: str, step: Any, timeline: Any, memory: Any, title: str) -> None:
+    """Write the picture of a schedule, and say why a whole pipeline takes less time than the step."""
     from steptime.training.schedule_timeline import write_timeline
 
-    with reported(path, "the schedule of a step, and the memory of its fullest chip"):
+    words = "the schedule of a step, and the memory of its fullest chip"
+    if int(step.layout.pp) > 1 and not title:
+        pipeline, total = show(timeline.total, "s"), show(step.total, "s")
+        words = (
+            f"the pipeline of a step, {pipeline} by simulation, and the memory of its fullest chip; the answer, {total}, also "
+            "has what follows the pipeline, and after a search an allowance"
+        )
+    with reported(path, words):
         write_timeline(timeline, path, title, memory)

@@ -33,6 +33,8 @@ from steptime.planning.plan_problem import (
     uncapped_occupancy,
 )
 from steptime.planning.plan_search import (
+    EARLIEST_SIMULATED,
+    LATER,
     LEAST_CHUNK,
     LEAST_USUAL_CHUNK,
     best_of_families,
@@ -40,6 +42,7 @@ from steptime.planning.plan_search import (
     chunk_sizes,
     fitting,
     ranking,
+    search,
 )
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.rate_curve import FAR_BEYOND, GRID, MOST_STEPS, Curve, confirmed_by, place_below, worst
@@ -60,10 +63,12 @@ from steptime.planning.simulated_rate import (
     Loop,
     Run,
 )
-from steptime.planning.slo_probability import effective_targets
+from steptime.planning.slo_probability import effective_targets, target_levels
 from steptime.planning.steady_state import MOST_UTILISED, fresh_tokens, seats_for
 from steptime.workload.workload import Slo, decode_steps
 
+# The latest limit on TTFT that is tried, over the estimate of the earliest one.
+MOST_LATE = 8.0
 # Factors of the TPOT at a percentile over its mean: of long outputs in separate pools, and next to prefill chunks.
 TPOT_LEVELS = (1.0, 1.2)
 # Factors on the limit on TPOT for the best of each family: with few long prompts in flight, closed forms overestimate it.
@@ -355,6 +360,36 @@ def highest_met(case: PlanProblem, candidates: Sequence[Candidate]) -> float:
                 return GRID**place
         place -= min(1 + level, MOST_STEPS)
     return 0.0
+
+
+def earliest_first_token(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], estimate: float) -> float:
+    """Return the earliest first token at the percentile that a plan gives, to the factor `EARLIEST_SIMULATED`.
+
+    Args:
+        case: Plan problem. Its limit on TPOT holds.
+        modes: Modes to search.
+        layouts: Layouts to search.
+        estimate: About the result, by closed forms [s].
+
+    Returns:
+        A limit on TTFT that can be met [s]; the limit of the problem if that can be met, and infinity if none is found.
+    """
+
+    def is_met(limit: float) -> bool:
+        slo = replace(case.limits, ttft=limit)
+        levels = tuple(target_levels(case.workload, slo, case.percentile, simulated=True))
+        problem = replace(case, limits=slo, slo=levels[0], levels=levels, rough=True, front=False, turns=None)
+        return bool(simulate_finalists(problem, list_finalists(problem, search(problem, modes, layouts), levels)))
+
+    low, high = case.limits.ttft, max(case.limits.ttft, estimate)
+    while not is_met(high):
+        if high > MOST_LATE * estimate:
+            return math.inf
+        low, high = high, LATER * high
+    while high > EARLIEST_SIMULATED * low:
+        limit = max(math.sqrt(low * high), high / LATER)
+        low, high = (low, limit) if is_met(limit) else (limit, high)
+    return high
 
 
 class Course:

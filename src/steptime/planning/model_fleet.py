@@ -723,7 +723,7 @@ def _why_not(
     hour_words = f"at {hour} h " if rates.shape[1] > 1 else ""
     reason = f"{hour_words}the chips leave {' and '.join(words) or 'a part of the requests'} unserved"
     reason += f"; {' and '.join(extra)} would serve them" if extra else ""
-    reason += f" (the chips serve at most {math.floor(1000 * shares[hour]) / 10:g} % of all rates)"
+    reason += f" (these chips serve all models at {math.floor(1000 * shares[hour]) / 10:g} % of their rates)"
     return {"reason": reason, "possible_share": shares[hour], "unserved": tuple(float(part) for part in unserved)}
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 
@@ -28,13 +27,11 @@ from steptime.physics.uncertainty import has_range, unmeasured_engine_warning
 from steptime.planning.elasticity import IN_WORDS, NUDGE
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Pinned, PlanProblem, Table
 from steptime.planning.plan_result import Plan, best_change, mean_resources
-from steptime.planning.plan_search import fitting, prefill_room, ranked, search
+from steptime.planning.plan_search import EARLIEST, LATER, fitting, prefill_room, ranked, search
 from steptime.planning.steady_state import MOST_UTILISED
 from steptime.units import counted, percent, show
 from steptime.workload.workload import Slo
 
-# The earliest first token that a refusal names is known to this factor.
-EARLIEST: Final = 1.04
 # Formats of published checkpoints that may fit where wider weights do not; the one with the most bits first.
 SMALL_WEIGHTS = ("fp8", "int8", "int4")
 # What a plan without the simulator says of figures at a percentile; the text of the plan labels its columns by it.
@@ -238,7 +235,7 @@ def _likely(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) ->
     return bool(ranked(typical, search(typical, modes, layouts), 1))
 
 
-def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> str:
+def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], *, simulated: bool = False) -> str:
     """Return which limit no layout meets, and how close the best layout comes to it.
 
     Requests beyond the context of the model are named first.
@@ -247,16 +244,17 @@ def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]
         case: Plan problem.
         modes: Modes to search.
         layouts: Layouts to search.
+        simulated: Whether simulations find the earliest first token at the percentile, in place of closed forms.
 
     Returns:
         The reason and a remedy.
     """
-    reason = _missed_limit(case, modes, layouts)
+    reason = _missed_limit(case, modes, layouts, simulated)
     too_long = trained_context_warning(case.workload.input_tokens + case.workload.output_tokens, case.model.max_context)
     return f"{too_long}. Besides, {reason}" if too_long else reason
 
 
-def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> str:
+def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], simulated: bool) -> str:
     """Return which limit no layout meets, and how close the best layout comes to it.
 
     Each limit is checked separately, then both together.
@@ -265,6 +263,7 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
         case: Plan problem.
         modes: Modes to search.
         layouts: Layouts to search.
+        simulated: Whether simulations find the earliest first token at the percentile.
 
     Returns:
         The reason and a remedy.
@@ -292,44 +291,74 @@ def _missed_limit(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
 
     # With a probability, separate limits that are too strict in any case from limits that only the probability makes strict.
     if case.sure is not None:
-        likely = _missed_limit(replace(case, sure=None), modes, layouts) if not _likely(case, modes, layouts) else ""
+        is_likely = _likely(case, modes, layouts)
+        likely = "" if is_likely else _missed_limit(replace(case, sure=None), modes, layouts, simulated)
         return likely or (
             "no layout meets the limits with this probability, although typical times of some do; relax the limits, use a "
             "lower --sure, or use more chips"
         )
-    fastest = float(np.min(tpot[fits]))
-    speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
-    soonest = _earliest(case, modes, layouts, tables)
-    is_late, earliest = soonest > case.slo.ttft, show(soonest, "s")
-    if fastest > case.slo.tpot:
-        too_late = f", and the earliest first token comes after {earliest}, not {first}" if is_late else ""
+
+    def earliest(tpot: float) -> float:
+        """Return the earliest first token at the percentile [s] within a TPOT; the limit if that can be met."""
+        # Targets of the mean stand for the limit at a percentile.
+        factor = case.limits.ttft / case.slo.ttft if math.isfinite(case.limits.ttft) else 1.0
+        is_rough = simulated and math.isfinite(case.limits.ttft)
+        estimate = factor * _earliest(case, modes, layouts, tables, tpot, LATER if is_rough else EARLIEST)
+        if not is_rough:
+            return estimate
+        # numba takes a third of a second to import.
+        from steptime.planning.finalists import earliest_first_token
+
+        limits = replace(case.limits, tpot=tpot)
+        return earliest_first_token(replace(case, limits=limits), modes, layouts, estimate)
+
+    # Closed forms estimate a percentile, and replays of sessions, which load caches, are not part of the simulations.
+    is_estimate = case.turns is not None or (len(case.levels) > 1 and not simulated)
+    return _late_or_slow(case, chips, float(np.min(tpot[fits])), earliest, "about " if is_estimate else "")
+
+
+def _late_or_slow(case: PlanProblem, chips: str, fastest: float, earliest: Callable[[float], float], about: str = "") -> str:
+    """Return which limit is missed, by the lowest TPOT [s] and the earliest first token [s] within a TPOT."""
+    limits, late_at = case.limits, "" if case.percentile == "mean" else f" at {case.percentile}"
+    speed, first = show(1 / limits.tpot, "tok/s"), show(limits.ttft, "s") + late_at
+    soonest = earliest(math.inf)
+    is_late = soonest > limits.ttft
+    if fastest > limits.tpot:
+        too_late = f", and the earliest first token comes after {about}{_show_up(soonest)}, not {first}" if is_late else ""
         return (
             f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}{too_late}. "
             "Use more or faster chips, smaller weights (--weights), or a lower limit"
         )
     if is_late:
-        cache = "a prefix cache (--cached)" if case.turns is None else "larger tiers (--prefix-cache)"
+        cache = ", shorter prompts, or a prefix cache (--cached)" if case.turns is None else " or shorter prompts"
         return (
-            f"no layout on {chips} gives a first token within {first}; the earliest comes after {earliest}. Use "
-            f"more chips, shorter prompts, or {cache}"
+            f"no layout on {chips} gives a first token within {first}; the earliest comes after {about}{_show_up(soonest)}. "
+            f"Use more chips{cache}"
         )
-    soonest = _earliest(case, modes, layouts, tables, case.slo.tpot)
-    with_speed = show(soonest, "s")
-    if soonest <= case.slo.ttft:
+    with_speed = earliest(limits.tpot)
+    if with_speed <= limits.ttft:
         return (
-            f"the limits can be met on average, but not at {case.percentile}: at {speed} per user the earliest mean first "
-            f"token comes after {with_speed}. Use more chips, relax a limit, or take another --percentile"
+            f"no layout meets the limits{late_at} when requests arrive at random, although closed forms of mean waits do. Use "
+            "more chips, or relax a limit"
         )
     return (
-        f"each limit can be met, but not both: at {speed} per user the earliest first token comes after {with_speed}, "
-        f"not {first}. Use more chips, or relax one limit"
+        f"each limit can be met, but not both: at {speed} per user the earliest first token comes after "
+        f"{about}{_show_up(with_speed)}, not {first}. Use more chips, or relax one limit"
     )
 
 
+def _show_up(seconds: float) -> str:
+    """Return a time in words, rounded up: a limit of this time can be met."""
+    if not 0 < seconds < math.inf:
+        return show(seconds, "s")
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return show(math.ceil(seconds / unit - 1e-9) * unit, "s")
+
+
 def _earliest(
-    case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], tables: Sequence[Table], tpot: float = math.inf
+    case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], tables: Sequence[Table], tpot: float, factor: float
 ) -> float:
-    """Return the earliest mean first token of any layout whose time per token is at most `tpot` [s].
+    """Return the earliest mean first token of any layout whose time per token is at most `tpot` [s], to a factor.
 
     Queues are shorter at lower rates, which the search takes only where a limit asks for them: bisection over the limit, from
     that of the case to the earliest of the `tables` without limits.
@@ -350,10 +379,10 @@ def _earliest(
         return case.slo.ttft
     # Separate pools take little time to evaluate, and are mostly the earliest.
     for among in ((DISAGGREGATED,), modes) if DISAGGREGATED in modes else (modes,):
-        low = earliest / EARLIEST
+        low = earliest / factor
         if is_reached(low, among):
             low, earliest = case.slo.ttft, low
-        while earliest > EARLIEST * low * (1 + 1e-9):
+        while earliest > factor * low * (1 + 1e-9):
             limit = math.sqrt(low * earliest)
             low, earliest = (low, limit) if is_reached(limit, among) else (limit, earliest)
     return earliest

@@ -499,6 +499,11 @@ def _aims(case: PlanProblem, table: Table) -> tuple[Number, Number]:
 
 # Prefill tokens of a step.
 STEP_PROMPT_TOKENS: Final = 256
+# The earliest first token that a refusal names is known to this factor: by closed forms, and by simulations. The last is the
+# step between limits that are tried first.
+EARLIEST: Final = 1.04
+EARLIEST_SIMULATED: Final = 1.06
+LATER: Final = 1.25
 # Tokens of the request that must fit in addition to the weights, or the model's context where that is shorter.
 REQUEST: Final = 8192
 

@@ -643,9 +643,7 @@ def _planned(
     estimates = next((level for level in _by_level(case) if ranked(level, tables, 1)), None)
     candidates = ranked(estimates, tables) if estimates else []
     if estimates is None or not candidates:
-        # Layouts with less evidence are tried next.
-        last = case.evidence == ANY
-        return replace(common, reason=unreachable(replace(case, slo=case.limits), modes, layouts) if last else "no such layout")
+        return replace(common, reason=_why_none(case, modes, layouts))
     uses_peaks = alternatives or elasticities or not _has_simulator()
     tuned = FINALISTS if _has_simulator() else TUNED_ALONE
     peaks = [peak.candidate for peak in best(estimates, candidates, tuned)] if uses_peaks else candidates[:1]
@@ -660,7 +658,7 @@ def _planned(
             for finalist in finalists
         ]
     if not selection:
-        return replace(common, reason=_missed(case))
+        return replace(common, reason=_why_none(case, modes, layouts))
     first, runners_up = selection[0], selection[1:]
     choices = list_choices(estimates, modes) if alternatives else ()
     figures = worths(estimates, peaks, ranked(relaxed(estimates), tables, LOOKED_AT)) if elasticities else {}
@@ -725,14 +723,11 @@ def _has_simulator() -> bool:
     return find_spec("numba") is not None
 
 
-def _missed(case: PlanProblem) -> str:
-    """Return why no finalist meets the limits, although means would."""
-    first = "a first token within " + show(case.limits.ttft, "s") if math.isfinite(case.limits.ttft) else ""
-    speed = show(1 / case.limits.tpot, "tok/s") + " per user" if math.isfinite(case.limits.tpot) else ""
-    return (
-        f"no layout gives {' and '.join(filter(None, (speed, first)))} at {case.percentile} when requests arrive at random, "
-        "although mean waits would; relax a limit, use more chips, or limit the means (--percentile mean)"
-    )
+def _why_none(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> str:
+    """Return which limit no layout meets; layouts with less evidence are tried next."""
+    if case.evidence != ANY:
+        return "no such layout"
+    return unreachable(case, modes, layouts, simulated=case.diagnostics and _has_simulator())
 
 
 def _scaled_to(deployment: Plan, option: Alternative) -> Alternative:

@@ -347,7 +347,10 @@ def whole_plan(case: SessionProblem, modes: tuple[str, ...], estimate: Estimate)
         share = min(max(following, 0.0), case.held_share)
     if best is None:
         if reason:
-            reason += f" (with {percent(refused_share)} of the prompt tokens in the prefix cache)"
+            percentage, repetition = percent(refused_share), percent(case.held_share)
+            remedy = f"; {repetition} repeat, and larger tiers (--prefix-cache) hold more of them"
+            comparison = ", all that repeat" if percentage == repetition else remedy
+            reason += f". The prefix cache has {percentage} of the prompt tokens{comparison}"
         return replace(deployment, feasible=False, slo=case.slo, reason=reason or UNSETTLED + _held_words(hit_share))
     return with_loads(best[0], case.slo, best[1], best[2])
 

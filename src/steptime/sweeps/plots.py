@@ -110,7 +110,7 @@ def numbers(sweep: Sweep) -> list[str]:
 
 
 def first_number(sweep: Sweep) -> str:
-    """Return the answer that a plot shows by default: the cost if there is one.
+    """Return the answer that a plot shows by default: the cost if one is known.
 
     Args:
         sweep: Result of a sweep.
@@ -124,7 +124,9 @@ def first_number(sweep: Sweep) -> str:
     names = numbers(sweep)
     if not names:
         raise InputError("plot: no answer is a number, so that there is nothing to draw; ask for another answer")
-    return next((name for name in names if name.startswith("usd_per_million")), names[0])
+    # Without a rent, no point has a cost.
+    answered = [name for name in names if np.isfinite(sweep.answers[name].values).any()] or names
+    return next((name for name in answered if name.startswith("usd_per_million")), answered[0])
 
 
 def _label(name: str, unit: str) -> str:

@@ -407,6 +407,8 @@ def timeline_figure(timeline: Timeline, title: str = "", memory: MemoryCurve | N
         InputError: If matplotlib is not installed.
     """
     try:
+        from matplotlib.collections import PolyCollection
+        from matplotlib.colors import to_rgb
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
@@ -415,28 +417,36 @@ def timeline_figure(timeline: Timeline, title: str = "", memory: MemoryCurve | N
     heights = [1.2 + 0.32 * timeline.devices, *([2.6] if memory is not None else [])]
     figure = Figure(figsize=(11, sum(heights)), layout="constrained")
     axes, *memory_axes = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
-    chunk_count = int(timeline.chunk.max()) + 1
-    # Boxes narrower than about 1 % of the step have no room for an edge or a label.
-    has_room = (timeline.end - timeline.start).max() / timeline.total > 0.012
-    for kind in np.unique(timeline.kind):
-        for chunk in np.unique(timeline.chunk[timeline.kind == kind]):
-            is_drawn = (timeline.kind == kind) & (timeline.chunk == chunk)
-            axes.barh(
-                timeline.device[is_drawn], (timeline.end - timeline.start)[is_drawn], left=timeline.start[is_drawn],
-                height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white",
-                linewidth=0.4 * has_room,
-            )  # fmt: skip
+    longest = (timeline.end - timeline.start).max() / timeline.total
+    colours = np.array([to_rgb(KIND_COLOURS[kind]) for kind in range(len(KINDS))])[timeline.kind]
+    lighter = (0.5 * timeline.chunk / (timeline.chunk.max() + 1))[:, np.newaxis]
+    low, high = timeline.device - 0.43, timeline.device + 0.43
+    x = np.stack([timeline.start, timeline.end, timeline.end, timeline.start], axis=1)
+    boxes = np.stack([x, np.stack([low, low, high, high], axis=1)], axis=2)
+    # Edges would cover boxes that are not much wider than a line, and smooth borders would make them pale.
+    is_wide = bool(longest > 0.003)
+    axes.add_collection(
+        PolyCollection(
+            list(boxes), facecolors=colours + (1 - colours) * lighter, edgecolors="white" if is_wide else "none",
+            linewidths=0.4 if is_wide else 0.0, antialiased=is_wide,
+        )
+    )  # fmt: skip
 
-    if has_room:
+    # Boxes narrower than about 1 % of the step have no room for a label.
+    if longest > 0.012:
         for device, start, end, micro, back in zip(
             timeline.device, timeline.start, timeline.end, timeline.micro, timeline.back_micro, strict=True
         ):
             label = f"{micro}" if back < 0 else f"{micro},{back}"
             axes.text((start + end) / 2, device, label, ha="center", va="center", fontsize=6, color="white")
 
-    axes.set(xlabel="" if memory_axes else "seconds", ylabel="device", xlim=(0, timeline.total), title=title)
+    axes.set(
+        xlabel="" if memory_axes else "seconds", ylabel="device", xlim=(0, timeline.total), ylim=(timeline.devices - 0.5, -0.5),
+    )  # fmt: skip
+    schedule = "Pipeline schedule of a step" if timeline.devices > 1 else "Micro-batches of a step"
+    words = title or schedule + (", later layers lighter" if timeline.chunk.any() else "")
+    axes.set_title(words, fontsize=10)
     axes.set_yticks(range(timeline.devices))
-    axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
         handles=[Patch(color=KIND_COLOURS[kind], label=KIND_NAMES[kind]) for kind in np.unique(timeline.kind)],

@@ -188,18 +188,20 @@ def read_training_runs(
     require_regular_file(path)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [{k.strip(): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
+            reader = csv.DictReader(file)
+            rows = [{k.strip(): (v or "").strip() for k, v in row.items() if k} for row in reader]
+            columns = [name.strip() for name in reader.fieldnames or ()]
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not a CSV file in UTF-8 ({error.reason} at byte {error.start})") from None
     except OSError as error:
         raise DataFileError(path, os_problem(error)) from None
     except csv.Error as error:
         raise DataFileError(path, f"is not a CSV file in UTF-8: {error!s:.200}") from None
-    missing = [name for name in NEEDED if rows and name not in rows[0]]
-    if missing or not rows:
-        raise DataFileError(
-            path, f"has no column {missing[0]!r}; training runs need {', '.join(NEEDED)}" if missing else "no rows"
-        )
+    missing = [name for name in NEEDED if name not in columns]
+    if missing:
+        raise DataFileError(path, f"has no column {missing[0]!r}; training runs need {', '.join(NEEDED)}")
+    if not rows:
+        raise DataFileError(path, "has no runs below its first line")
     runs: list[TrainingRun | str] = []
     for number, row in enumerate(rows, 2):
         try:

@@ -288,10 +288,10 @@ def explain_outside(row: dict[str, str], engine: Engine, catalog: str | None = N
     Returns:
         Sentences with the id, measured over predicted times, and what to check.
     """
-    changes = {f"tp={tp}": {"tp": str(tp)} for tp in (1, 2, 4, 8) if str(tp) != f"{float(row['tp']):g}"}
+    changes = {f"the run had tp={tp}": {"tp": str(tp)} for tp in (1, 2, 4, 8) if str(tp) != f"{float(row['tp']):g}"}
     for weights in ("bf16", "fp8", "nvfp4"):
         if weights not in (row["weight_dtype"], row.get("expert_dtype")):
-            changes[f"weights in {weights}"] = {
+            changes[f"the run had weights in {weights}"] = {
                 "weight_dtype": weights, "expert_dtype": weights if row.get("expert_dtype") else "",
             }  # fmt: skip
     predictions = predict([row], engine=engine, catalog=catalog)

@@ -27,14 +27,13 @@ def fleet_view(fleet: ModelFleet) -> Any:
     if not fleet.feasible:
         return title
     table = _table("Model", "System", "Deployments", **{"Chips": True, "Requests/s": True, "USD/h": True, "90 % range": True})
-    limits = _table("Model", "System", "Layout", **{"Tokens/s": True, "First token": True, "Meets limits": True})
+    limits = _table("Model", "System", "Deployments", **{"Tokens/s": True, "First token": True, "Meets limits": True})
     for choice in fleet.choices:
         low, high = choice.usd_range or (math.nan, math.nan)
-        name, layout = _short(choice.model), _layout(choice)
+        # Both tables call a row alike.
+        row = (_short(choice.model), choice.system, _deployments(choice))
         table.add_row(
-            name,
-            choice.system,
-            _deployments(choice),
+            *row,
             f"{choice.chips:,}",
             in_digits(choice.rate),
             f"{choice.usd_per_hour:,.2f}",
@@ -43,7 +42,7 @@ def fleet_view(fleet: ModelFleet) -> Any:
         speed = in_digits(choice.speed) + ("" if choice.speed_limit is None else f" ≥ {in_digits(choice.speed_limit)}")
         first = show(choice.ttft, "s") + (f" ≤ {show(choice.ttft_limit, 's')}" if math.isfinite(choice.ttft_limit) else "")
         chance = f"{percent(choice.probability)} at {choice.percentile}" if math.isfinite(choice.probability) else "no limit"
-        limits.add_row(name, choice.system, layout, speed, first, chance)
+        limits.add_row(*row, speed, first, chance)
     chips = ", ".join(f"{name}: {text}" for name, text in figures.items())
     planned, solved = in_digits(fleet.plan_seconds), in_digits(fleet.solve_seconds)
     times = f"{counted(fleet.options, 'option')} from plans in {planned} s, solved in {solved} s."

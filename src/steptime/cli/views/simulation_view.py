@@ -202,11 +202,12 @@ def _rates(simulation: Simulation) -> Either:
 
 def _within(a: Answers) -> str:
     """Return the share and rate of requests within the limits."""
-    if not a.goodput:
+    if not a.within_limits:
         return "no request"
     if a.within_limits < 0.001:
         return "fewer than 0.1 % of requests"
-    return f"{percent(a.within_limits, 1)}, {request_rate(a.goodput, 4)}"
+    # Those before the steady state are not part of the rate.
+    return f"{percent(a.within_limits, 1)}{f', {request_rate(a.goodput, 4)}' if a.goodput else ''}"
 
 
 def _distribution(samples: dict[str, Any], width: int) -> RenderableType:

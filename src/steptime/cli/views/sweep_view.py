@@ -68,16 +68,17 @@ def sweep_view(sweep: Sweep, *, width: int) -> Answer:
     conditions = f"{sweep.question}: {over}" + (f" = {counted(sweep.points, 'point')}" if len(sweep.axes) > 1 else "")
     conditions += f"; {_fixed_inputs(sweep)}." if sweep.fixed else "."
     ends = {end for pair in sweep.declaration.bands.values() for end in pair}
-    names = [name for name in sweep.answers if name not in ends]
     is_answered = len(sweep.reasons) < sweep.points
+    # Answers of no point, such as the days of a run without --tokens, would take the place of others.
+    names = [name for name, column in sweep.answers.items() if name not in {*ends, "reason"} and _is_known(column)]
     charts = [chart for name in numbers(sweep) if is_answered and (chart := _chart(sweep, width, name)) is not None]
     has_ranges = any(bound in sweep.answers for name in names for bound in sweep.declaration.bands.get(name, ()))
-    is_step_cost = sweep.question == "step" and "usd_per_million_tokens" in sweep.answers
+    is_step_cost = sweep.question == "step" and "usd_per_million_tokens" in names
     cost_meaning = footnote("USD/M tokens: cost of this step only; a decode step leaves out prefill." if is_step_cost else "")
     body: list[RenderableType | None]
     # Few points are a table of all; of many only extremes and a chart say something.
     is_listed = sweep.points <= MAX_TABLE_POINTS
-    if is_listed:
+    if is_listed and names:
         body = [_points_table(sweep, names), footnote("(low to high): 90 % range." if has_ranges else ""), cost_meaning]
     else:
         body = [cost_meaning, *([_extremes_table(sweep), _chart(sweep, width)] if is_answered else [])]
@@ -98,7 +99,7 @@ def _sweep_sentence(sweep: Sweep) -> str:
     words = _words(name)
     low, high = (ranged(values[point], _range(sweep, name, point), form) for point in ends)
     if math.isclose(values[ends[0]], values[ends[1]]):
-        return f"{words[0].upper()}{words[1:]}: {low} at every point."
+        return f"{words[0].upper()}{words[1:]}: {low} at every point{' with an answer' if sweep.reasons else ''}."
     at_low, at_high = (_point_text(sweep, point) for point in ends)
     return f"Lowest {words}: {low} at {at_low}. Highest: {high} at {at_high}."
 
@@ -166,6 +167,11 @@ def _points_table(sweep: Sweep, names: list[str]) -> Grid:
         cells += [_answer(sweep, name, point) + (" †" if is_over and name == main else "") for name in names]
         grid.add_row(*cells, style="bright_black" if is_over else None)
     return grid
+
+
+def _is_known(column: Column) -> bool:
+    """Return whether some point has this answer."""
+    return bool(np.isfinite(column.values).any() if column.numeric else any(column.values.ravel()))
 
 
 def _answer(sweep: Sweep, name: str, point: int) -> str:
@@ -327,7 +333,9 @@ def design_view(design: Design, *, width: int) -> Answer:
     """
     sweep, front = design.sweep, len(design.front)
     aims = " and ".join(map(_words, design.aims))
-    title = Group(Text(), heading(f"{counted(front, 'design')} of {sweep.points:,} on the Pareto front of {aims}"))
+    title = Group(
+        Text(), heading(f"{counted(front, 'design')} of {sweep.points - len(sweep.reasons):,} on the Pareto front of {aims}")
+    )
     listed = f"  {MAX_DESIGN_ROWS} of the {front:,} designs; --csv and --json have all."
     return Answer(
         sentence=_design_sentence(design), conditions=f"{sweep.question}, {_fixed_inputs(sweep)}." if sweep.fixed else "",
