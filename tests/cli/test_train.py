@@ -86,6 +86,13 @@ def test_full_training_answer_has_every_figure(columns):
         assert says in text, says
 
 
+def test_a_short_run_has_a_chance_of_a_failure_and_no_count_of_them():
+    """Eight chips fail 0.00006 times in 24 minutes."""
+    text = " ".join(run("train llama-3.1-8b hgx-h100 --chips 8 --batch 64 --tokens 100M").stdout.split())
+    assert "under 1 % chance of a failure" in text
+    assert " failures; " not in text
+
+
 @each("times, words", [(1.033, "tp8: 3.3 % more time"), (0.967, "tp8: 3.3 % less time")])
 def test_a_runner_up_takes_more_time_or_less(times, words):
     """The simplest of near equals is recommended, so that the runner-up may be faster."""

@@ -327,7 +327,7 @@ def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     saving = percent(training.unmeasured_saving)
     unmeasured = f"{training.unmeasured}: {saving} less time, if its prediction holds (--evidence any)"
     allowance = (
-        f"all times include {percent(training.search_factor - 1)}: a search prefers layouts whose prediction is too short; "
+        f"all times include {percent(training.search_factor - 1)}, since the fastest of many predictions is mostly too short; "
         "a layout that you give (--tp, --pp and so on) has no allowance"
     )
     return [
@@ -344,7 +344,8 @@ def _goodput(run: TrainingRunCost) -> str:
 
 
 def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
-    failures = f"{in_digits(run.failures)} failures"
+    # Less than one is a chance, which the risks name.
+    failures = f"{in_digits(run.failures)} failures; " if run.failures >= 1 else ""
     is_single = run.checkpoint_every >= run.seconds * run.goodput * (1 - 1e-9)
     checkpoints = "one checkpoint, at the end" if is_single else f"a checkpoint every {show(run.checkpoint_every, 's')}"
     overhead = f"; {percent(run.overhead - 1)} for evaluations and slow periods" if run.overhead > 1 else ""
@@ -359,7 +360,7 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
             rent += "; the range above is at this rent" if run.low < run.high else ""
     energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
     rows: list[tuple[str, str | Text]] = [
-        ("Goodput", f"{_goodput(run)}: {failures}; {checkpoints}{overhead}"),
+        ("Goodput", f"{_goodput(run)}: {failures}{checkpoints}{overhead}"),
         ("Rent", rent),
         ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
         ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
