@@ -85,6 +85,8 @@ def test_what_cannot_be_is_refused():
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"output": 5000}))
     with pytest.raises(RangeError, match="a replica takes 2 chips, and the rollout has 1 of 1"):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 1}))
+    with pytest.raises(RangeError, match="a replica takes 1 chip, and the rollout has 0 of 1"):
+        rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 1, "layout": None, "rollout_share": 0.4}))
     with pytest.raises(Impossible, match=r"does not fit a replica of 2 chips: each chip needs .* take --tp 16"):
         rl_step("deepseek-v3", "hgx-h100", **ASKED)
     with pytest.raises(RangeError, match="leaves none to train"):

@@ -449,10 +449,13 @@ def _misfit(
 ) -> InputError:
     """Return the error of the largest pool, where no layout of a rollout fits."""
     if layout is None:
-        layout = most_spread([row for row in unstacked(pool.layouts) if row.dp == row.cp == 1])
+        conventional = [row for row in unstacked(pool.layouts) if row.dp == row.cp == 1]
+        layout = most_spread(conventional) if conventional else Layout()
     size = int(layout.chips)
     if size > pool.chips:
-        return RangeError(f"a replica takes {size} chips, and the rollout has {pool.chips} of {chips}; take a smaller layout")
+        return RangeError(
+            f"a replica takes {counted(size, 'chip')}, and the rollout has {pool.chips} of {chips}; take a smaller layout"
+        )
     context = answers.prompt + float(answers.lengths.mean())
     room = memory_per_chip(model, system, batch=1, context=context, layout=layout, engine=engine)
     return Impossible(

@@ -441,7 +441,7 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
     Returns:
         The answer.
     """
-    kind = f"one step off policy: {step.rollout_chips:,} chips for rollouts, the others train"
+    kind = f"one step off policy: {counted(step.rollout_chips, 'chip')} for rollouts, the others train"
     kind = "on policy: all chips alternate between rollout and training" if step.on_policy else kind
     phases = {
         "Rollout": step.rollout, "  of it, slowest tenth": step.tail, "Log-probabilities": step.log_probs,
