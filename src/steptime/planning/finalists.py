@@ -198,9 +198,10 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     finalists: dict[Candidate, Finalist | None] = {}
     checked: dict[Candidate, Finalist | None] = {}
     losses: dict[object, float] = {}
-    # Rates of confirmed candidates with other draws, over their first rates, and their designs.
+    # Rates of confirmed candidates with other draws, over their first rates.
     gains: list[float] = []
-    designs: set[object] = set()
+    # Their designs, and candidates whose neighbours were tried.
+    designs, explored_leaders = set[object](), set[Candidate]()
     # Rate above which each candidate was sought.
     floors: dict[Candidate, float] = {}
 
@@ -231,6 +232,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     for check in range(CHECKS):
         for _ in range(0 if case.rough else ROUNDS):
             leaders = _leaders(ranking())
+            explored_leaders.update(leader.candidate for leader in leaders)
             # A neighbour of the best of its mode may be on the way to a better one.
             add(list(dict.fromkeys(entry for leader in leaders for entry in _similar(case, leader, finalists))), by_mode=True)
             # The neighbours of a better one are tried too.
@@ -256,7 +258,10 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
                 gains.append((now.run.rate if now else top) / finalist.run.rate)
                 designs.add(finalist.candidate.design)
         lucky = [first for key in checked if (first := finalists[key]) and top < (1 - LARGE_LOSS) * first.run.rate]
-        if case.rough or case.turns is not None or not lucky or not any(checked.values()) or check == CHECKS - 1:
+        # The best one by other draws may have neighbours that were not tried.
+        best = next((finalist for finalist in ranking() if checked.get(finalist.candidate)), None)
+        has_all = best is None or (not lucky and best.candidate in explored_leaders)
+        if case.rough or case.turns is not None or has_all or check == CHECKS - 1:
             break
         losses = {_design(first.candidate): top / first.run.rate for first in lucky}
         # A finalist that was worse than a lucky one may be better than the lucky one after its correction.
@@ -297,6 +302,7 @@ def _similar(case: PlanProblem, leader: Finalist, finalists: Iterable[Candidate]
         return []
     similar = [*neighbours(case, leader.candidate), *with_chunks_of(case, leader.candidate, finalists)]
     similar += [*other_copies(case, leader.candidate), *other_divisions(case, leader.candidate)]
+    similar += other_pairs(case, leader.candidate, finalists)
     reader = leader.candidate.prefill_layout
     # Where steps with all slots are too slow for the percentile, fewer slots may serve more.
     if reader is not None and reader.replicas >= LARGE_POOL and leader.run.binding == "speed":
@@ -729,6 +735,34 @@ def with_chunks_of(case: PlanProblem, leader: Candidate, candidates: Iterable[Ca
         candidate.same: candidate for candidate in candidates if candidate.mode == AGGREGATED and candidate.same != leader.same
     }
     yield from (replace(candidate, chunk=chunk) for candidate in layouts.values() for chunk in chunks)
+
+
+def other_pairs(case: PlanProblem, leader: Candidate, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Yield candidates with the prefill pool of the best one, in any micro-batches, and the decode pools of all.
+
+    A search keeps few prefill layouts for each decode layout, by mean waits. Chips that another decode pool leaves prefill.
+
+    Args:
+        case: Plan problem.
+        leader: Best candidate.
+        candidates: Candidates.
+
+    Yields:
+        Candidates.
+    """
+    reader = leader.prefill_layout
+    if reader is None or case.prefill_system is not None:
+        return
+    same_axes = {"microbatches": reader.microbatches, "replicas": reader.replicas}
+    readers = [layout for layout in fitting(case.prefill) if replace(layout, **same_axes) == reader]
+    decoders = {pair.layout: pair.batch for pair in candidates if pair.prefill_layout is not None}
+    for (layout, batch), proposal in product(decoders.items(), readers):
+        counts = [count for count, replicas in _divisions(case, reader, layout) if replicas == layout.replicas]
+        if counts:
+            # Each micro-batch keeps its prompts.
+            prompts = max(1, leader.prompts * int(proposal.microbatches) // int(reader.microbatches))
+            prefill_layout = replace(proposal, replicas=max(counts))
+            yield replace(leader, layout=layout, batch=batch, prefill_layout=prefill_layout, prompts=prompts)
 
 
 def other_readers(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
