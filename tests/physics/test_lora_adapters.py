@@ -151,9 +151,9 @@ def test_more_adapters_or_rank_are_never_faster(name):
         by_rank = [mixed_step(with_adapters(LLAMA, 8, rank=r), "hgx-h100", **sizes, **on).total for r in (8, 16, 64, 256)]
         # Launches by the host hide the products of adapters in a step with prompts.
         for slower in (by_slots[0], by_rank[0]):
-            assert np.all(slower >= plain)
+            assert np.all(slower >= plain * (1 - 1e-12))
             assert np.all(slower[:2] > plain[:2])
-        assert all(np.all(np.diff(times, axis=0) >= 0) for times in (by_slots, by_rank))
+        assert all(np.all(np.diff(times, axis=0) >= -1e-12) for times in (by_slots, by_rank))
 
 
 def test_memory_is_linear_in_slots_and_rank():
