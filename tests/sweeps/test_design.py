@@ -156,6 +156,8 @@ def test_what_is_no_design_is_named():
         st.design("step", "llama-3.3-70b", "hgx-h100", {"times.link": [1, 2]}, within="money")
     with pytest.raises(InputError, match="follows from the other parts"):
         st.design("step", "llama-3.3-70b", "hgx-h100", {"times.flops": [1, 2]}, within="power")
+    with pytest.raises(InputError, match="must be power, or shares"):
+        st.design("step", "llama-3.3-70b", "hgx-h100", {"times.flops": [1, 2]}, within="powr")
     with pytest.raises(InputError, match="every point is refused"):
         st.design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": [-1.0]})
     with pytest.raises(InputError, match="needs a model name"):

@@ -466,11 +466,12 @@ def _scaled(system: System, times: dict[str, Any], values: Mapping[str, Any]) ->
         positive(f"{TIMES}{part}", value)
     within = values.get(WITHIN)
     if within is not None:
+        shares = budget_shares(_as_it_is(values, within), within)
         if FLOPS in times:
             raise RangeError(f"{TIMES}{FLOPS}: follows from the other parts within {within}; leave one of the two out")
 
         # Within a budget, arithmetic takes the rest that memory and links leave.
-        flops_scale = flops_left(budget_shares(_as_it_is(values, within), within), times)
+        flops_scale = flops_left(shares, times)
         if np.any(np.asarray(flops_scale) < LEAST_LEFT):
             raise Impossible(
                 f"{WITHIN}: the other parts use the whole budget of {within}, and no FLOP/s remain; scale them less"

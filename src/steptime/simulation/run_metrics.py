@@ -485,7 +485,8 @@ def _verdict(traffic: Traffic, done: Any, pools: list[tuple[Rules, Replicas]]) -
         grows = grows or (has_decode_pool and queue_growth(moved["moved"], moved["resumed"], seats[-1])) or ""
         if grows:
             return OVERLOADED, grows
-    wait_text = f"the median request waits {show(waits, 's')} in the queue for a slot"
+    wait_words = f"waits {show(waits, 's')} in the queue for a slot" if waits > 0 else "does not wait for a slot"
+    wait_text = f"the median request {wait_words}"
     if waits > prefill_seconds:
         return SATURATED, f"{wait_text}, longer than its prefill takes ({show(prefill_seconds, 's')})"
     return STABLE, f"{wait_text}; its prefill takes {show(prefill_seconds, 's')}"
