@@ -74,8 +74,8 @@ MEANINGS = {
     "output_mean": "mean output tokens, where known",
     "concurrency_mean": "mean requests in flight, instead of concurrency",
     "requests": "of the whole run; where not given, ten for each in flight, and under a scenario as many as the benchmark has",
-    "length_spread": "half width of the lengths over their mean; by default 0. Ids with a date or cfg, as in the "
-    "public set: by default 1/9 (0.8 to 1 of the longest)",
+    "length_spread": "s, for lengths drawn evenly from 1 - s to 1 + s times their mean; by default 0, and 1/9 where "
+    "the id has a date or cfg as in public runs (0.8 to 1 of the longest)",
     "ttft_median_s": "measured median time to first token [s]",
     "output_tok_s": "measured output tokens a second of the whole deployment",
     "total_tok_s": "measured input and output tokens a second, where output_tok_s is not known",
@@ -83,7 +83,7 @@ MEANINGS = {
     "tpot_limit_s": "of Server and Interactive: time per output token that 99 % of requests keep [s]",
     "scenario": "Offline (all requests at once), Server or Interactive (Poisson arrivals within limits)",
     "part": "mlperf, trt_max (the highest throughput at any concurrency), or any label without effect",
-    "spec": "none or a method of drafting; without the column a run is plain, unless it looks like a drafted one",
+    "spec": "none or a method of drafting; by default none, with a doubt where the run is as fast as with drafts",
     "acceptance": "tokens per step; by default as measured with the draft layers of the model",
     "drafted": "tokens drafted per step; by default none",
     "decode_workers": "of separate pools: replicas of tp, dp, ep that decode",
