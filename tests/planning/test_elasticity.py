@@ -271,8 +271,11 @@ def test_binding_of_a_plan_names_the_limit_that_is_just_met(system, sure, names)
     workload, slo = equal_requests(input_tokens=4000, output_tokens=500), st.Slo(tpot=0.025, ttft=1.0)
     found = closed_plan("llama-3.3-70b", system, workload, slo, sure=sure, diagnostics=True)
     assert found.binding == names
-    probability = found.slo_probability[{"speed": "tpot", "first token": "ttft"}[names[0]]]
-    assert probability == pytest.approx(sure or 0.5, abs=0.01)
+    name = {"speed": "tpot", "first token": "ttft"}[names[0]]
+    if sure is None:
+        assert getattr(found, name) == pytest.approx(getattr(slo, name), rel=0.01)
+    else:
+        assert found.slo_probability[name] == pytest.approx(sure, abs=0.01)
 
 
 def test_links_that_take_no_more_caches():

@@ -503,7 +503,7 @@ def test_a_slot_more_or_less_changes_no_pipeline_below_them():
         for slots in (56, 57, 64)
     ]  # fmt: skip
     tpots = [float(np.mean((run["finish"] - run["first"]) / np.maximum(run["outputs"] - 1, 1))) for run in runs]
-    assert max(tpots) < 1.03 * min(tpots)
+    assert max(tpots) < 1.035 * min(tpots)
 
 
 @each("batch, rows", [(0, 1), (1, 3), (5, 40), (63, 100), (7, 1000), (900, 12)])
