@@ -11,6 +11,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout, stacked
+from steptime.physics.speculative_step import drafted_sequences
 from steptime.planning import finalists, simulated_rate
 from steptime.planning.finalists import (
     Course,
@@ -38,9 +39,10 @@ from steptime.planning.rate_curve import GRID, Curve
 from steptime.planning.session_hits import SessionCase
 from steptime.planning.session_loop import FIRST_TURNS, TURNS
 from steptime.planning.simulated_rate import Run
+from steptime.planning.steady_state import context_deviation, mean_context
 from steptime.workload.sessions import PRESETS
 from tests.conftest import CHOICE_ALONE, each, engine
-from tests.planning.cases import case
+from tests.planning.cases import MODEL, NODES, case
 
 NO_WAITS = Run(rate=1.0, ttft=0.0, tpot=0.0, mean_ttft=0.0, mean_tpot=0.0, batch=0.0, busy=(0.0,), worst=0.0)
 SIZES = [Layout(tp=tp) for tp in (1, 2, 4)]
@@ -792,3 +794,15 @@ def test_all_modes_serve_as_much_as_one_of_them():
         for modes in ((AGGREGATED,), (AGGREGATED, DISAGGREGATED))
     )  # fmt: skip
     assert all_modes >= 0.99 * shared
+
+
+def test_a_decode_pool_has_no_more_slots_than_contexts_that_fit_in_its_memory():
+    """A deviation of all contexts is left free: slots beyond would preempt sequences again and again."""
+    for spread in (0.0, 1.0):
+        asked = replace(case(), workload=replace(case().workload, output_spread=spread))
+        mean, deviation = float(mean_context(asked.workload)), float(context_deviation(asked.workload))
+        settings = {"context": mean, "drafts": 0, "layout": Layout(), "engine": asked.engine, "step_tokens": 2048}
+        room = mean * float(drafted_sequences(MODEL, NODES, **settings))
+        found = finalists._fitting_sequences(asked, Layout())
+        assert found * mean + deviation * math.sqrt(found) <= room
+        assert (found + 1) * mean + deviation * math.sqrt(found + 1) > room

@@ -17,9 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steptime.errors import Impossible
+from steptime.number_checks import MOST_SEQUENCES
 from steptime.physics.layout import Layout, stacked
+from steptime.physics.speculative_step import drafted_sequences
 from steptime.planning.evidence import ANY
 from steptime.planning.pd_matching import replica_counts
+from steptime.planning.plan_as_traffic import STEP_TOKENS
 from steptime.planning.plan_problem import (
     AGGREGATED,
     DISAGGREGATED,
@@ -64,7 +67,13 @@ from steptime.planning.simulated_rate import (
     Run,
 )
 from steptime.planning.slo_probability import effective_targets, target_levels
-from steptime.planning.steady_state import MOST_UTILISED, fresh_tokens, seats_for
+from steptime.planning.steady_state import (
+    MOST_UTILISED,
+    context_deviation,
+    fresh_tokens,
+    mean_context,
+    seats_for,
+)
 from steptime.workload.workload import Slo, decode_steps
 
 # The latest limit on TTFT that is tried, over the estimate of the earliest one.
@@ -116,6 +125,8 @@ SPARE_BOUND = 1.1
 MOST_WAITING = 2.0
 # Sequences in flight for which slots are kept, over those of the candidate.
 SLACK = 1.4
+# Standard deviations of all contexts that the slots of a decode pool leave free in its memory.
+DEVIATIONS_FREE = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -653,6 +664,9 @@ def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedP
     slots = expected.slots
     if not expected.capped:
         slots = max(slots, int(seats_for(case.workload, SLACK * candidate.batch, expected.growing)))
+    # Sequences beyond the memory of a decode pool would be preempted again and again; they wait in place of that.
+    if candidate.prefill_layout is not None:
+        slots = min(slots, max(_fitting_sequences(case, candidate.layout), math.ceil(candidate.batch)))
     is_short, slots = slots > case.slots, case.pinned.max_num_seqs or int(min(slots, case.slots))
     server = SimulatedPool(
         role="serve" if candidate.prefill_layout is None else "decode", layout=candidate.layout, batch=candidate.batch,
@@ -662,6 +676,30 @@ def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedP
         return (server,)
     prompts = int(candidate.prompts * candidate.prefill_layout.dp)
     return SimulatedPool(role="prefill", layout=candidate.prefill_layout, batch=prompts, max_num_seqs=prompts), server
+
+
+def _fitting_sequences(case: PlanProblem, layout: Layout) -> int:
+    r"""Return the sequences that fit in the memory of a replica, also when their contexts are long; they are kept.
+
+    $N$ contexts with the mean $L$ and the standard deviation $s$ take up to $N L + k s \sqrt N$ tokens, with
+    $k$ = `DEVIATIONS_FREE`.
+    """
+    key = "fitting", layout
+    if key not in case.memo:
+        mean_tokens, spare_tokens = (
+            float(mean_context(case.workload)),
+            DEVIATIONS_FREE * float(context_deviation(case.workload)),
+        )
+        mean_sequences = drafted_sequences(
+            case.model, case.system, context=mean_tokens, drafts=case.speculation.drafts, layout=layout, engine=case.engine,
+            step_tokens=STEP_TOKENS,
+        )  # fmt: skip
+        count = min(max(float(np.asarray(mean_sequences)), 0.0), float(MOST_SEQUENCES))
+        case.memo[key] = int(
+            ((math.sqrt(spare_tokens**2 + 4 * mean_tokens**2 * count) - spare_tokens) / (2 * mean_tokens)) ** 2
+        )
+    sequences: int = case.memo[key]
+    return sequences
 
 
 def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:

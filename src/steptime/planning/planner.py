@@ -641,24 +641,28 @@ def _planned(
 
     # Effects of choices and figures are estimated by closed forms, relative to the best candidate by closed forms.
     estimates = next((level for level in _by_level(case) if ranked(level, tables, 1)), None)
-    candidates = ranked(estimates, tables) if estimates else []
-    if estimates is None or not candidates:
-        return replace(common, reason=_why_none(case, modes, layouts))
-    uses_peaks = alternatives or elasticities or not _has_simulator()
-    tuned = FINALISTS if _has_simulator() else TUNED_ALONE
-    peaks = [peak.candidate for peak in best(estimates, candidates, tuned)] if uses_peaks else candidates[:1]
-    selection = [Selection(candidate) for candidate in peaks]
-    if _has_simulator():
-        # numba takes a third of a second to import.
-        from steptime.planning.finalists import list_finalists, simulate_finalists
+    peaks: list[Candidate] = []
+    selection: list[Selection] = []
+    if estimates is not None and (candidates := ranked(estimates, tables)):
+        uses_peaks = alternatives or elasticities or not _has_simulator()
+        tuned = FINALISTS if _has_simulator() else TUNED_ALONE
+        peaks = [peak.candidate for peak in best(estimates, candidates, tuned)] if uses_peaks else candidates[:1]
+        selection = [Selection(candidate) for candidate in peaks]
+        if _has_simulator():
+            # numba takes a third of a second to import.
+            from steptime.planning.finalists import list_finalists, simulate_finalists
 
-        finalists = simulate_finalists(case, list_finalists(case, tables, case.levels))
-        selection = [
-            Selection(replace(finalist.candidate, batch=shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
-            for finalist in finalists
-        ]
-    if not selection:
-        return replace(common, reason=_why_none(case, modes, layouts))
+            finalists = simulate_finalists(case, list_finalists(case, tables, case.levels))
+            selection = [
+                Selection(replace(finalist.candidate, batch=shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
+                for finalist in finalists
+            ]
+    if estimates is None or not selection:
+        # Layouts with less evidence are tried next, and nobody reads the reason of a rough search.
+        if case.evidence != ANY or case.rough:
+            return replace(common, reason="no such layout")
+        is_simulated = case.diagnostics and _has_simulator()
+        return replace(common, reason=unreachable(case, modes, layouts, simulated=is_simulated))
     first, runners_up = selection[0], selection[1:]
     choices = list_choices(estimates, modes) if alternatives else ()
     figures = worths(estimates, peaks, ranked(relaxed(estimates), tables, LOOKED_AT)) if elasticities else {}
@@ -721,13 +725,6 @@ def _by_level(case: PlanProblem) -> list[PlanProblem]:
 def _has_simulator() -> bool:
     """Return whether numba, which compiles the simulator, is installed."""
     return find_spec("numba") is not None
-
-
-def _why_none(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> str:
-    """Return which limit no layout meets; layouts with less evidence are tried next."""
-    if case.evidence != ANY:
-        return "no such layout"
-    return unreachable(case, modes, layouts, simulated=case.diagnostics and _has_simulator())
 
 
 def _scaled_to(deployment: Plan, option: Alternative) -> Alternative:
