@@ -92,7 +92,9 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
             )
 
     # Files come before text. The schedule is simulated only to be drawn.
-    schedule_plot = step_timeline(model, system, training, stack) if output.plot or (output.full and not output.json) else None
+    is_pipeline = int(training.step.layout.pp) > 1
+    is_shown = output.full and not output.json and is_pipeline
+    schedule_plot = step_timeline(model, system, training, stack) if output.plot or is_shown else None
     if output.csv is not None:
         write_csv(output.csv, training)
     if output.plot is not None and schedule_plot is not None:
@@ -112,7 +114,7 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
     console = make_console()
     # One stage has no schedule to show as text.
-    shown_timeline = schedule_plot[0] if schedule_plot is not None and int(training.step.layout.pp) > 1 else None
+    shown_timeline = schedule_plot[0] if schedule_plot is not None and is_pipeline else None
     launcher = "" if lines else _launch_text(model, training, system)
     console.print(training_view(training, system, shown_timeline, console.width, full=output.full, launcher=launcher))
     if not (output.full or output.explain or scaled):

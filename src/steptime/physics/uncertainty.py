@@ -93,6 +93,11 @@ class Distance:
     late: float = 0.0
     usually: float = 0.0
 
+    @property
+    def delay(self) -> float:
+        """Median of first tokens over their prediction."""
+        return math.exp(self.usually)
+
 
 SEPARATE_POOLS: Final = Distance(words="separate prefill and decode pools", low=0.2, high=0.2, late=1.5, usually=0.72)
 WIDE_REPLICA: Final = Distance(words="replicas of more than 8 chips", low=0.3, high=0.1)

@@ -794,12 +794,12 @@ def other_pairs(case: PlanProblem, leader: Candidate, candidates: Iterable[Candi
     same_axes = {"microbatches": reader.microbatches, "replicas": reader.replicas}
     readers = [layout for layout in fitting(case.prefill) if replace(layout, **same_axes) == reader]
     decoders = {pair.layout: pair.batch for pair in candidates if pair.prefill_layout is not None}
-    for (layout, batch), proposal in product(decoders.items(), readers):
-        counts = [count for count, replicas in _divisions(case, reader, layout) if replicas == layout.replicas]
-        if counts:
+    for layout, batch in decoders.items():
+        count = max((count for count, replicas in _divisions(case, reader, layout) if replicas == layout.replicas), default=0)
+        for proposal in readers if count else ():
             # Each micro-batch keeps its prompts.
             prompts = max(1, leader.prompts * int(proposal.microbatches) // int(reader.microbatches))
-            prefill_layout = replace(proposal, replicas=max(counts))
+            prefill_layout = replace(proposal, replicas=count)
             yield replace(leader, layout=layout, batch=batch, prefill_layout=prefill_layout, prompts=prompts)
 
 

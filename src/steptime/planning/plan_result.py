@@ -520,7 +520,7 @@ def median_and_range(plan_: Plan, name: str) -> tuple[float, tuple[float, float]
         plan has no ranges.
     """
     is_later = name == "ttft" and SEPARATE_POOLS.words in plan_.distance
-    return getattr(plan_, name) * (math.exp(SEPARATE_POOLS.usually) if is_later else 1.0), getattr(plan_, f"{name}_range")
+    return getattr(plan_, name) * (SEPARATE_POOLS.delay if is_later else 1.0), getattr(plan_, f"{name}_range")
 
 
 def runner_up_dearer(plan_: Plan) -> float:

@@ -237,8 +237,8 @@ def rl_step(
     best: tuple[float, _Pool, int, tuple[float, str]] | None = None
     problem: NothingFits | None = None
     work = (rollouts, prompt + output, mfu, updates)
-    for pool in sorted(pools, key=lambda pool: float((pool.seconds + pool.refits).min())):
-        if best is not None and float((pool.seconds + pool.refits).min()) >= best[0]:
+    for pool in sorted(pools, key=lambda pool: pool.shortest):
+        if best is not None and pool.shortest >= best[0]:
             break
         try:
             trained = _training(described, machine, count if on_policy else count - pool.chips, *work)
@@ -408,6 +408,11 @@ class _Pool:
     tails: Array
     refits: Array
 
+    @property
+    def shortest(self) -> float:
+        """Time of the fastest rollout with its weight transfer [s]."""
+        return float((self.seconds + self.refits).min())
+
 
 def _rollout_chips(system: System, chips: int, rollout_share: float | None) -> list[int]:
     """Return the numbers of rollout chips to try.
@@ -415,7 +420,8 @@ def _rollout_chips(system: System, chips: int, rollout_share: float | None) -> l
     From four hosts on, a split divides whole hosts, in at most 32 parts.
     """
     if rollout_share is None:
-        hosts, host = chips // host_chips(system), host_chips(system)
+        host = host_chips(system)
+        hosts = chips // host
         part = host * max(1, 2 ** int(math.log2(hosts / SPLIT_PARTS))) if hosts >= FEWEST_HOSTS else 1
         if chips < 2:
             raise RangeError(f"chips: off policy, some generate and others train, got {chips}; take 2 or more")

@@ -96,7 +96,7 @@ OPTIONAL = (
 # of public runs say it (`published_deployments.output_format`).
 OUTPUT_FORMAT: Final = "output_dtype"
 # Prompts from which a load generator draws those of its requests, where they repeat and the engine has a prefix cache. No file
-# has this column either (`published_deployments.distinct_prompts`).
+# has this column either (`published_deployments.repeats_prompts`).
 DISTINCT_PROMPTS: Final = "distinct_prompts"
 # Columns with the origin of a run. Only predictions of MLPerf use them: boards of two chips (note).
 UNREAD = ("note", "acceptance_assumed")

@@ -299,8 +299,8 @@ def _warnings(plan: Plan, *, full: bool) -> list[str]:
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
     if SEPARATE_POOLS.words in plan.distance:
-        inside, usual = "; 3 of 4 runs are inside the range" if full else "", math.exp(SEPARATE_POOLS.usually)
-        warnings.append(f"Measured TTFT with separate pools: {usual:.2g} times the prediction (median){inside}.")
+        inside = "; 3 of 4 runs are inside the range" if full else ""
+        warnings.append(f"Measured TTFT with separate pools: {SEPARATE_POOLS.delay:.2g} times the prediction (median){inside}.")
     # Probability of the limits: promised by --sure, or low enough to name the option.
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {100 * plan.sure:.3g} % probability (--sure {plan.sure:g}).")
