@@ -19,7 +19,8 @@ from steptime.number_checks import Array
 from steptime.physics.attention_kernels import load_kernels
 from steptime.physics.engine import TYPICAL, Engine, label_values, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
-from steptime.physics.expert_kernels import EXCHANGED, ExpertFactor, ExpertKernel, stored_kind
+from steptime.physics.expert_kernels import EXCHANGED, STORED, ExpertFactor, ExpertKernel, exchanged_kind, stored_kind
+from steptime.physics.layout import exchanges_experts
 from steptime.physics.uncertainty import REGIMES, WAITS, wait_regime
 from steptime.validation import engine_fit
 from steptime.validation.closed_loop import Runs, solve_closed_loops
@@ -223,12 +224,20 @@ class ExpertKind:
     runs: int = 0
 
 
-def kind_of(runs: Runs) -> tuple[str, str, str] | None:
-    """Return engine, generation of chips and stored format of the routed experts of runs; None without experts."""
+def count_kinds(runs: Runs) -> dict[tuple[str, str, str], int]:
+    """Return the number of runs by engine, generation of chips and stored format of their routed experts.
+
+    Runs whose data-parallel ranks exchange tokens have a format of their own where the engine has other kernels for them.
+    """
     routed = [op for layer, _ in runs.model.layers for op in layer.ops if op.rows == "routed"]
     if not routed:
-        return None
-    return runs.engine, runs.system.chip.generation, stored_kind(max(routed, key=lambda op: op.weights).format)
+        return {}
+    chips, stored = runs.system.chip.generation, stored_kind(max(routed, key=lambda op: op.weights).format)
+    exchanging, count, exchanges = (runs.engine, chips, exchanged_kind(chips, stored, runs.engine)), len(runs.index), 0
+    if exchanging in load_kernels(ExpertKernel):
+        exchanges = int(np.broadcast_to(exchanges_experts(runs.layout), count).sum())
+    counts = {(runs.engine, chips, stored): count - exchanges, exchanging: exchanges}
+    return {kind: number for kind, number in counts.items() if number}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,16 +263,17 @@ class Constants:
 
     def _factor_deviations(self) -> list[float]:
         kernels = load_kernels(ExpertKernel)
-        return [FACTOR_DEVIATION if ("", kind.chips, kind.stored) in kernels else UNTIMED_DEVIATION for kind in self.kinds]
+        known = [{("", kind.chips, kind.stored), (kind.engine, kind.chips, kind.stored)} & set(kernels) for kind in self.kinds]
+        return [FACTOR_DEVIATION if timed else UNTIMED_DEVIATION for timed in known]
 
     def build_engine(self, logs: Array, runs: Runs) -> Engine:
         """Return the engine of runs, with the factor of their kind of experts."""
-        kind, factors = kind_of(runs), []
+        kinds, factors = count_kinds(runs), []
         for place, known in enumerate(self.kinds, len(FITTED)):
-            if kind == (known.engine, known.chips, known.stored):
+            if (known.engine, known.chips, known.stored) in kinds:
                 factor = np.exp(logs[..., place])
                 value = factor[:, None] if logs.ndim == 2 else float(factor)
-                factors = [ExpertFactor(chips=known.chips, stored=known.stored, factor=value, runs=known.runs)]
+                factors.append(ExpertFactor(chips=known.chips, stored=known.stored, factor=value, runs=known.runs))
         engine = engine_fit.engine_from(logs[..., : len(FITTED)], base_engine(runs.engine), FITTED)
         return replace(engine, expert_factors=(*factors, *EXCHANGED_FACTORS))
 
@@ -272,7 +282,7 @@ class Constants:
         engine = engine_fit.engine_from(logs[: len(FITTED)], base_engine(name), FITTED)
         sums: dict[tuple[str, str], list[tuple[float, int]]] = {}
         for place, kind in enumerate(self.kinds, len(FITTED)):
-            if name in (kind.engine, TYPICAL):
+            if name == kind.engine or (name == TYPICAL and kind.stored in STORED):
                 sums.setdefault((kind.chips, kind.stored), []).append((float(logs[place]), kind.runs))
         factors = []
         for (chips, stored), parts in sorted(sums.items()):
@@ -301,9 +311,7 @@ def constants_of(groups: list[Runs]) -> Constants:
     """Return the constants that groups of runs determine."""
     counts = Counter[tuple[str, str, str]]()
     for runs in groups:
-        kind = kind_of(runs)
-        if kind is not None:
-            counts[kind] += len(runs.index)
+        counts.update(count_kinds(runs))
     return Constants(tuple(ExpertKind(*kind, runs=count) for kind, count in sorted(counts.items())))
 
 
@@ -573,7 +581,7 @@ def held_by_others(errors: Array, models: Array, rows: list[dict[str, str]]) -> 
 
 
 def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
-    """Return the vendors, systems and parameter variance of a fit.
+    """Return the vendors, systems, runs with data-parallel ranks and parameter variance of a fit.
 
     The variance is part of the errors of runs that were left out (`uncertainty`).
 
@@ -582,7 +590,8 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
         engine: Fitted engine with its covariance.
 
     Returns:
-        Vendors of the chips, runs by system, and mean variance of log(time) from the constants, by quantity and regime.
+        Vendors of the chips, runs with data-parallel ranks, runs by system, and mean variance of log(time) from the constants,
+        by quantity and regime.
     """
     regimes = {
         "tpot": np.concatenate([predict_runs(runs, engine)[3] for runs in groups]),
@@ -596,4 +605,5 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
         variances[quantity] = {str(name): float(np.nanmean(variance[regime == name])) for name in sorted(set(regime))}
     count = Counter(name for runs in groups for name in [runs.system.name] * len(runs.index))
     vendors = sorted({runs.system.chip.vendor for runs in groups})
-    return {"vendors": vendors, "systems": dict(sorted(count.items())), "parameter_variance": variances}
+    ranks = sum(int(np.broadcast_to(np.asarray(runs.layout.dp) > 1, len(runs.index)).sum()) for runs in groups)
+    return {"vendors": vendors, "ranks": ranks, "systems": dict(sorted(count.items())), "parameter_variance": variances}

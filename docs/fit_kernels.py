@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 from steptime.catalog.hardware_loading import load_chip
 from steptime.number_checks import Array
 from steptime.physics.attention_kernels import ANY
-from steptime.physics.expert_kernels import BLOCKS, CONSTANTS, EXCHANGED, ExpertKernel, kernel_times
+from steptime.physics.expert_kernels import BLOCKS, CONSTANTS, EXCHANGED, EXCHANGED_FP4, ExpertKernel, kernel_times
 from steptime.physics.operator_time import overlap
 
 FILE: Final = Path(__file__).parent.parent / "src" / "steptime" / "data" / "kernels" / "experts.toml"
@@ -53,9 +53,11 @@ MANY_ROWS: Final = {"blackwell": "deepgemm", "hopper": "moe_torch_flow_cutlass"}
 # SGLang: Triton on Hopper, for gpt-oss OpenAI's Triton kernels, which only vLLM's tables have
 # (python/sglang/srt/server_args.py: `moe_runner_backend = "triton_kernel"`); FlashInfer's TensorRT-LLM kernels on Blackwell
 # (server_args.py, and `--moe-runner-backend flashinfer_trtllm` of github.com/SemiAnalysisAI/InferenceX,
-# benchmarks/single_node). TensorRT-LLM on Blackwell has three backends that its `moe_config` chooses by layout and load: the
-# kernels of all engines stand for them.
+# benchmarks/single_node). TensorRT-LLM on Blackwell has backends that its `moe_config` chooses by layout: for nvfp4 TRTLLM, and
+# CUTLASS where data-parallel ranks exchange tokens. For other formats the kernels of all engines stand for them.
 OPENAI_TRITON: Final = ("oaitriton",)
+# Kernels that choose tiles by the rows that they expect (`ExpertKernel.tile_growth`).
+GROWING: Final = "trtllm|min_latency"
 RUN_BY: Final = {
     ("sglang", "blackwell", "bf16"): ("sglang_flashinfer_trtllm",),
     ("sglang", "blackwell", "fp8_block"): ("sglang_flashinfer_trtllm",),
@@ -65,6 +67,8 @@ RUN_BY: Final = {
     ("sglang", "hopper", "fp8_block"): ("sglang_fused_moe_triton",),
     ("sglang", "hopper", "int4"): ("sglang_marlin_moe",),
     ("sglang", "hopper", "mxfp4"): OPENAI_TRITON,
+    ("trtllm", "blackwell", "nvfp4"): ("moe_torch_flow_min_latency",),
+    ("trtllm", "blackwell", EXCHANGED_FP4): ("moe_torch_flow_cutlass",),
     ("trtllm", "hopper", "bf16"): ("moe_torch_flow_cutlass",),
     ("trtllm", "hopper", "fp8"): ("moe_torch_flow_cutlass",),
     ("trtllm", "hopper", "fp8_block"): ("moe_torch_flow_cutlass",),
@@ -83,10 +87,10 @@ RUN_BY: Final = {
     ("vllm", "hopper", "mxfp4"): OPENAI_TRITON,
 }
 # Usual constants, as logarithms, and the deviation of each.
-USUAL: Final = np.log([40e-6, 0.85, 0.4, 100.0, 16.0, 0.5, 4.0])
-DEVIATIONS: Final = np.array([0.7, 0.15, 0.6, 0.8, 0.7, 0.8, 1.0])
+USUAL: Final = np.log([40e-6, 0.85, 0.4, 100.0, 16.0, 0.5, 4.0, 8.0])
+DEVIATIONS: Final = np.array([0.7, 0.15, 0.6, 0.8, 0.7, 0.8, 1.0, 0.7])
 # Largest constants. In a loop of equal calls the weights of small shapes stay in the cache of a chip; those of models do not.
-LARGEST: Final = np.log([1e-3, 0.95, 1.0, 1e4, 1e3, 10.0, 100.0])
+LARGEST: Final = np.log([1e-3, 0.95, 1.0, 1e4, 1e3, 10.0, 100.0, 32.0])
 # Scatter of the logarithm of a timing: kernels jump where their tiles change, and the routing is drawn once.
 SCATTER: Final = 0.15
 # p of the p-norm that joins memory and compute times, as in all operators (`roofline_norm`).
@@ -110,6 +114,7 @@ class Shapes:
     bytes: Array
     bandwidth: Array
     peak: Array
+    expected: Array
     seconds: Array
 
 
@@ -170,19 +175,20 @@ def columns_of(table: pd.DataFrame) -> Shapes:
         touched=column("touched"), rows=column("rows"), tokens=column("num_tokens"), width=column("hidden_size"),
         columns=column("inter_size") / column("moe_tp_size"), matrices=np.full(len(table), 3.0), bytes=column("bytes"),
         bandwidth=column("bandwidth"), peak=column("peak"), seconds=column("seconds"),
+        expected=column("num_tokens") * column("topk") * column("moe_ep_size") / column("num_experts"),
     )  # fmt: skip
 
 
 def kernel_from(logs: Array, **names: Any) -> ExpertKernel:
     """Return a kernel from the logarithms of its constants."""
-    return ExpertKernel(**dict(zip(CONSTANTS, map(float, np.exp(logs)), strict=True)), **names)
+    return ExpertKernel(**dict(zip(CONSTANTS, map(float, np.exp(logs)), strict=False)), **names)
 
 
 def predicted(kernel: ExpertKernel, of: Shapes) -> Array:
     """Return the seconds of one call."""
     compute, memory = kernel_times(
         kernel, touched=of.touched, rows=of.rows, tokens=of.tokens, width=of.width, columns=of.columns, matrices=of.matrices,
-        stored=of.bytes, bandwidth=of.bandwidth, peak=of.peak,
+        stored=of.bytes, bandwidth=of.bandwidth, peak=of.peak, expected=of.expected,
     )  # fmt: skip
     return kernel.seconds + np.asarray(overlap(compute, memory, NORM))
 
@@ -194,12 +200,15 @@ def fit(table: pd.DataFrame) -> Array:
     size = max(1, SAMPLE // len(groups))
     of = columns_of(pd.concat([group.sample(min(size, len(group)), random_state=SEED) for group in groups]))
     measured = np.log(of.seconds)
+    # The last constant is that of kernels that choose their tiles.
+    count = len(USUAL) if table.kernel_source.str.contains(GROWING).all() else len(USUAL) - 1
+    usual, deviations, largest = (values[:count] for values in (USUAL, DEVIATIONS, LARGEST))
 
     def residuals(logs: Array) -> Array:
         errors = (np.log(predicted(kernel_from(logs), of)) - measured) / SCATTER
-        return np.concatenate([errors, (logs - USUAL) / DEVIATIONS])
+        return np.concatenate([errors, (logs - usual) / deviations])
 
-    solution: Array = least_squares(residuals, USUAL, bounds=(-np.inf, LARGEST), loss="soft_l1", max_nfev=60).x
+    solution: Array = least_squares(residuals, usual, bounds=(-np.inf, largest), loss="soft_l1", max_nfev=60).x
     return solution
 
 
@@ -221,7 +230,7 @@ def families(table: pd.DataFrame) -> dict[tuple[str, str, str], pd.DataFrame]:
     parts |= {("", ANY, str(stored)): part for stored, part in table.groupby("stored")}
     for (engine, chips, stored), names in RUN_BY.items():
         mine = np.logical_or.reduce([table.kernel_source.str.contains(name, regex=False) for name in names])
-        part = table[mine & (table.chips == chips) & (table.stored == stored)]
+        part = table[mine & (table.chips == chips) & (table.stored == stored.partition(",")[0])]
         # OpenAI's Triton kernels run only without expert parallelism (server_args.py); with it their timings double.
         parts[engine, chips, stored] = part[part.moe_ep_size == 1] if names is OPENAI_TRITON else part
     return {key: part for key, part in parts.items() if len(part) >= LEAST}
@@ -230,7 +239,8 @@ def families(table: pd.DataFrame) -> dict[tuple[str, str, str], pd.DataFrame]:
 def entry(kernel: ExpertKernel, off: Array) -> list[str]:
     """Return the lines of one kernel."""
     median = float(np.median(np.abs(np.expm1(off))))
-    values = {name: getattr(kernel, name) for name in CONSTANTS} | {"error": median}
+    values = {name: getattr(kernel, name) for name in CONSTANTS if (name, getattr(kernel, name)) != (CONSTANTS[-1], 1.0)}
+    values |= {"error": median}
     texts = {name: getattr(kernel, name) for name in ("engine", "chips", "stored", "computed") if getattr(kernel, name)}
     lines = ["[[kernel]]", *(f'{name} = "{text}"' for name, text in texts.items())]
     return [*lines, *(f"{name} = {value:.4g}" for name, value in values.items()), f"timings = {len(off)}", ""]

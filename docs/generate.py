@@ -425,7 +425,8 @@ def kernel_rows() -> list[str]:
             for engine in shipped
         ]  # fmt: skip
         shares = f"{percent(kernel.memory_share)} | {percent(kernel.compute_share)}"
-        shares += f" | {kernel.fill_columns:.0f} | {kernel.tile_rows:.0f} | {kernel.token_passes:.0f}"
+        largest = f" to {kernel.tile_rows * kernel.tile_growth:.0f}" if kernel.tile_growth > 1 else ""
+        shares += f" | {kernel.fill_columns:.0f} | {kernel.tile_rows:.0f}{largest} | {kernel.token_passes:.0f}"
         numbers = f"{1e6 * float(kernel.seconds):.0f} us | {shares} | {percent(kernel.error)} of {kernel.timings:,}"
         rows.append(f"| {chips} | {stored} | {name or 'all'} | {kernel.computed} | {numbers} | {' | '.join(factors)} |")
     return rows
@@ -442,8 +443,9 @@ def kernels_note() -> list[str]:
         "kernels an engine runs, it has them alone (`kernel_engine` of its file); elsewhere the timings of all engines count.",
         "An engine that is calibrated from one of these, or copied from its file, runs its kernels. An engine file has factors",
         "on these times from whole runs (`[[experts]]`: chips, stored, factor). Where ranks exchange tokens, experts with",
-        "scales for blocks run in other kernels, whose factor is that of `fp8_block, exchanged`. Chips without timings have",
-        "the kernels of all chips (`any`).",
+        "scales for blocks run in other kernels, whose factor is that of `fp8_block, exchanged`, and TensorRT-LLM's experts in",
+        "nvfp4 run in those of `nvfp4, exchanged`. Some kernels choose the rows of a tile by those that they expect of an",
+        "expert: the smallest and the largest tile are given. Chips without timings have the kernels of all chips (`any`).",
         "Experts without runs have a factor of 1 with a prior deviation of 0.15, which widens ranges.",
         "",
         "| chips | stored | engine | computed | call | memory | compute | fill, columns | tile, rows | tokens, passes "

@@ -15,7 +15,7 @@ from steptime.planning.plan_search import chunk_sizes, fitting, lawful, search
 from tests.conftest import engine, machine
 from tests.planning.cases import NODES, case
 
-RUNS = engine(fit={"names": [], "interval": {}, "systems": {"toy": 30, "amd": 500}})
+RUNS = engine(fit={"names": [], "interval": {}, "ranks": 30, "systems": {"toy": 30, "amd": 500}})
 TOY, AMD = machine(vendor="NVIDIA"), replace(machine(vendor="AMD"), name="amd")
 # Layouts with their evidence, and that of ranks on AMD chips where it differs.
 ROWS = [
@@ -51,6 +51,16 @@ def test_few_runs_on_a_system_measure_nothing_there():
     for unfitted in (few, replace(RUNS, fit={}), st.load_engine("ideal")):
         assert deployment_evidence(unfitted, TOY, Layout(tp=8)) == PUBLISHED
         assert not np.any(layout_evidence(stacked([Layout(), Layout(tp=8)]), unfitted, TOY)[0])
+
+
+def test_data_parallel_ranks_are_measured_with_runs_of_them():
+    """Of the shipped engines only TensorRT-LLM has enough; SGLang and vLLM publish them."""
+    few = replace(RUNS, fit=RUNS.fit | {"ranks": 29})
+    kinds = [[deployment_evidence(one, TOY, layout) for layout in (Layout(tp=8), Layout(dp=8, ep=8))] for one in (RUNS, few)]
+    assert kinds == [[MEASURED, MEASURED], [MEASURED, PUBLISHED]]
+    shipped = {name: int(st.load_engine(name).fit["ranks"]) for name in ("sglang", "trtllm", "vllm")}
+    assert shipped["trtllm"] > 45
+    assert 30 > shipped["vllm"] > shipped["sglang"] == 0
 
 
 def test_separate_pools_are_published_at_best():

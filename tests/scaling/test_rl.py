@@ -40,7 +40,7 @@ def test_a_step_is_its_phases_one_after_the_other(step):
     assert step.computed == pytest.approx(step.rollout + step.log_probs + step.training + step.refit)
     assert step.total == pytest.approx(step.computed + step.overhead)
     assert step.low < step.total < step.high < 4 * step.low
-    assert 1.0 < step.overhead / step.computed < 2.0  # published steps take two to three times their computed phases
+    assert 0.2 < step.overhead / step.computed < 0.8  # published steps take half as long again as their computed phases
     trained = st.train("qwen3-30b-a3b", "hgx-h100", chips=32, seq=3456, batch=2048, changes=False)
     assert step.training == pytest.approx(float(trained.step.total))
     assert step.log_probs == pytest.approx(2 * step.training / 3)

@@ -11,6 +11,11 @@ $s$ are the tokens that the chip receives, with experts there or not: all tokens
 them. A call sorts them, starts blocks for each of their experts, and sums into each of them, which takes as long
 as $a_0$ passes of them through memory.
 
+Kernels of TensorRT-LLM and FlashInfer have tiles of 8, 16 and more rows, and take those of the rows that they expect of an
+expert: $s$ times the experts of a token, over the experts of the chip. With expert parallelism most of these rows belong to
+experts of other chips, so that tiles are larger than the rows that fill them (flashinfer, `computeSelectedTileN` in
+csrc/trtllm_fused_moe_kernel_launcher.cu). $\tau$ grows with the expected rows, up to a largest tile (`tile_size`).
+
 The constants are fitted to kernel timings (`docs/fit_kernels.py`), by generation of chips and format of the weights.
 They are also fitted by engine, where it is known which kernels an engine runs. Elsewhere the kernels of all engines are taken
 together. A factor on $t$,
@@ -34,10 +39,15 @@ from steptime.physics.engine_parameters import numbered_tables
 ACTIVATION_BYTES: Final = 2
 # Kinds of stored experts; 8-bit weights with scales for blocks have separate kernels.
 BLOCKS: Final = "fp8_block"
-# Kernels of such experts that are fast with many rows.
+# Kinds of stored experts that have other kernels where ranks exchange tokens; those of blocks are fast with many rows.
 EXCHANGED: Final = "fp8_block, exchanged"
-CONSTANTS: Final = ("seconds", "memory_share", "compute_share", "fill_columns", "tile_rows", "activation_share", "token_passes")
+EXCHANGED_FP4: Final = "nvfp4, exchanged"
+CONSTANTS: Final = (
+    "seconds", "memory_share", "compute_share", "fill_columns", "tile_rows", "activation_share", "token_passes", "tile_growth",
+)  # fmt: skip
 STORED: Final = ("bf16", "fp8", BLOCKS, "int4", "nvfp4", "mxfp4")
+# Rows of the smallest tile of kernels that choose tiles by the rows that they expect (flashinfer: `mBaseSupportedTileNums`).
+LEAST_TILE: Final = 8
 # Smallest and largest factor of whole serving runs.
 FACTORS: Final = (0.1, 10.0)
 # Keys of a table of an engine file.
@@ -54,8 +64,9 @@ class ExpertKernel:
     stored experts. computed: Arithmetic; "" for the chip's best.
     seconds: Time of a call without work. memory_share, compute_share: Shares of the data sheet's rates.
     fill_columns: Columns that cost as much as the start of each expert's reads.
-    tile_rows: Rows of a tile. activation_share: Share of activations that passes through memory. token_passes: Passes of all
-    tokens of the chip through memory that take as long as their sort and sum.
+    tile_rows: Rows of the smallest tile. tile_growth: Largest tile over the smallest. activation_share: Share of activations
+    that passes through memory. token_passes: Passes of all tokens of the chip through memory that take as long as their sort
+    and sum.
     error, timings: Median error, and number of timings.
     FILE, KEY: File of the fitted kernels, and fields by which they are found (`load_kernels`).
     """
@@ -73,6 +84,7 @@ class ExpertKernel:
     tile_rows: Number = 0.0
     activation_share: Number = 0.0
     token_passes: Number = 0.0
+    tile_growth: Number = 1.0
     error: float = 0.0
     timings: int = 0
 
@@ -105,6 +117,7 @@ def kernel_times(
     stored: Number,
     bandwidth: Number,
     peak: Number,
+    expected: Number = 0.0,
 ) -> tuple[Number, Number]:
     """Return the seconds of arithmetic and of memory traffic of one call.
 
@@ -119,6 +132,7 @@ def kernel_times(
         stored: Bytes per weight.
         bandwidth: Bytes per second.
         peak: FLOP/s.
+        expected: Rows that the kernel expects of an expert.
 
     Returns:
         Two times [s].
@@ -128,9 +142,26 @@ def kernel_times(
     [2.01326592e-07, 2.5165824e-05]
     """
     weights = matrices * width * columns
-    compute = 2 * weights * np.hypot(rows, touched * kernel.tile_rows) / (kernel.compute_share * peak)
+    compute = 2 * weights * np.hypot(rows, touched * tile_size(kernel, expected)) / (kernel.compute_share * peak)
     reads = touched * weights * stored / (memory_share(kernel, columns) * bandwidth)
     return compute, reads + activation_bytes(kernel, rows, tokens, width, columns, matrices) / bandwidth
+
+
+def tile_size(kernel: ExpertKernel, expected: Number) -> Number:
+    """Return the rows of a tile.
+
+    Args:
+        kernel: The kernel.
+        expected: Rows that it expects of an expert.
+
+    Returns:
+        Rows.
+
+    >>> kernel = ExpertKernel(tile_rows=10.0, tile_growth=8.0)
+    >>> [float(tile_size(kernel, expected)) for expected in (1, 8, 32, 1000)]
+    [10.0, 10.0, 40.0, 80.0]
+    """
+    return kernel.tile_rows * np.maximum(1.0, np.minimum(np.asarray(expected) / LEAST_TILE, kernel.tile_growth))
 
 
 def memory_share(kernel: ExpertKernel, columns: Number) -> Number:
@@ -198,7 +229,8 @@ def select_kernel(chips: str, stored: str, *, has_fp4: bool, engine: str = "", e
 
     Chips without 4-bit arithmetic unpack nvfp4 weights with the kernels of other 4-bit integers (Marlin). Chips whose kernels
     were not timed get the kernels of all timed chips. Where data-parallel ranks exchange tokens, experts with scales for blocks
-    run in DeepGEMM and its like (SGLang's and vLLM's DeepEP; TensorRT-LLM).
+    run in DeepGEMM and its like (SGLang's and vLLM's DeepEP; TensorRT-LLM), and those in nvfp4 in TensorRT-LLM's CUTLASS
+    (InferenceX, benchmarks/single_node: dsr1_fp4_b200_trt.sh; srt-slurm, recipes/trtllm/b200-fp4).
 
     Args:
         chips: Generation of the chips.
@@ -218,29 +250,32 @@ def select_kernel(chips: str, stored: str, *, has_fp4: bool, engine: str = "", e
         stored = "int4"
     keys = (engine, chips, stored), ("", chips, stored), ("", ANY, stored)
     kernel: ExpertKernel = next(kernels[key] for key in keys if key in kernels)
-    if not has_exchange_kernel(chips, stored) or not np.any(exchanges):
+    kind = exchanged_kind(chips, stored, engine)
+    if not kind or not np.any(exchanges):
         return kernel
-    exchanged: ExpertKernel = kernels["", chips, EXCHANGED]
+    exchanged: ExpertKernel = kernels.get((engine, chips, kind)) or kernels["", chips, kind]
     if np.all(exchanges):
         return exchanged
     values = {name: np.where(exchanges, getattr(exchanged, name), getattr(kernel, name)) for name in CONSTANTS}
     return replace(kernel, **values)
 
 
-def has_exchange_kernel(chips: str, stored: str) -> bool:
-    """Check whether experts have other kernels where data-parallel ranks exchange tokens.
+def exchanged_kind(chips: str, stored: str, engine: str = "") -> str:
+    """Return the kind of stored experts whose kernels run where data-parallel ranks exchange tokens.
 
     Args:
         chips: Generation of the chips.
         stored: Kind of the stored experts.
+        engine: Engine whose kernels run.
 
     Returns:
-        True if such kernels were timed.
+        A kind of timed kernels; "" where experts have the same kernels as without exchange.
 
-    >>> has_exchange_kernel("blackwell", "fp8_block"), has_exchange_kernel("blackwell", "nvfp4")
-    (True, False)
+    >>> [exchanged_kind("blackwell", "nvfp4", engine) for engine in ("trtllm", "sglang")]
+    ['nvfp4, exchanged', '']
     """
-    return stored == BLOCKS and ("", chips, EXCHANGED) in load_kernels(ExpertKernel)
+    kind, kernels = f"{stored}, exchanged", load_kernels(ExpertKernel)
+    return kind if (engine, chips, kind) in kernels or ("", chips, kind) in kernels else ""
 
 
 def expert_factor(factors: tuple[ExpertFactor, ...], chips: str, stored: str, unmeasured: Number = 1.0) -> Number:
@@ -282,8 +317,8 @@ def read_factors(entries: object) -> tuple[ExpertFactor, ...]:
             raise ValueError(f"{place}: factor must be from {FACTORS[0]:g} to {FACTORS[1]:g}, got {short_repr(factor)}")
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
             raise ValueError(f"{place}: runs must be a whole number of at least 0, got {short_repr(runs)}")
-        if not isinstance(entry["chips"], str) or entry["stored"] not in (*STORED, EXCHANGED):
-            kinds = f"{', '.join(STORED)} or {EXCHANGED!r}"
+        if not isinstance(entry["chips"], str) or entry["stored"] not in (*STORED, EXCHANGED, EXCHANGED_FP4):
+            kinds = f"{', '.join(STORED)}, {EXCHANGED!r} or {EXCHANGED_FP4!r}"
             raise ValueError(f"{place}: chips must be a text and stored one of {kinds}, got {short_repr(entry['stored'])}")
         factors.append(ExpertFactor(**entry))
     return tuple(factors)

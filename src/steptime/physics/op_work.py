@@ -49,15 +49,15 @@ from steptime.physics.compute_dtype import (
 from steptime.physics.engine import Engine
 from steptime.physics.expert_imbalance import busiest_rows
 from steptime.physics.expert_kernels import (
-    EXCHANGED,
     IDEAL_KERNEL,
     ExpertKernel,
     activation_bytes,
+    exchanged_kind,
     expert_factor,
-    has_exchange_kernel,
     memory_share,
     select_kernel,
     stored_kind,
+    tile_size,
 )
 from steptime.physics.layout import CLOSING, Layout, exchanges_experts
 
@@ -371,11 +371,11 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     columns = op.columns / sharing if plain else np.inf
     computed = number_format(kernel.computed).arithmetic if kernel.computed else op.format.arithmetic
     activations: Number = 0.0
+    exchanges = exchanges_tokens(context)
     if plain and has_nonzero(kernel.activation_share):
         width = op.inputs / instances
         # Where ranks exchange tokens, a chip receives those with an expert there.
         received: Number = work.everywhere
-        exchanges = exchanges_tokens(context)
         if has_nonzero(exchanges):
             share = distinct_hit(op.experts, round(op.active), layout.ep) / layout.ep
             received = received * np.where(exchanges, share, 1.0)
@@ -383,7 +383,9 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         moved = activation_bytes(kernel, rows, received, width, columns, matrices)
         activations = instances * moved * factor
     if has_nonzero(kernel.tile_rows):
-        rows = np.hypot(rows, touched * kernel.tile_rows)
+        # Kernels behind an exchange know the rows of each expert; others expect that all rows are for experts of the chip.
+        expected = work.everywhere * op.active / op.experts * np.where(exchanges, 1.0, layout.ep)
+        rows = np.hypot(rows, touched * tile_size(kernel, expected))
     return Demand(
         rows * (op.flops_per_row / sharing),
         peak_rate(system.chip.peak, computed),
@@ -423,12 +425,12 @@ def expert_kernel(op: Op, context: Pass) -> tuple[ExpertKernel, Number]:
     if not has_nonzero(context.engine.kernels.timed_kernels):
         return _dense_shares(op, context), experts.expert_time
     factor = expert_factor(context.engine.expert_factors, chip.generation, stored, experts.unmeasured_expert_time)
-    exchanges = has_exchange_kernel(chip.generation, stored) & exchanges_tokens(context)
-    if has_nonzero(exchanges):
-        # Other kernels than those of runs without exchange, with their own factor.
-        exchanged = expert_factor(context.engine.expert_factors, chip.generation, EXCHANGED, experts.unmeasured_expert_time)
-        factor = np.where(exchanges, exchanged, factor)
     engine, has_fp4 = context.engine.kernel_engine, FOUR in chip.peak
+    kind, exchanges = exchanged_kind(chip.generation, stored, engine), exchanges_tokens(context)
+    if kind and has_nonzero(exchanges):
+        # Other kernels than those of runs without exchange, with their own factor.
+        exchanged = expert_factor(context.engine.expert_factors, chip.generation, kind, experts.unmeasured_expert_time)
+        factor = np.where(exchanges, exchanged, factor)
     kernel = select_kernel(chip.generation, stored, has_fp4=has_fp4, engine=engine, exchanges=exchanges)
     return kernel, experts.expert_time * factor
 

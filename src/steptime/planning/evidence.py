@@ -1,8 +1,10 @@
 """Evidence for a layout: whether layouts of its kind were measured, published elsewhere, or run by nobody.
 
-Engines are fitted to runs in one pool on one node, with powers of two as widths. Other kinds have public results elsewhere:
-separate pools without pipeline stages, and expert parallelism over several nodes, in widths of whole nodes. A search over
-thousands of layouts tends to choose one whose unmeasured costs are underestimated. A plan therefore prefers measured layouts.
+Engines are fitted to runs in one pool on one node, with powers of two as widths, and with data-parallel ranks where enough
+of the runs have them (TensorRT-LLM on NVIDIA's chips). Other kinds have public results elsewhere: data-parallel ranks of
+other engines, separate pools without pipeline stages, and expert parallelism over several nodes, in widths of whole nodes. A
+search over thousands of layouts tends to choose one whose unmeasured costs are underestimated. A plan therefore prefers
+measured layouts.
 
 References:
     InferenceX, disaggregated runs of DeepSeek-R1: pools of 4 to 72 chips, https://github.com/SemiAnalysisAI/InferenceX
@@ -51,7 +53,8 @@ def layout_evidence(layouts: Layout, engine: Engine, system: System) -> tuple[Ar
 
     Args:
         layouts: Layouts, whose fields may be arrays.
-        engine: Engine. Its fit counts the runs on each system; with few of them, nothing counts as measured there.
+        engine: Engine. Its fit counts the runs on each system, and those with data-parallel ranks; with few of them, nothing
+            counts as measured there.
         system: System.
 
     Returns:
@@ -60,7 +63,8 @@ def layout_evidence(layouts: Layout, engine: Engine, system: System) -> tuple[Ar
     plain = (np.asarray(layouts.pp) == 1) & (np.asarray(layouts.cp) == 1)
     widths = _power_of_two(layouts.tp) & _power_of_two(layouts.dp)
     # Data-parallel ranks on AMD chips were published, and are in no fitted run.
-    ranks = (np.asarray(layouts.dp) == 1) | (system.chip.vendor != "AMD")
+    has_ranks = int(engine.fit.get("ranks", 0)) >= MIN_RUNS_PER_SYSTEM and system.chip.vendor != "AMD"
+    ranks = (np.asarray(layouts.dp) == 1) | has_ranks
     has_runs = int(engine.fit.get("systems", {}).get(system.name, 0)) >= MIN_RUNS_PER_SYSTEM
     measured = plain & widths & ranks & (np.asarray(layouts.chips) <= LARGEST_MEASURED) & has_runs
     measured = measured & (np.asarray(layouts.microbatches) == 1)

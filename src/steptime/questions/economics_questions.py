@@ -375,7 +375,7 @@ RL = question_of_result(
         ),
         "log_probs_time": Answer(meaning="time of log-probabilities", unit="s", source="log_probs"),
         "training_time": Answer(meaning="time of training", unit="s", source="training"),
-        "refit_time": Answer(meaning="time to send the new weights", unit="s", source="refit"),
+        "refit_time": Answer(meaning="time to give the new weights to the rollout", unit="s", source="refit"),
         "mfu": Answer(meaning="MFU of training: the share of the chips' bf16 rate"),
         "usd_per_step": Answer(meaning="rent of a step", unit="USD", source="usd"),
     },

@@ -4,19 +4,23 @@ The rollout is steptime's decode step at a batch that shrinks as sequences end. 
 maximum, and the last sequences run at a very small batch.
 
 Training is steptime's training step (`st.train`: the fastest layout that fits, all answers in `updates` steps). A forward
-pass for log-probabilities takes a third of its time. With `mfu`, both run at this share of the bf16 rate instead. The refit
-sends the weights to the rollout replicas once.
+pass for log-probabilities takes a third of its time. With `mfu`, both run at this share of the bf16 rate instead.
+
+The refit gives the new weights to the rollout. Workers gather each tensor whole, or broadcast it to all rollout chips, before
+each keeps its part, so that all weights pass the link of each chip (NeMo RL: nvidia-nemo.github.io/blog/2025/08/12,
+"Policy parameter gather"; `broadcast_weights_for_collective`). DeepSeek-V3 takes 27 s at 50 GB/s; 35 s were measured. On policy
+the training state also leaves the chips for the rollout, and comes back.
 
 On policy, the four phases run one after another on all chips. One step off policy, rollout and training run on separate
 chips at the same time. A rollout that may span several steps (partial rollouts, arXiv 2501.12599, section 2.6.2; a queue of
 answers) does not wait for its longest answer: its slots stay full. Answers to one prompt share its prefill and KV cache. Tools
-keep the slot of an answer for a given time. Rewards, engine starts, resharding and idle pipelines are not computed. Published
+keep the slot of an answer for a given time. Rewards, engine starts and idle pipelines are not computed. Published
 steps contain them: `overhead` is the median of this additional time, as a share of the computed phases (docs/fit_rl.py).
 
 The layout of the rollout, that of the training and, off policy, the split of the chips are searched together for the shortest
 step. It is also the cheapest, because all chips are rented.
 
-The 90 % range is that of published steps of two models.
+The 90 % range is that of published steps of two models, each predicted by the other.
 """
 
 from __future__ import annotations
@@ -57,6 +61,11 @@ POINTS: Final = 49
 # FLOP per parameter and token of a forward pass.
 FORWARD_FLOP: Final = 2.0
 BF16_BYTES: Final = 2.0
+# Bytes of training state per parameter: weights in bf16, gradients, a copy and two moments in fp32.
+STATE_BYTES: Final = 18.0
+# Bytes per second of a chip to and from pageable host memory: the moves of DeepSeek-V3's state take 20 of the 55 s of a refit
+# (github.com/NVIDIA-NeMo/RL/pull/638), on the 256 chips of its recipe (examples/configs/recipes/llm, 32 hosts of 8).
+HOST_RATE: Final = 4.7e9
 # Largest number of steps that an answer may span.
 MOST_SPANNED: Final = 64
 # A split divides whole hosts from this number of hosts on, and tries at most twice this number of parts.
@@ -87,7 +96,7 @@ class RlStep(Result):
     tail: float = field(metadata=unit("s", "part of the rollout after 90 % of the answers are done"))
     log_probs: float = field(metadata=unit("s", "time of the forward passes for log-probabilities"))
     training: float = field(metadata=unit("s", "time of training on the answers"))
-    refit: float = field(metadata=unit("s", "time to send the new weights to the rollout"))
+    refit: float = field(metadata=unit("s", "time to give the new weights to the rollout"))
     overhead_share: float = field(
         default=0.0, metadata=unit("", "time of published steps beyond computed phases, as a share of the phases")
     )
@@ -233,12 +242,14 @@ def rl_step(
         raise _misfit(described, machine, serving, answers, pools[-1], count, replica_layout)
     pools = [pool for pool in pools if len(pool.seconds)]
 
+    renewed = refit_seconds(described, machine, count, on_policy)
+
     # A pool with a faster rollout than the best step so far may be better; the others cannot.
     best: tuple[float, _Pool, int, tuple[float, str]] | None = None
     problem: NothingFits | None = None
     work = (rollouts, prompt + output, mfu, updates)
     for pool in sorted(pools, key=lambda pool: pool.shortest):
-        if best is not None and pool.shortest >= best[0]:
+        if best is not None and pool.shortest + renewed >= best[0]:
             break
         try:
             trained = _training(described, machine, count if on_policy else count - pool.chips, *work)
@@ -246,7 +257,7 @@ def rl_step(
             problem = misfit
             continue
         learning = trained[0] * (1 + passes * FORWARD_FLOP / TRAINING_FLOP)
-        totals = (pool.seconds + learning if on_policy else np.maximum(pool.seconds, learning)) + pool.refits
+        totals = (pool.seconds + learning if on_policy else np.maximum(pool.seconds, learning)) + renewed
         index = int(np.argmin(totals))
         if best is None or totals[index] < best[0]:
             best = float(totals[index]), pool, index, trained
@@ -272,7 +283,7 @@ def rl_step(
         tail=float(pool.tails[index]),
         log_probs=passes * FORWARD_FLOP / TRAINING_FLOP * training_seconds,
         training=training_seconds,
-        refit=float(pool.refits[index]),
+        refit=renewed,
         overhead_share=published["factor"] - 1,
         ends=(published["low"], published["high"]),
         on_policy=on_policy,
@@ -397,7 +408,7 @@ class _Pool:
     """The rollout on a number of chips with each of n layouts, (n,).
 
     sizes: chips of a replica. replicas: replicas on the chips. seconds: of the rollout; infinite where the model does not fit.
-    tails: part after 90 % of the answers are done. refits: time to send new weights.
+    tails: part after 90 % of the answers are done.
     """
 
     chips: int
@@ -406,12 +417,35 @@ class _Pool:
     replicas: Array
     seconds: Array
     tails: Array
-    refits: Array
 
     @property
     def shortest(self) -> float:
-        """Time of the fastest rollout with its weight transfer [s]."""
-        return float((self.seconds + self.refits).min())
+        """Time of the fastest rollout [s]."""
+        return float(self.seconds.min())
+
+
+def refit_seconds(model: Model, system: System, chips: int, on_policy: bool) -> float:
+    """Return the time to give new weights to the rollout.
+
+    Args:
+        model: The model.
+        system: The system.
+        chips: Chips that train and generate.
+        on_policy: Whether the same chips do both, so that the training state moves to host memory and back.
+
+    Returns:
+        Seconds.
+
+    >>> from steptime.catalog.hardware_loading import load_system
+    >>> from steptime.models.model_loading import load_model
+    >>> model, system = load_model("deepseek-v3"), load_system("hgx-h100")
+    >>> [round(refit_seconds(model, system, 256, on_policy)) for on_policy in (False, True)]
+    [27, 47]
+    """
+    parameters = float(total_parameters(model))
+    link = next(domain.link for domain in system.domains if np.all(domain.size >= chips))
+    moved = 2 * STATE_BYTES * parameters / chips / HOST_RATE if on_policy else 0.0
+    return BF16_BYTES * parameters / float(link.bandwidth) + moved
 
 
 def _rollout_chips(system: System, chips: int, rollout_share: float | None) -> list[int]:
@@ -446,8 +480,7 @@ def _rollout_pool(model: Model, system: System, engine: Engine, layout: Layout |
     sizes = np.asarray(layouts.chips)
     counts = chips // sizes
     seconds, tails = _rollout(model, system, engine, layouts, counts, answers)
-    refits = float(total_parameters(model)) * BF16_BYTES / sizes / float(system.domains[-1].link.bandwidth)
-    return _Pool(chips=chips, layouts=layouts, sizes=sizes, replicas=counts, seconds=seconds, tails=tails, refits=refits)
+    return _Pool(chips=chips, layouts=layouts, sizes=sizes, replicas=counts, seconds=seconds, tails=tails)
 
 
 def _misfit(

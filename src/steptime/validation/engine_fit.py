@@ -376,7 +376,7 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
         lines += [f"{name} = {value:.3g}" for name, value in release.constants.items()]
         if release.experts:
             lines.append(f"experts = {{ {', '.join(f'{kind} = {factor:.3g}' for kind, factor in release.experts.items())} }}")
-    lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
+    lines += ["", "[fit]", *(f"{key} = {engine.fit[key]}" for key in ("runs", "ranks") if key in engine.fit)]
     lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]
     lines.append("covariance = [")
     symmetric = np.array(engine.fit["covariance"])

@@ -34,6 +34,12 @@ with TensorRT-LLM 1.1 as well. On racks these set `TRTLLM_ENABLE_PDL` where deco
 launch as early as by default since 1.2 (ai-dynamo/dynamo, components/backends/trtllm/performance_sweeps, benchmark_disagg.slurm
 of November 2025: enable_pdl=true unless gen_enable_attention_dp).
 
+**Tensor parallelism of vLLM on one host.** Runs with expert parallelism record as many data-parallel ranks (tp 1, dp 4, ep 4).
+Until May 2026 InferenceX's scripts (benchmarks/single_node, minimaxm2.5_fp8_b200.sh, minimaxm2.5_fp4_b200.sh and
+minimaxm2.5_fp8_h100.sh) divide attention by `--tensor-parallel-size`, and add `--enable-expert-parallel`; that of Kimi-K2.5
+(kimik2.5_fp4_b200.sh) adds nothing. Data-parallel ranks have `dp-attn: true` in .github/configs/nvidia-master.yaml:
+MiniMax-M2.5 in nvfp4 on two B200 with 1,024 prompt tokens, with 512 clients and more, and 256 from 2026-04-22.
+
 These settings are missing in the runs, and they are not constants of an engine.
 """
 
@@ -75,6 +81,9 @@ DRAFTED_RUNS, LAST_DAY, LATER = "ix_mtp", "9998", "9999"
 SINCE, UNTIL = "2025-12-19", "2025-12-31"
 # Image of TensorRT-LLM until the day of the next.
 EARLY_IMAGE, NEXT_IMAGE = "1.1.0rc2.post2", "2026-01-29"
+# vLLM on one host: the day until which expert parallelism meant tensor parallelism, and the runs with data-parallel ranks
+# before: prompt tokens, clients, and the day from which on fewer clients had them.
+TENSOR_RANKS_UNTIL, MORE_RANKS_SINCE, RANKS_PROMPT, RANKS_CLIENTS = "2026-05-01", "2026-04-22", 1024.0, (512.0, 256.0)
 # Pairs of the 152 multiprocessors that a GB200 reports (B200: 148).
 PAIRS = 76.0
 # Prompt and output tokens of the short workload.
@@ -110,7 +119,7 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     """
     if row.get("part") == MLPERF:
         return as_submitted(row)
-    row = with_image(with_drafts(row))
+    row = with_tensor_ranks(with_image(with_drafts(row)))
     if not row.get(PREFILL_SCHEDULE) and (mixes_chunks(row) or is_atom(row)):
         row = {**row, PREFILL_SCHEDULE: PREFILL_FIRST if is_atom(row) else MIXED}
     if not row.get("kv_dtype") and (kv := cache_format(row)):
@@ -127,6 +136,35 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
         return row
     launched_row = {**row, **dict(zip(LAUNCH_AXES, LAUNCHED, strict=True)), "kv_dtype": row.get("kv_dtype") or "fp8"}
     return launched_row | (dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _whole_cells(row, PREFILL_WAYS) == GROUPED else {})
+
+
+def with_tensor_ranks(row: dict[str, str]) -> dict[str, str]:
+    """Return a run of vLLM on one host with the parallel sizes of its script (module docstring).
+
+    Args:
+        row: Run.
+
+    Returns:
+        A changed copy, or the same row if its ranks are data-parallel.
+
+    >>> row = {"engine": "vllm", "tp": "1", "dp": "4", "ep": "4", "measured": "2026-03-27", "system": "hgx-b200"}
+    >>> row |= {"part": "ix_aggregated", "input_tokens": "1024", "concurrency": "64", "weight_dtype": "nvfp4"}
+    >>> changed = [with_tensor_ranks(row | {"model": name}) for name in ("Kimi-K2.5", "MiniMax-M2.5")]
+    >>> [[one[axis] for axis in ("tp", "dp", "ep")] for one in changed]
+    [['4', '1', '1'], ['4', '1', '4']]
+    >>> ranks = row | {"model": "MiniMax-M2.5", "dp": "2", "ep": "2", "concurrency": "512"}
+    >>> with_tensor_ranks(ranks) is ranks
+    True
+    """
+    tp, dp, ep = _whole_cells(row, LAUNCH_AXES)
+    is_recorded = row["engine"] == "vllm" and tp == "1" and dp == ep != "1" and not row.get("decode_workers")
+    if not is_recorded or not _is_benchmark(row) or not "" < (row.get("measured") or "") < TENSOR_RANKS_UNTIL:
+        return row
+    has_ranks = _matches_script(row, "minimax-m2.5", ("nvfp4",), B200) and dp == "2"
+    clients = RANKS_CLIENTS[row["measured"] >= MORE_RANKS_SINCE]
+    if has_ranks and float(row["input_tokens"]) == RANKS_PROMPT and float(row.get("concurrency") or 0) >= clients:
+        return row
+    return {**row, **dict(zip(LAUNCH_AXES, (dp, "1", "1" if "kimi" in row["model"].casefold() else ep), strict=True))}
 
 
 def with_image(row: dict[str, str]) -> dict[str, str]:

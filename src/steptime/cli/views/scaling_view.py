@@ -487,6 +487,6 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
         ],
         warnings=[
             *step.notes,
-            "overhead: rewards, the environment, engine starts and resharding, as in published steps of two models",
+            "overhead: rewards, the environment and engine starts, as in published steps of two models",
         ], files="",
     )  # fmt: skip
