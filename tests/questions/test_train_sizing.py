@@ -114,14 +114,22 @@ def test_days_never_rise_with_the_budget():
     assert (runs[0].seconds, runs[-1].seconds) == (1500, 800)
 
 
-def test_a_deadline_takes_twice_the_chips_only_where_that_saves_more_than_the_error_of_a_layout():
-    # 16 chips cost a third more than 32, which end sooner; 8 cost less than 16, and 64 more than 32.
-    assert [size_run(stubbed, MACHINE, deadline=limit).chips for limit in (800, 1500, 4000, 9000)] == [128, 32, 32, 8]
-    for saved, chips in ((0.030, 8), (0.040, 16)):
-        stub = {8: (100.0, 100.0), 16: (60.0, 100.0 * (1 - saved)), 64: (10.0, 1.0)}
+def test_a_deadline_takes_the_cheapest_chips_and_of_equal_costs_the_fewest():
+    # 16 chips cost a third more than 32, which end sooner; 8 cost a ninth more than 32, and 64 and 128 cost more.
+    assert [size_run(stubbed, MACHINE, deadline=limit).chips for limit in (800, 1500, 4000, 9000)] == [128, 32, 32, 32]
+    # Costs within 3.5 % are equal, also across numbers of chips that cost more or do not run.
+    for saved, chips in ((0.030, 8), (0.040, 64)):
+        stub = {8: (100.0, 100.0), 16: (60.0, 130.0), 64: (20.0, 100.0 * (1 - saved))}
         assert size_run(lambda chips, stub=stub: stubbed(chips, stub=stub), MACHINE, deadline=200).chips == chips
     # 16 chips end in time and cost too much; 32 are within both limits.
     assert size_run(stubbed, MACHINE, deadline=4000, budget=100).chips == 32
+
+
+def test_a_later_deadline_never_costs_more_than_the_error_of_a_layout():
+    # Four chips cost twice as much as 64, with nothing saved by eight: qwen3-30b-a3b on HGX B200.
+    stub = {4: (41.3, 3969.0), 8: (21.1, 4045.0), 16: (7.32, 2812.0), 32: (2.97, 2281.0), 64: (1.25, 1916.0)}
+    costs = [size_run(lambda chips: stubbed(chips, stub=stub), MACHINE, deadline=limit).run.usd for limit in (2, 5, 10, 30, 50)]
+    assert costs == [1916.0] * 5
 
 
 def test_an_impossible_budget_names_the_cheapest_and_that_budget_succeeds():

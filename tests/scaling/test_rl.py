@@ -198,7 +198,9 @@ def test_layouts_and_split_are_those_of_all_combinations(name, chips, given):
     """Each legal layout on each number of rollout chips, one by one."""
     asked = given | {"chips": chips, "rollouts": 64, "output": 200, "longest": 800}
     for shares in ([1.0], [making / chips for making in range(1, chips)]):
-        searched = rl_step(name, "hgx-h100", **asked, rollout_share=1.0 if shares == [1.0] else None)
+        share_of_all = 1.0 if shares == [1.0] else None
+        searched = rl_step(name, "hgx-h100", **asked, rollout_share=share_of_all, evidence="any")
+        covered = rl_step(name, "hgx-h100", **asked, rollout_share=share_of_all)
         single = []
         for layout in legal(st.load_model(name), st.load_system("hgx-h100"), chips, microbatches=(1,)):
             for share in shares:
@@ -208,6 +210,25 @@ def test_layouts_and_split_are_those_of_all_combinations(name, chips, given):
         assert searched.total == pytest.approx(best.total)
         assert (searched.on_policy, best.searched) == (shares == [1.0], 1)
         assert 1 < searched.searched <= len(single)
+        # By default of the kind that published steps have: tensor parallelism alone.
+        measured = min((step for step in single if step.evidence == "measured"), key=lambda step: step.total)
+        assert (covered.evidence, covered.total) == ("measured", pytest.approx(measured.total))
+        assert covered.unmeasured_saving == pytest.approx(1 - searched.total / covered.total)
+        assert (covered.unmeasured == searched.layout) is (searched.evidence == "any")
+
+
+def test_rollout_layouts_of_published_steps_come_first():
+    """All 12 published steps generate with tensor parallelism alone; DeepSeek-V3 fits no such replica on nodes of 8 H100."""
+    asked = {"chips": 32, "rollouts": 2048, "output": 2048, "longest": 16384, "mfu": 0.3}
+    first, any_kind = (rl_step("qwen3-30b-a3b", "hgx-h100", **asked, evidence=kind) for kind in ("measured", "any"))
+    assert (first.layout, first.evidence) == ("tp4", "measured")
+    assert (any_kind.layout, any_kind.evidence, any_kind.unmeasured) == (first.unmeasured, "any", "")
+    assert first.unmeasured_saving == pytest.approx(1 - any_kind.total / first.total)
+    assert first.unmeasured_saving > 0
+    uncovered = rl_step("deepseek-v3", "hgx-h100", **(asked | {"chips": 256}))
+    assert (uncovered.evidence, uncovered.unmeasured) == ("any", "")
+    with pytest.raises(InputError, match="evidence"):
+        rl_step("qwen3-30b-a3b", "hgx-h100", **asked, evidence="none")
 
 
 def test_a_given_layout_leaves_the_split_and_large_systems_split_whole_hosts():

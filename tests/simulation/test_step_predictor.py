@@ -94,6 +94,13 @@ def test_equal_requests_are_a_uniform_pass_and_an_empty_pass_takes_no_time(dense
     assert dense.seconds() == dense.uniform_seconds() == 0.0
 
 
+def test_new_tokens_belong_to_one_prompt_where_no_number_of_prompts_is_given(dense):
+    """As in `steptime step`; the server of lines answered with decode alone."""
+    exact = float(mixed_step("llama-3.1-8b", "hgx-h100", batch=64, context=2048, prompts=1, tokens=500).total)
+    assert dense.uniform_seconds(batch=64, context=2048, tokens=500) == pytest.approx(exact, rel=0.01)
+    assert dense.uniform_seconds(64, 2048) < 0.9 * exact
+
+
 def test_unequal_contexts_count_with_their_mean(dense):
     assert dense.seconds([1000, 3000]) == pytest.approx(dense.uniform_seconds(2, 2000))
 

@@ -88,6 +88,12 @@ def test_host_memory_has_an_end():
     assert replace(roomy, host_capacity=1e13).fits
 
 
+def test_a_refusal_names_the_memory_that_is_too_small():
+    """12 B of states of 406 G parameters on 16 chips are 304 GB in host memory, which has 192 GiB a chip."""
+    with pytest.raises(NothingFits, match=r"needs 304\.4 GB of host memory per chip, and 206\.2 GB are there: 98\.3 GB"):
+        st.train("llama-3.1-405b", "mi300x-8", chips=16, seq=4096, batch=16, offload="optimizer")
+
+
 @pytest.mark.thorough
 def test_an_offload_is_named_next_to_a_narrower_optimizer():
     """Adam in 8 bits changes the arithmetic; host memory holds the same states."""

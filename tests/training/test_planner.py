@@ -151,6 +151,16 @@ def test_scaling_keeps_or_grows_the_batch():
     assert middle.seconds == pytest.approx(float(whole.step.total))
 
 
+@pytest.mark.thorough
+def test_scaling_takes_layouts_of_the_evidence_that_the_user_gives():
+    whole = st.train("deepseek-v3", "hgx-h100", chips=1024, seq=4096, batch=1024, changes=False, evidence="any")
+    found = strong_and_weak_scaling(
+        whole.model, whole.system, chips=1024, engine=training_engine(None, whole.system), job=whole.job, evidence="any"
+    )
+    same = next(p for p in found.points if p.kind == "strong" and p.chips == 1024)
+    assert same.seconds == pytest.approx(float(whole.step.total))
+
+
 def test_ranges_are_wider_for_chips_and_models_that_a_fit_has_not_seen():
     stack = training_engine("typical", system())
     dense, sparse = (step_time_range(stack, system(), experts=experts) for experts in (False, True))

@@ -88,8 +88,9 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
         scaled = None
         if output.scaling:
             scaled = strong_and_weak_scaling(
-                model, system, chips=training.chips, engine=stack, layout=inputs.axes(), job=training.job
-            )
+                model, system, chips=training.chips, engine=stack, layout=inputs.axes(), job=training.job,
+                evidence=inputs.evidence,
+            )  # fmt: skip
 
     # Files come before text. The schedule is simulated only to be drawn.
     is_pipeline = int(training.step.layout.pp) > 1

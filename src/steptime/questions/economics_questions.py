@@ -42,6 +42,7 @@ from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.rl_step import RlStep, rl_step
 from steptime.scaling.scaling_laws import LawLike, load_law
 from steptime.scaling.sizing_on_system import Serving
+from steptime.training.training_evidence import MEASURED
 from steptime.units import dollars
 from steptime.workload.workload import Workload, limits
 
@@ -329,6 +330,9 @@ class RlInputs(ParallelSizes, ModelOnSystem):
         None, "MFU of training and log-probabilities: the share of the chips' bf16 rate (0 to 1)", group=PHASE_GROUP,
         default_words="from steptime's training step",
     )  # fmt: skip
+    evidence: str = text(
+        MEASURED, "kinds of rollout layouts that a search may take: measured (in published steps) or any", group=PHASE_GROUP
+    )
     engine: Any = text(
         None, "serving engine of the rollout: a name, or ideal", group=SUBJECT_GROUP, default_words="the system's"
     )
@@ -356,6 +360,7 @@ def solve_rl(values: Mapping[str, Any]) -> RlStep:
         layout=Layout(**sizes, microbatches=sizes.get("pp", 1)) if sizes else None,
         spread=inputs.spread, rollout_share=rollout_share, passes=inputs.passes, mfu=inputs.mfu, updates=inputs.updates,
         group=inputs.group, tool_seconds=inputs.tool_seconds, steps_spanned=inputs.steps_spanned, engine=inputs.engine,
+        evidence=inputs.evidence,
     )  # fmt: skip
 
 

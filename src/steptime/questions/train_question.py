@@ -129,8 +129,8 @@ class TrainInputs(ModelOnSystem):
     )
     deadline: str | None = text(
         None,
-        "longest duration, such as 60d or 8 weeks: the fewest chips that end in time, or more that cost less; with --chips the "
-        "chance that they do",
+        "longest duration, such as 60d or 8 weeks: the cheapest number of chips that ends in time; with --chips the chance "
+        "that they do",
         group=RUN_GROUP,
     )
     budget: Any = text(
@@ -415,6 +415,8 @@ TRAIN = question_of_result(
 
 # Largest number of chips of a search; numbers are powers of two.
 MOST_SIZED_CHIPS: Final = 65_536
+# Chip-hours over the fewest within the limits, from which on more chips are not tried: cost rises with them.
+MOST_EXTRA_COST: Final = 2.0
 # Axes of a layout whose product is a divisor of the number of chips.
 CHIP_AXES: Final = ("tp", "pp", "cp", "dp")
 
@@ -430,8 +432,8 @@ def size_run(
     """Return a cheap run that ends before a deadline, or the fastest run within a budget.
 
     Numbers of chips are powers of two. For a budget all are evaluated, because neither time nor cost has a single minimum: few
-    chips need recomputation, and many have few sequences per replica. For a deadline the answer is the fewest chips within
-    the limits, or twice as many as long as that saves more chip-hours than the error of a layout.
+    chips need recomputation, and many have few sequences per replica. For a deadline the answer is the cheapest number of
+    chips within the limits, the smallest of those that cost the same within the error of a layout.
 
     Args:
         train_on: Function from a number of chips to its training run, with a cost of the run.
@@ -450,27 +452,25 @@ def size_run(
     largest = int(system.scale_up.size) if system.is_box else MOST_SIZED_CHIPS
     runs: list[Training] = []
     problems: list[Exception] = []
-    in_time: Training | None = None
+    in_time: list[Training] = []
     for chips in (2**power for power in range(largest.bit_length())):
         try:
             training = train_on(chips)
         except (Impossible, LayoutError) as error:
             problems.append(error)
-            if in_time is not None:
-                break
             continue
         run = required_run(training)
         if math.isfinite(budget) and not math.isfinite(run.usd):
             raise RangeError(f"budget: the rent of {system.name} is not known; give rent")
-        if in_time is not None:
-            saves = run.chip_hours < math.exp(-LAYOUT_ERROR) * required_run(in_time).chip_hours
-            if not (saves and _within(run, deadline, budget)):
-                break
-        if math.isfinite(deadline) and _within(run, deadline, budget):
-            in_time = training
         runs.append(training)
-    if in_time is not None:
-        return in_time
+        if math.isfinite(deadline) and _within(run, deadline, budget):
+            in_time.append(training)
+        if in_time and run.chip_hours > MOST_EXTRA_COST * min(required_run(training).chip_hours for training in in_time):
+            break
+    if in_time:
+        # Costs within the error of a layout are equal; the fewest chips come first.
+        limit = math.exp(LAYOUT_ERROR) * min(required_run(training).chip_hours for training in in_time)
+        return next(training for training in in_time if required_run(training).chip_hours <= limit)
     affordable = [training for training in runs if _within(required_run(training), deadline, budget)]
     if affordable:
         return min(affordable, key=lambda training: required_run(training).seconds)

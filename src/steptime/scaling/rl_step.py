@@ -18,7 +18,8 @@ keep the slot of an answer for a given time. Rewards, engine starts and idle pip
 steps contain them: `overhead` is the median of this additional time, as a share of the computed phases (docs/fit_rl.py).
 
 The layout of the rollout, that of the training and, off policy, the split of the chips are searched together for the shortest
-step. It is also the cheapest, because all chips are rented.
+step. It is also the cheapest, because all chips are rented. Rollout layouts of the kind that published steps have come first:
+tensor parallelism alone.
 
 The 90 % range is that of published steps of two models, each predicted by the other.
 """
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -37,7 +38,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import Impossible, InputError, RangeError
+from steptime.errors import Impossible, InputError, RangeError, UnknownName
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters, total_parameters
 from steptime.models.model_loading import ModelLike, resolve_model
@@ -50,6 +51,7 @@ from steptime.physics.step import decode_step, prefill_step
 from steptime.result_base import Result, unit
 from steptime.scaling.law_forms import TRAINING_FLOP, bisect
 from steptime.training.training_alternatives import CHIP_MULTIPLES, NothingFits
+from steptime.training.training_evidence import ANY, MEASURED, TRAINING_EVIDENCE
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_planner import train
 from steptime.units import counted, show
@@ -88,6 +90,15 @@ class RlStep(Result):
     training_layout: str = field(default="", metadata=unit("", "layout of the training; empty if its MFU is given"))
     searched: int = field(
         default=1, metadata=unit("", "searched pairs of a rollout layout and a split of the chips; 1 if both are given")
+    )
+    evidence: str = field(
+        default=ANY, metadata=unit("", "measured if published steps have rollout layouts of this kind, else any")
+    )
+    unmeasured: str = field(
+        default="", metadata=unit("", "rollout layout of the shortest step, if no published step has its kind; else empty")
+    )
+    unmeasured_saving: float = field(
+        default=0.0, metadata=unit("", "share of the step time that the unmeasured layout would save")
     )
     rollouts: int = field(metadata=unit("", "sequences per step"))
     output: float = field(metadata=unit("tokens", "mean length of an answer"))
@@ -182,6 +193,7 @@ def rl_step(
     tool_seconds: float = 0.0,
     steps_spanned: int = 1,
     engine: Engine | str | None = None,
+    evidence: str = MEASURED,
 ) -> RlStep:
     """Return the time of an RL step.
 
@@ -205,6 +217,7 @@ def rl_step(
         tool_seconds: Time in which an answer waits for tools and sandboxes [s].
         steps_spanned: Steps that an answer may span; 1 if each step waits for its longest answer.
         engine: Serving engine of the rollout, or its name.
+        evidence: "measured" for rollout layouts of kinds that published steps have if any of them fits, or "any".
 
     Returns:
         Time of the step and its phases.
@@ -225,6 +238,8 @@ def rl_step(
     count = whole_number("chips", chips, maximum=MOST_CHIPS)
     if rollout_share is not None:
         share("rollout share", positive("rollout share", rollout_share))
+    if evidence not in TRAINING_EVIDENCE:
+        raise UnknownName("evidence", evidence, TRAINING_EVIDENCE, f"Known: {', '.join(TRAINING_EVIDENCE)}.")
     on_policy = rollout_share == 1
     serving = engine_for(machine, engine)
 
@@ -242,30 +257,27 @@ def rl_step(
         raise _misfit(described, machine, serving, answers, pools[-1], count, replica_layout)
     pools = [pool for pool in pools if len(pool.seconds)]
 
-    renewed = refit_seconds(described, machine, count, on_policy)
-
-    # A pool with a faster rollout than the best step so far may be better; the others cannot.
-    best: tuple[float, _Pool, int, tuple[float, str]] | None = None
-    problem: NothingFits | None = None
+    # Layouts of measured kinds come first.
     work = (rollouts, prompt + output, mfu, updates)
-    for pool in sorted(pools, key=lambda pool: pool.shortest):
-        if best is not None and pool.shortest + renewed >= best[0]:
-            break
+
+    @cache
+    def train_beside(rollout_chips: int) -> tuple[float, str] | NothingFits:
         try:
-            trained = _training(described, machine, count if on_policy else count - pool.chips, *work)
+            return _training(described, machine, count if on_policy else count - rollout_chips, *work)
         except NothingFits as misfit:
-            problem = misfit
-            continue
-        learning = trained[0] * (1 + passes * FORWARD_FLOP / TRAINING_FLOP)
-        totals = (pool.seconds + learning if on_policy else np.maximum(pool.seconds, learning)) + renewed
-        index = int(np.argmin(totals))
-        if best is None or totals[index] < best[0]:
-            best = float(totals[index]), pool, index, trained
-    if best is None:
-        assert problem is not None
+            return misfit
+
+    learned = 1 + passes * FORWARD_FLOP / TRAINING_FLOP
+    shortest = _shortest(pools, train_beside, learned, on_policy=on_policy)
+    if shortest is None:
+        fitting = (pool for pool in pools if np.isfinite(pool.shortest))
+        problem = next(trained for pool in fitting if isinstance(trained := train_beside(pool.chips), NothingFits))
         raise NothingFits(problem.misfit, _chips_that_train(described, machine, count, rollout_share, work)) from None
-    _, pool, index, (training_seconds, training_layout) = best
+    covered = [pool.of_measured_kinds() for pool in pools] if evidence == MEASURED else []
+    best = _shortest(covered, train_beside, learned, on_policy=on_policy) or shortest
+    pool, index, (training_seconds, training_layout) = best.pool, best.index, best.trained
     training_chips = count if on_policy else count - pool.chips
+    renewed = refit_seconds(described, machine, count, on_policy)
     size = int(pool.sizes[index])
     published = _published_steps() if serving.name != "ideal" else {"factor": 1.0, "low": 1.0, "high": 1.0}
     return RlStep(
@@ -275,7 +287,10 @@ def rl_step(
         rollout_chips=pool.chips,
         layout=show_layout(unstacked(pool.layouts)[index]),
         training_layout=training_layout,
-        searched=sum(int(np.isfinite(pool.seconds).sum()) for pool in pools),
+        searched=sum(int(np.isfinite(option.seconds).sum()) for option in (pools if best is shortest else covered)),
+        evidence=MEASURED if pool.measured[index] else ANY,
+        unmeasured=show_layout(unstacked(shortest.pool.layouts)[shortest.index]) if shortest.seconds < best.seconds else "",
+        unmeasured_saving=(best.seconds - shortest.seconds) / (best.seconds + renewed),
         rollouts=rollouts,
         output=output,
         longest=longest,
@@ -295,6 +310,54 @@ def rl_step(
         / (training_seconds * training_chips * float(machine.chip.peak["bf16"])),
         notes=tuple(_notes(described, machine, pool.chips - int(pool.replicas[index]) * size, size, prompt + longest)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """A rollout layout of a pool with its training: seconds of both, without the refit."""
+
+    seconds: float
+    pool: _Pool
+    index: int
+    trained: tuple[float, str]
+
+
+def _shortest(
+    pools: Sequence[_Pool], train_beside: Callable[[int], tuple[float, str] | NothingFits], learned: float, *, on_policy: bool
+) -> _Choice | None:
+    """Return the choice with the shortest step; None if no rollout or no training fits.
+
+    learned: time of training with log-probabilities, over that of training.
+    """
+    best: _Choice | None = None
+    # A pool with a faster rollout than the best step so far may be better; the others cannot.
+    for pool in sorted(pools, key=lambda pool: pool.shortest):
+        if pool.shortest >= (math.inf if best is None else best.seconds):
+            break
+        trained = train_beside(pool.chips)
+        if isinstance(trained, NothingFits):
+            continue
+        learning = trained[0] * learned
+        totals = pool.seconds + learning if on_policy else np.maximum(pool.seconds, learning)
+        index = int(np.argmin(totals))
+        if best is None or totals[index] < best.seconds:
+            best = _Choice(seconds=float(totals[index]), pool=pool, index=index, trained=trained)
+    return best
+
+
+def is_measured_rollout(layouts: Layout) -> Array:
+    """Return whether published steps have rollout layouts of this kind: tensor parallelism alone.
+
+    Args:
+        layouts: Layouts of a replica.
+
+    Returns:
+        Booleans.
+
+    References:
+        NeMo RL 0.6, column [TP, PP] of generation: 1 to 32 tensor-parallel ranks, one stage (`data/rl_steps.toml`).
+    """
+    return np.asarray(np.logical_and.reduce([np.asarray(getattr(layouts, name)) == 1 for name in ("pp", "dp", "cp", "ep")]))
 
 
 @cache
@@ -422,6 +485,15 @@ class _Pool:
     def shortest(self) -> float:
         """Time of the fastest rollout [s]."""
         return float(self.seconds.min())
+
+    @property
+    def measured(self) -> Array:
+        """Whether published steps have layouts of this kind."""
+        return np.broadcast_to(is_measured_rollout(self.layouts), self.seconds.shape)
+
+    def of_measured_kinds(self) -> _Pool:
+        """Return the rollout with layouts of measured kinds; the others do not fit."""
+        return replace(self, seconds=np.where(self.measured, self.seconds, np.inf))
 
 
 def refit_seconds(model: Model, system: System, chips: int, on_policy: bool) -> float:

@@ -199,14 +199,14 @@ class StepPredictor(Result):
         return title, figures | ({"note": self.note} if self.note else {})
 
     def uniform_seconds(
-        self, batch: float = 0, context: float = 0, prompts: float = 0, tokens: float = 0, prefix: float = 0
+        self, batch: float = 0, context: float = 0, prompts: float = 1, tokens: float = 0, prefix: float = 0
     ) -> float:
         """Return the time of a pass with equal sequences and equal prompts.
 
         Args:
             batch: Decoding sequences.
             context: Tokens in the KV cache of each.
-            prompts: Prompts in prefill.
+            prompts: Prompts in prefill, if they have new tokens.
             tokens: New tokens of each prompt.
             prefix: Cached tokens of each prompt.
 

@@ -25,6 +25,7 @@ from steptime.training.training_job import (
     host_memory,
     show_training_layout,
 )
+from steptime.training.training_memory import training_memory
 from steptime.training.training_search import MEMORY_MARGIN, Recommendation, SearchResult, legal_degrees, search
 from steptime.training.training_stack import PAPERS, TUNED, TYPICAL, TrainingEngine, load_stack, on_chip
 from steptime.training.training_step import step_seconds
@@ -91,11 +92,17 @@ def infeasibility_error(
         )
     layout, used_bytes = search_result.smallest()
     capacity = MEMORY_MARGIN * float(system.chip.capacity)
+    kind, driver_bytes = "", float(system.chip.capacity)
+    room_text = f"are usable ({percent(MEMORY_MARGIN)} of the {driver_bytes / 1e9:,.1f} GB that the driver counts)"
+    # Offloaded states may fit the chips and not the host.
+    if used_bytes <= capacity:
+        memory = training_memory(model, job, system, engine, layout, microbatches=job.batch / (layout.dp * layout.micro_batch))
+        kind, used_bytes, capacity = " of host memory", float(memory.host), float(memory.host_capacity)
+        room_text = "are there"
     message = (
         f"{model.name} with {job.optimizer} does not fit {counted(chips, 'chip')} of {system.name}: the smallest layout "
-        f"({show_training_layout(layout)}) needs {used_bytes / 1e9:,.1f} GB per chip, and {capacity / 1e9:,.1f} GB are usable "
-        f"({percent(MEMORY_MARGIN)} of the {float(system.chip.capacity) / 1e9:,.1f} GB that the driver counts): "
-        f"{(used_bytes - capacity) / 1e9:,.1f} GB too much"
+        f"({show_training_layout(layout)}) needs {used_bytes / 1e9:,.1f} GB{kind} per chip, and "
+        f"{capacity / 1e9:,.1f} GB {room_text}: {(used_bytes - capacity) / 1e9:,.1f} GB too much"
     )
     return NothingFits(message, _nearest_change(model, system, job, engine, chips, fixed_axes))
 
@@ -332,6 +339,7 @@ def strong_and_weak_scaling(
     engine: TrainingEngine,
     job: TrainingJob,
     layout: Mapping[str, Any] | None = None,
+    evidence: str = MEASURED,
 ) -> Scaling:
     """Return strong and weak scaling around a number of chips.
 
@@ -342,6 +350,7 @@ def strong_and_weak_scaling(
         engine: Training stack.
         job: Sequences, formats and optimizer of a step.
         layout: Axes of the layout that are fixed; dp is always free.
+        evidence: Evidence of the layouts, as for `train`.
 
     Returns:
         Points at 1/8 to 8 times the chips.
@@ -366,7 +375,7 @@ def strong_and_weak_scaling(
                 continue
             scaled_job = replace(job, batch=batch)
             search_result = search(model, system, scaled_job, tuned, chips=chip_count, fixed=fixed)
-            best = search_result.recommended()
+            best = search_result.recommended(evidence)
             nothing = "nothing fits" if search_result.count else "the batch does not divide"
             words = show_training_layout(best.layout) if best else nothing
             seconds = float("nan")

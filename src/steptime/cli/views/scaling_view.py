@@ -20,6 +20,7 @@ from steptime.scaling.rl_step import RlStep
 from steptime.scaling.scaling_laws import in_beyond
 from steptime.scaling.sizing_on_system import MachineBudget
 from steptime.scaling.sizing_plots import cost_curve
+from steptime.training.training_evidence import MEASURED
 from steptime.units import DAY, HOUR, counted, in_digits, in_span, percent, show
 
 PARTS = (("training", "green", "o"), ("RL", "magenta", "+"), ("serving", "cyan", "x"))
@@ -33,6 +34,8 @@ MAX_GAIN = 100.0
 NARROW, MIN_SHARE = 60, 1e-3
 # Share of the RL step from which the first sentences name the overhead.
 LARGE_OVERHEAD = 0.2
+# Saving of an unmeasured layout from which it is shown.
+SMALLEST_SAVING = 0.005
 # Meaning of columns that a wide terminal shows.
 LAW_COLUMNS = {
     "Half": "Half, twice: relative cost at the same loss with half or twice the parameters (-: no number of tokens reaches "
@@ -476,7 +479,16 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
     search = f"; fastest of {step.searched:,} {options}" if step.searched > 1 else ""
     mfu = f"{percent(step.mfu, 1)} MFU (bf16)"
     training = f"{step.training_layout}; {mfu}" if step.training_layout else f"{mfu}, as given"
-    layouts = facts([("Rollout", step.layout + search), ("Training", training)])
+    evidence = "published steps have this kind of rollout layout: tensor parallelism alone"
+    saving = f"{step.unmeasured}: {percent(step.unmeasured_saving)} less time, if its prediction holds (--evidence any)"
+    layouts = facts(
+        [
+            ("Rollout", step.layout + search),
+            ("Training", training),
+            ("Evidence", evidence if step.evidence == MEASURED else "no published step has this kind of rollout layout"),
+            *([("Unmeasured", saving)] if step.unmeasured_saving >= SMALLEST_SAVING else []),
+        ]
+    )
     return Answer(
         sentence=f"One RL step takes {ranged(step.total, (step.low, step.high), 's')}{cost}.{overhead}",
         conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}.{rent}",
