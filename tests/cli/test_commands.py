@@ -249,10 +249,10 @@ def test_launch_commands(both_forms):
 @pytest.mark.parametrize(
     "words",
     [
-        "--help", "plan --help", "step --help", "models --help", "systems --help", "engines --help", "simulate --help",
+        *every(2, [f"{name}--help" for name in ("", "plan ", "step ", "models ", "simulate ", "systems ", "engines ")]),
         "--version", pytest.param("models", marks=pytest.mark.thorough),
         pytest.param("models --like qwen3", marks=pytest.mark.thorough),
-        "models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal",
+        *every(2, ["models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal"]),
         "step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --explain", "step deepseek-v3 gb200-nvl72 --phase prefill --dp 8 --ep 8",
         "step deepseek-v3 gb200-nvl72 --phase mixed --dp 8 --ep 8 --batch 64 --tokens 2048",
         pytest.param(

@@ -472,6 +472,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     else:
         layout = replace(default_layout(model, system, engine=engine, batch=1, context=context), replicas=inputs.replicas)
     check_imbalance(values, layout)
+    served = as_served(model, system, engine)
 
     # The prefill pool takes the tensor-parallel size of the decode pool by default.
     tp = layout.tp if inputs.prefill_tp is None else inputs.prefill_tp
@@ -479,12 +480,10 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     arguments: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": inputs.slo(), "prefill": prefill,
         "percentile": inputs.percentile,
-        "cache": inputs.cache(
-            as_served(model, system, engine), system, prefill or layout, has_sessions=inputs.sessions is not None
-        ),
+        "cache": inputs.cache(served, system, prefill or layout, has_sessions=inputs.sessions is not None),
     }  # fmt: skip
 
-    autoscaler = inputs.autoscaler(as_served(model, system, engine), policy.max_num_seqs)
+    autoscaler = inputs.autoscaler(served, policy.max_num_seqs)
     if autoscaler is not None:
         if searches_rate:
             raise RangeError(
