@@ -530,7 +530,7 @@ def test_what_a_command_prints_as_json_has_a_schema_and_the_keys_of_the_page(wor
         pytest.importorskip("numba")
     path = tmp_path / "runs.csv"
     path.write_text(f"{','.join(RUN)}\n{','.join(map(str, RUN.values()))}\n")
-    shown = CliRunner().invoke(app_for(), [*words.format(runs=path).split(), "--json"])
+    shown = CliRunner().invoke(app_for(words.split()), [*words.format(runs=path).split(), "--json"])
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout, parse_constant=pytest.fail)
     assert found["schema"] == f"steptime.{schema}/2"

@@ -297,5 +297,6 @@ def install_hint(extra: str) -> str:
     return f"pip install 'steptime[{extra}]' (in a checkout: pip install '.[{extra}]')"
 
 
-# Message of every entry to the simulator where numba is missing.
-NUMBA_MISSING = f"the simulator is compiled by numba, which is not installed: {install_hint('simulate')}"
+def numba_missing() -> str:
+    """Return the message of every entry to the simulator where numba is missing."""
+    return f"the simulator is compiled by numba, which is not installed: {install_hint('simulate')}"

@@ -249,10 +249,10 @@ def test_launch_commands(both_forms):
 @pytest.mark.parametrize(
     "words",
     [
-        "--help", "plan --help", "step --help", "models --help", "systems --help", "engines --help", "simulate --help",
+        *every(2, [f"{name}--help" for name in ("", "plan ", "step ", "models ", "simulate ", "systems ", "engines ")]),
         "--version", pytest.param("models", marks=pytest.mark.thorough),
         pytest.param("models --like qwen3", marks=pytest.mark.thorough),
-        "models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal",
+        *every(2, ["models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal"]),
         "step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --explain", "step deepseek-v3 gb200-nvl72 --phase prefill --dp 8 --ep 8",
         "step deepseek-v3 gb200-nvl72 --phase mixed --dp 8 --ep 8 --batch 64 --tokens 2048",
         pytest.param(
@@ -508,15 +508,16 @@ def test_limits_that_nothing_meets_are_told_with_exit_code_1():
     assert "Not possible" in shown.stdout
 
 
-def test_help_needs_no_arrays():
-    """Help starts at once: it imports neither numpy nor pydantic."""
+def test_help_needs_neither_arrays_nor_markdown():
+    """Help starts at once: it imports neither numpy nor pydantic nor a parser of Markdown, and leaves rich whole."""
     code = (
-        "import sys; from typer.testing import CliRunner; from steptime.cli.main import app_for; "
-        "r = CliRunner().invoke(app_for(['--help']), ['--help']); "
-        "print(r.exit_code, 'numpy' in sys.modules, 'pydantic' in sys.modules)"
+        "import sys; sys.argv = ['steptime', '--help']; from steptime.cli.main import main; main(); "
+        "print(*(name in sys.modules for name in ('numpy', 'pydantic', 'markdown_it')), file=sys.stderr); "
+        "from rich.markdown import Markdown; from rich.traceback import Traceback; Markdown('# a'); print(Traceback.__name__)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == ["0", "False", "False"]
+    assert shown.stderr.split() == ["False", "False", "False"]
+    assert shown.stdout.endswith("Traceback\n")
 
 
 RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s

@@ -437,11 +437,13 @@ def test_a_started_stack_has_the_schedule_of_the_searched_layout(launch, schedul
     assert layout["schedule"] == schedule
 
 
-@each(
-    "words, risk",
+@pytest.mark.parametrize(
+    ("words", "risk"),
     [
         ("--chips 8 --seq 4096 --batch 64 --task sft --tokens 1B", "under 1 % chance of a failure"),
-        ("--seq 8192 --tokens 1T --deadline 60d", "chance to miss the deadline of 60.0 d"),
+        pytest.param(
+            "--seq 8192 --tokens 1T --deadline 60d", "chance to miss the deadline of 60.0 d", marks=pytest.mark.thorough
+        ),
         ("--chips 16384 --seq 8192 --batch 16384 --tokens 15T", "the largest fitted run has 8,192 chips"),
     ],
 )

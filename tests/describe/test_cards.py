@@ -19,7 +19,9 @@ SEVERAL = "deepseek-v3 qwen3-235b-a22b kimi-k2 gpt-oss-120b Qwen/Qwen3-Next-80B-
 
 
 def shown(words: str, columns: int = 100) -> str:
-    result = CliRunner().invoke(app_for(), words.split(), env={"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"})
+    result = CliRunner().invoke(
+        app_for(words.split()), words.split(), env={"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
+    )
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

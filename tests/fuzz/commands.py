@@ -84,7 +84,7 @@ def command(rng: random.Random, folder: Path) -> Any:
         if takes:
             few = [text for text in TEXTS if len(text) < 4 or len(text) > 9] if option in LONG else TEXTS
             words.append(str(folder / "out.csv") if option in WRITES else rng.choice(few))
-    result = CliRunner().invoke(app_for(), words)
+    result = CliRunner().invoke(app_for(words), words)
     if isinstance(result.exception, InputError):
         raise result.exception
     if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -151,8 +151,7 @@ def test_launch_commands_hostile_place_runs_nothing(build, shell, engine, place,
     assert said.split("\n").count(expected) == 2
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("place", every(2, PLACES))
+@pytest.mark.parametrize(("place", "engine"), every(5, list(product(PLACES, ENGINES))))
 def test_launch_files_hostile_place_runs_nothing(build, shell, tmp_path, engine, place):
     made = build(*PAIR, checkpoint=place, weights="int4", experts="int4", vendor="NVIDIA")
     files = launch_files(made, engine)
@@ -258,8 +257,7 @@ def test_launch_commands_hostile_drafter_runs_nothing(build, shell, engine, plac
     assert found == [expected] * 2
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("place", every(3, PLACES))
+@pytest.mark.parametrize(("place", "engine"), every(7, list(product(PLACES, ENGINES))))
 def test_launch_files_hostile_drafter_runs_nothing(build, shell, engine, place):
     drafting = Speculation(drafts=3, acceptance=2.2, source="given", method="eagle3", draft_model=place)
     files = launch_files(replace(build(*PAIR, vendor="NVIDIA"), speculation=drafting), engine)

@@ -9,7 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.models.model import Attention
-from steptime.physics.chip_memory import cache_per_sequence, cache_ways, state_ways, weight_ways
+from steptime.physics.chip_memory import cache_per_sequence, cache_ways, op_bytes, state_ways
 from steptime.physics.layout import Layout, shard_count
 from steptime.physics.step import decode_step
 from tests.conftest import each, engine, machine, matrix, model_of
@@ -73,6 +73,6 @@ def test_states_and_weights_are_held_by_whole_heads_too():
     state = Attention(name="state", state_bytes=1.0, heads=24)
     assert [float(state_ways(state, Layout(tp=tp))) for tp in (8, 16, 24, 48)] == [8, 12, 24, 24]
     keys = matrix(split_limit=8)
-    assert [float(weight_ways(keys, Layout(tp=tp))) for tp in (6, 8, 16)] == [4, 8, 8]
-    assert float(weight_ways(matrix(), Layout(tp=6))) == 6
-    assert weight_ways(matrix(split="replicated"), Layout(tp=6)) == 1
+    assert [1e9 / float(op_bytes(keys, Layout(tp=tp))) for tp in (6, 8, 16)] == pytest.approx([4, 8, 8])
+    assert 1e9 / float(op_bytes(matrix(), Layout(tp=6))) == pytest.approx(6)
+    assert op_bytes(matrix(split="replicated"), Layout(tp=6)) == 1e9

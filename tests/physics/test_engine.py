@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.catalog.data_files import PACKAGED
 from steptime.errors import DataFileError, RangeError
-from steptime.physics.engine import IDEAL, default_engine, engine_for, label_values, load_engine, with_constants, with_imbalance
+from steptime.physics.engine import IDEAL, engine_for, label_values, load_engine, with_constants, with_imbalance
 from steptime.physics.engine_parameters import CONSTANTS
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
@@ -153,8 +153,8 @@ def test_a_fit_is_read_as_it_is(tmp_path):
 
 
 def test_which_engine_a_system_gets():
-    assert default_engine(machine(vendor="NVIDIA")) == "vllm"
-    assert default_engine(machine(vendor="AMD")) == "typical"
+    assert engine_for(machine(vendor="NVIDIA")).name == "vllm"
+    assert engine_for(machine(vendor="AMD")).name == "typical"
     assert engine_for(machine(vendor="NVIDIA")).name == "vllm"
     assert engine_for(machine(), "ideal") is IDEAL
     assert load_engine("Ideal") is IDEAL

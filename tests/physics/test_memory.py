@@ -20,7 +20,6 @@ from steptime.physics.chip_memory import (
     sequences_per_group,
     sequences_that_fit,
     stage_share,
-    weight_ways,
     weights_per_chip,
 )
 from steptime.physics.layout import Layout
@@ -48,7 +47,6 @@ def test_used_is_the_sum_and_may_fill_the_chip_to_the_last_byte():
     ],
 )
 def test_weights_are_divided_inside_a_group(op, layout, ways):
-    assert weight_ways(op, layout) == ways
     assert op_bytes(op, layout) == 1 * GB / ways
     assert op_bytes(replace(op, format=matrix(stored="bf16").format), layout) == 2 * GB / ways
 

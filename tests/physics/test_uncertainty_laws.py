@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 import steptime as st
 from steptime.errors import DataFileError
-from steptime.physics.engine import Engine, constant, default_engine, load_engine, with_constants
+from steptime.physics.engine import Engine, constant, engine_for, load_engine, with_constants
 from steptime.physics.uncertainty import (
     REGIMES,
     WIDE,
@@ -224,10 +224,10 @@ def test_a_broken_fit_is_named(tmp_path, fit, says):
 
 
 def test_the_default_engine_is_a_real_one():
-    assert default_engine(st.load_system("gb200-nvl72")) == "vllm"
+    assert engine_for(st.load_system("gb200-nvl72")).name == "vllm"
     for system in ("tpu7x", "trn2-16", "mi300x-8", "cs-3"):
-        assert default_engine(st.load_system(system)) == "typical"
-    assert default_engine(st.load_system("m3-ultra")) == "llama.cpp"
+        assert engine_for(st.load_system(system)).name == "typical"
+    assert engine_for(st.load_system("m3-ultra")).name == "llama.cpp"
 
 
 def test_a_step_on_an_apple_chip_is_that_of_llama_cpp():

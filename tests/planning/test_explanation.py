@@ -31,7 +31,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("engine", every(2, ENGINES))
+@pytest.mark.parametrize("engine", every(3, ENGINES))
 @pytest.mark.parametrize(("model", "layout"), every(2, [(m, x) for m, found in LAYOUTS.items() for x in found]), ids=str)
 def test_the_lines_add_up_to_the_step_and_to_each_term(model, layout, engine):
     described, machine, runs_on = st.load_model(model), st.load_system("gb200-nvl72"), load_engine(engine)

@@ -47,7 +47,7 @@ def test_a_fleet_has_whole_replicas_on_whole_hosts(rate, replica, host, spare, r
     assert pytest.approx(730.5 * 3600) == MONTH
 
 
-@pytest.mark.parametrize(("chips", "hosts"), [(1, 3), (4, 9)])
+@pytest.mark.parametrize(("chips", "hosts"), [(1, 3), pytest.param(4, 9, marks=pytest.mark.thorough)])
 def test_a_plan_for_a_rate_has_the_fleet_of_its_replicas(chips, hosts):
     """Replicas of one pool are bought one by one."""
     given = {"engine": "ideal", "modes": (AGGREGATED,), "chips": chips, "alternatives": False, "elasticities": False}

@@ -89,7 +89,7 @@ def test_pools_apart_deliver_what_both_can():
     assert found.cost_bounds == pytest.approx(tuple(found.usd_per_million_output_tokens * b for b in bounds))
 
 
-@pytest.mark.parametrize("tokens", [(100, 1000), (4000, 100)])
+@pytest.mark.parametrize("tokens", [(100, 1000), pytest.param((4000, 100), marks=pytest.mark.thorough)])
 def test_input_bears_the_rent_of_the_time_that_reads_it(tokens):
     """Prompts of 20 TFLOP per thousand tokens at 2 PFLOP/s of a chip; outputs take what decode takes: not whole chips."""
     workload = equal_requests(input_tokens=tokens[0], output_tokens=tokens[1])

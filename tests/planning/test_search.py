@@ -227,8 +227,7 @@ def test_pools_apart_are_matched_for_the_highest_rate(slo, up):
     assert {size for size, _ in sizes} == {size for size in kept if size < 4}
 
 
-@pytest.mark.parametrize("ttft", [np.inf, 0.02])
-@pytest.mark.parametrize("model", ["dense", "sparse"])
+@pytest.mark.parametrize(("model", "ttft"), every(3, list(product(("dense", "sparse"), (np.inf, 0.02)))))
 def test_what_is_outdone_is_not_missed(monkeypatch, model, ttft):
     """Whatever a search of all layouts and batches finds, one without those that are outdone finds something as good."""
     given = case(
@@ -245,8 +244,7 @@ def test_what_is_outdone_is_not_missed(monkeypatch, model, ttft):
         assert np.max(found.rate[as_fast]) >= every.rate[row] * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("size", [3, 4, 16])
-@pytest.mark.parametrize("model", ["dense", "sparse"])
+@pytest.mark.parametrize(("model", "size"), every(5, list(product(("dense", "sparse"), (3, 4, 16)))))
 def test_sizes_that_smaller_ones_replace_are_not_missed(monkeypatch, model, size):
     """Whatever a search of all sizes finds, one without those finds something as fast that serves as many requests."""
     given = case({"dense": one_matrix(heads=12), "sparse": SPARSE}[model], machine(size=size, capacity=11e9), chips=16)

@@ -44,7 +44,7 @@ def served(rate, fixed, each, seats, arrivals, seed):
 
 @pytest.mark.parametrize(
     ("seats", "growing", "load"),
-    every(3, [(8, 0.3, 0.6), (8, 0.3, 0.75), (24, 0.2, 0.8), (24, 0.5, 0.7), (80, 0.3, 0.8), (80, 0.6, 0.75), (80, 0.1, 0.9)]),
+    every(5, [(8, 0.3, 0.6), (8, 0.3, 0.75), (24, 0.2, 0.8), (24, 0.5, 0.7), (80, 0.3, 0.8), (80, 0.6, 0.75), (80, 0.1, 0.9)]),
 )
 def test_waits_for_a_seat_are_those_of_a_simulation(seats, growing, load):
     """Within a third of them, or 3 % of a life: of `load` of the seats taken in the mean, were there no end of them."""

@@ -133,7 +133,9 @@ def pace():
     [
         pytest.param(CHAT, 20.0, 5.0, (4e5, 1e6, 2e6, 4e6, 8e6), marks=pytest.mark.thorough),
         (replace(CHAT, system_prompt=2000), 20.0, 5.0, (4e5, 2e6, 8e6)),
-        (replace(AGENT, turns=20, system_prompt=4000), 5.0, 6.0, (4e5, 1e6, 2e6, 3e6, 6e6)),
+        pytest.param(
+            replace(AGENT, turns=20, system_prompt=4000), 5.0, 6.0, (4e5, 1e6, 2e6, 3e6, 6e6), marks=pytest.mark.thorough
+        ),
         (replace(CHAT, think_time=15), 20.0, 10.0, (2e5, 1e6)),
     ],
 )

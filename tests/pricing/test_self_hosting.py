@@ -136,7 +136,9 @@ def test_the_command(compared, closed_forms):
     assert run("prices llama-3.1-8b --self-host hgx-h100 --tokens-per-day 100M --date 2026-03-01").returncode == 2
 
 
-@pytest.mark.parametrize(("name", "weights"), [("gpt-oss-20b", "native"), ("llama-3.1-8b", "fp8")])
+@pytest.mark.parametrize(
+    ("name", "weights"), [("gpt-oss-20b", "native"), pytest.param("llama-3.1-8b", "fp8", marks=pytest.mark.thorough)]
+)
 def test_the_note_names_a_weight_format_only_where_hosts_change_it(name, weights, closed_forms):
     """16-bit weights would be twice the model whose experts are stored in MXFP4."""
     found = st.compare_self_hosting(name, "hgx-h100", tokens_per_day=1e8, mix="1000:250", chips=1)

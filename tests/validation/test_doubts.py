@@ -73,7 +73,7 @@ def test_the_ideal_engine_breaks_no_bound():
     assert not [reason for reason in told if "physics" in reason]
 
 
-@pytest.mark.parametrize(("drafts", "slower"), every(2, [("1", 1.0), ("2", 0.95), ("2", 1.1), ("3", 1.0)]))
+@pytest.mark.parametrize(("drafts", "slower"), every(4, [("1", 1.0), ("2", 0.95), ("2", 1.1), ("3", 1.0)]))
 def test_runs_with_drafts_that_are_recorded_as_plain_are_named(drafts, slower):
     """With few clients by themselves, with many as others of their set are; the same rows with their drafts told are right."""
     drafted = as_measured(sweep(drafted=drafts), slower)

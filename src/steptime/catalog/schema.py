@@ -10,7 +10,19 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, dataclass_transform, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from steptime.catalog.data_files import ENTRY_NAME, LONGEST_NAME, NAME_RULE, line_number, looks_like, read_file
 from steptime.errors import DataFileError, did_you_mean, short_repr
@@ -163,9 +175,6 @@ class Table:
 
     forms: ClassVar[Mapping[str, Form]] = EMPTY
 
-    def __init_subclass__(cls) -> None:
-        cls.forms = {**cls.forms, **{name: Form(annotation) for name, annotation in cls.__annotations__.items()}}
-
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
 
@@ -183,6 +192,10 @@ class Table:
         Raises:
             Misfit: A key is missing or unknown, or a value does not fit its annotation.
         """
+        # Annotations are prepared once, for the first file of a kind.
+        if "forms" not in vars(cls):
+            hints = get_type_hints(cls, include_extras=True)
+            cls.forms = {name: Form(annotation) for name, annotation in hints.items() if name != "forms"}
         names = {KEYS.get(name, name): name for name in cls.forms}
         values = {}
         for key, value in data.items():
@@ -479,16 +492,12 @@ def validated(schema: type[Schema], path: Path) -> Schema:
     if not data:
         raise DataFileError(path, f"is empty; expected the file of {expected_kind}")
 
-    # A wrong kind of file gets one clear message instead of a list of missing keys.
-    kind = looks_like(data)
-    wrong_kind = DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}")
-    if kind and kind != expected_kind and not {"a chip", "a system"} >= {kind, expected_kind}:
-        raise wrong_kind
     try:
         table: Schema = schema.from_data(data)
     except Misfit as misfit:
-        if kind and kind != expected_kind:
-            raise wrong_kind from None
+        # A wrong kind of file gets one clear message instead of a missing key.
+        if (kind := looks_like(data)) not in ("", expected_kind):
+            raise DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}") from None
         raise DataFileError(path, str(misfit), line_number(path, ".".join(misfit.place))) from None
     _TABLES[schema, path] = data, table
     return table

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -274,6 +275,17 @@ def _mcp_notes() -> tuple[str, ...]:
     )
 
 
+def _import_help() -> None:
+    """Import what writes help without rich's Markdown and tracebacks: typer imports both, a third of the time of `--help`."""
+    unused = [name for name in ("Markdown", "Traceback") if f"rich.{name.lower()}" not in sys.modules]
+    for name in unused:
+        module = sys.modules[f"rich.{name.lower()}"] = ModuleType(f"rich.{name.lower()}")
+        setattr(module, name, None)
+    import_module("typer.rich_utils")
+    for name in unused:
+        del sys.modules[f"rich.{name.lower()}"]
+
+
 def _stub() -> None:
     """Stand for a command in the list of commands."""
 
@@ -315,6 +327,8 @@ def _answered() -> int:
                     "compare train needs the systems, since it has no default: compare train MODEL SYSTEM,SYSTEM, such as "
                     "compare train llama-3.1-70b hgx-h100,hgx-b200; its options are those of `steptime train --help`"
                 )
+        if not words or not {"--help", "-h"}.isdisjoint(words):
+            _import_help()
         return app_for(words)(args=words, prog_name="steptime", standalone_mode=False) or ANSWERED
     except InputError as problem:
         return _refused(problem)

@@ -109,7 +109,7 @@ def _declared_option(name: str, declared: Input) -> Parameter:
         parser = partial(_read_optional_number, name=words, unit=declared.unit)
         settings |= {"parser": parser, "metavar": declared.metavar or METAVARS.get(declared.unit, "NUMBER")}
     if declared.kind == COUNT:
-        parser = partial(_read_optional_count, name=words, maximum=declared.maximum or MOST_COUNTED)
+        parser = partial(read_count, name=words, maximum=declared.maximum or MOST_COUNTED)
         settings |= {"parser": parser, "metavar": declared.metavar or "N"}
     help_words = declared.help() + r" [red]\[required][/red]" * declared.required
     if declared.kind != SWITCH:
@@ -122,10 +122,6 @@ def _declared_option(name: str, declared: Input) -> Parameter:
 
 def _read_optional_number(text: Any, name: str, unit: str) -> Any:
     return number_in_unit(name, text, unit) if isinstance(text, str) else text
-
-
-def _read_optional_count(text: Any, name: str, maximum: float = MOST_COUNTED) -> Any:
-    return text if text is None else read_count(text, name, maximum)
 
 
 def typed_values(ctx: typer.Context, form: type) -> dict[str, Any]:
@@ -172,7 +168,7 @@ def count(name: str, words: str, panel: str | None = None, **settings: Any) -> A
     Returns:
         The typer option.
     """
-    parser = partial(_read_optional_count, name=name)
+    parser = partial(read_count, name=name, maximum=MOST_COUNTED)
     if isinstance(settings.get("show_default"), str):
         # typer would put a default in words in parentheses.
         words, settings = rf"{words} [dim]\[default: {settings['show_default']}][/dim]", settings | {"show_default": False}

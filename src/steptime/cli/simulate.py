@@ -11,7 +11,7 @@ import typer
 
 from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, not_empty, option
 from steptime.cli.output import compiled_part, make_console, patience, print_json, reported, say, say_release, write_csv, wrote
-from steptime.errors import NUMBA_MISSING, InputError, RangeError
+from steptime.errors import InputError, RangeError, numba_missing
 from steptime.questions.simulate_question import SIMULATE, TRAFFIC, Setup, SimulateInputs, setup
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def need_numba() -> None:
     """Raise InputError, with the package to install, if numba is missing."""
     if find_spec("numba") is None:
-        raise InputError(NUMBA_MISSING)
+        raise InputError(numba_missing())
 
 
 @contextmanager

@@ -302,7 +302,7 @@ def gated(
     """
     hidden = c.integer("intermediate_size") if hidden is None else hidden
     gate = linear(c, f"{module}.gate_proj", width or c.width, hidden, term=term, bias=bias)
-    return Block((gate,)) + plain(c, module, hidden, width=width, bias=bias, term=term)
+    return Block((gate, *plain(c, module, hidden, width=width, bias=bias, term=term).ops))
 
 
 def plain(

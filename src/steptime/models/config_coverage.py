@@ -21,7 +21,7 @@ from steptime.errors import InputError, UnknownName, did_you_mean, short_repr
 from steptime.models.config import Config
 from steptime.models.family_registry import Family, known_families
 from steptime.models.model import Layer, Model, total_parameters
-from steptime.models.model_loading import find_family, model_kind, read_model
+from steptime.models.model_loading import find_family, read_model
 from steptime.models.safetensors_header import Headers
 from steptime.result_base import unit
 from steptime.units import counted, show
@@ -189,14 +189,14 @@ def _likeness(guess: Understanding) -> tuple[int, ...]:
 
 def _understanding(fields: Mapping[str, Any], name: str) -> Understanding:
     understanding, c = _understood_fields(fields, name), Config(fields, name=name)
-    return replace(understanding, kinds=_kinds(find_family(c), c, understanding.model))
+    return replace(understanding, kinds=_kinds(find_family(c)[1], c, understanding.model))
 
 
 def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
     """Return a result without the layer numbers of the kinds."""
     read_fields: set[str] = set()
     model = read_model(fields, name=name, lookups=read_fields)
-    kind = model_kind(Config(fields, name=name))
+    kind, _ = find_family(Config(fields, name=name))
     ignored = tuple(ignored_fields(fields, read_fields))
     compared = _facts()["compared"].get(kind, 0)
     doubtful = sum(entry.doubtful for entry in ignored)

@@ -94,7 +94,7 @@ def read_model(
     # The headers give the formats, so an unreadable quantization in the config does not matter.
     fields, doubts = (fields, ()) if headers is None else _reliable_fields(fields, name, headers)
     outer = Config(fields, name=name, kv_format=kv_format, lookups=lookups)
-    family = find_family(outer)
+    _, family = find_family(outer)
 
     # Vision-language models nest the config of the language part.
     c = outer.language
@@ -158,41 +158,25 @@ def _reliable_fields(fields: Mapping[str, Any], name: str, headers: Headers) -> 
     return fields, notes
 
 
-def find_family(c: Config) -> Family:
-    """Return the family that reads a config.
+def find_family(c: Config) -> tuple[str, Family]:
+    """Return the kind of model of a config, and the family that reads it.
 
     Args:
         c: The config.
 
     Returns:
-        The family.
-
-    Raises:
-        UnknownName: No family reads it; the error lists the known families.
-    """
-    kind = model_kind(c)
-    return family_named(kind) or known_families()[kind]
-
-
-def model_kind(c: Config) -> str:
-    """Return the kind of model that selects the family of a config.
-
-    Args:
-        c: The config.
-
-    Returns:
-        Its `model_type`, or else one of its `architectures`.
+        Its `model_type`, or else one of its `architectures`; the family.
 
     Raises:
         ConfigError: The config names neither, or an architecture that is not a decoder.
-        UnknownName: No family reads the kind.
+        UnknownName: No family reads the kind; the error lists the nearest kinds.
     """
     architectures = c.fields.get("architectures")
     names = [c.fields.get("model_type"), *(architectures if isinstance(architectures, list) else ())]
     kinds = [name for name in names if isinstance(name, str) and name]
     for kind in kinds:
-        if family_named(kind) is not None or kind in known_families():
-            return kind
+        if (family := family_named(kind) or known_families().get(kind)) is not None:
+            return kind, family
 
     families = known_families()
     if not kinds and ("_diffusers_version" in c.fields or "_class_name" in c.fields):
@@ -491,10 +475,12 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stat
     # A file of the catalogue: the config with its source and published figures.
     name = check_entry_name(data["name"], path) if "name" in data else path.stem
     model = read_model(data["config"], name=name, kv_format=kv_format)
-    trusted = replace(model.checkpoint, remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")))
-    model = replace(model, source=data.get("source", {}), published=data.get("published", {}), checkpoint=trusted)
-
-    return _with_place(model, model.name) if "/" in model.name else model
+    checkpoint = replace(
+        model.checkpoint,
+        remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")),
+        place=name if "/" in name else model.checkpoint.place,
+    )
+    return replace(model, source=data.get("source", {}), published=data.get("published", {}), checkpoint=checkpoint)
 
 
 def _unread_note(fields: Mapping[str, Any], read_fields: set[str]) -> str:

@@ -108,19 +108,6 @@ def _bytes(values: Number) -> str:
     return in_words(values, lambda value: show(value, "B"))
 
 
-def weight_ways(op: Op, layout: Layout) -> Number:
-    """Return the number of shards of an operator's weights in a data-parallel rank.
-
-    Args:
-        op: Operator of a layer or of the stem.
-        layout: Parallel degrees; fields may be arrays.
-
-    Returns:
-        Number of shards, from the chip with the largest shard.
-    """
-    return shard_count(1.0 if op.split == "replicated" else op.split_limit, layout.group)
-
-
 def expert_slots(op: Op, layout: Layout) -> Number:
     """Return the number of experts on one chip, with redundant copies.
 
@@ -160,7 +147,8 @@ def op_bytes(op: Op, layout: Layout) -> Number:
     if op.rows == "routed":
         sharing = layout.stage / layout.ep
         return expert_slots(op, layout) * op.weights * op.stored * op.format.bytes / sharing
-    return op.total_weights * op.format.bytes / weight_ways(op, layout)
+    shards = shard_count(1.0 if op.split == "replicated" else op.split_limit, layout.group)
+    return op.total_weights * op.format.bytes / shards
 
 
 @lru_cache(maxsize=256)

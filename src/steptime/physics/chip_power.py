@@ -173,26 +173,18 @@ def step_work(
     links: Number = 0.0
     for entry in entries:
         if (demand := entry.demand) is not None:
-            for name, flop in _by_arithmetic(demand.flops * entry.times * passes, demand.peak, peaks).items():
-                flops[name] = flops.get(name, 0.0) + flop
+            remaining: Number = np.asarray(demand.flops * entry.times * passes, dtype=np.float64)
+            # The rate of an operator tells its arithmetic; bf16 comes first of equal rates.
+            for name in sorted(peaks, key=lambda name: name != BASE):
+                applies = np.abs(demand.peak - np.asarray(peaks[name])) <= SAME_RATE * np.asarray(peaks[name])
+                if np.any(applies):
+                    flops[name] = flops.get(name, 0.0) + np.where(applies, remaining, 0.0)
+                    remaining = np.where(applies, 0.0, remaining)
             memory = memory + (demand.weights + demand.activations + demand.kv) * entry.times * passes
         if (traffic := entry.traffic) is not None:
             for seconds, domain in zip(traffic.busy, system.domains, strict=True):
                 links = links + seconds * domain.link.bandwidth * passes
     return step, StepWork(flops=flops, memory=memory, links=links)
-
-
-def _by_arithmetic(flops: Number, rate: Number, peaks: Mapping[str, Number]) -> dict[str, Number]:
-    """Return FLOP by the arithmetic whose peak rate is the rate of an operator; bf16 comes first of equal rates."""
-    names = sorted(peaks, key=lambda name: name != BASE)
-    parts: dict[str, Number] = {}
-    remaining: Number = np.asarray(flops, dtype=np.float64)
-    for name in names:
-        applies = np.abs(rate - np.asarray(peaks[name])) <= SAME_RATE * np.asarray(peaks[name])
-        if np.any(applies):
-            parts[name] = np.where(applies, remaining, 0.0)
-            remaining = np.where(applies, 0.0, remaining)
-    return parts
 
 
 def chip_joules(coefficients: EnergyCoefficients, work: StepWork, seconds: Number) -> Number:
@@ -265,19 +257,19 @@ def step_energy(
         return None
     step, work = step_work(model, system, sizes, layout=layout, engine=engine)
     around = surrounding_watts(system)
-
-    def joules_at(factor: Number) -> Number:
-        """Return the energy of a chip and its surroundings, if the step takes `factor` times its time."""
-        chip = chip_joules(coefficients, work, step.total * factor) * seconds / step.total
-        return chip + around * seconds * factor
-
+    # The energy of a chip and its surroundings, if the step takes its time, or that of the ends of its range.
+    factors: list[Number] = [1.0, *(end / seconds for end in time_range or ())]
+    joules = [
+        chip_joules(coefficients, work, step.total * factor) * seconds / step.total + around * seconds * factor
+        for factor in factors
+    ]
     watts = chip_joules(coefficients, work, step.total) / step.total
-    per_token = joules_at(1.0) * layout.chips / tokens
+    per_token = joules[0] * layout.chips / tokens
     limits = None
     if time_range is not None:
         # Errors of the time and of the coefficients are independent.
         margin = Z90 * coefficients.spread * watts / (watts + around)
-        fast, slow = (np.log(joules_at(end / seconds) / joules_at(1.0)) for end in time_range)
+        fast, slow = (np.log(end / joules[0]) for end in joules[1:])
         limits = (per_token * np.exp(-np.hypot(fast, margin)), per_token * np.exp(np.hypot(slow, margin)))
     return StepEnergy(
         watts=watts,

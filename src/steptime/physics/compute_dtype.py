@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from steptime.errors import short_repr
 from steptime.hardware.number_formats import FORMATS, GGUF, WIDE, number_format
 from steptime.hardware.system import System
-from steptime.models.model import Model, Op, with_kv
+from steptime.models.model import Model, with_kv
 from steptime.physics.engine_parameters import numbered_tables
 
 if TYPE_CHECKING:
@@ -164,17 +164,14 @@ def is_narrow(model: Model, fp4: bool) -> bool:
     routed: defaultdict[bool, float] = defaultdict(float)
     for layer, n in model.layers:
         for op in layer.ops:
+            # Whether any chip multiplies these weights in less than 16 bits (not int4).
+            narrow = op.format.arithmetic[0] not in WIDE
             # Engines decide by dense weights; 4-bit experts count only where the chip multiplies them in 4 bits.
             if op.rows == "routed":
-                routed[op.format.bytes < 1 and _multiplied_narrow(op)] += n * op.total_weights
+                routed[op.format.bytes < 1 and narrow] += n * op.total_weights
             else:
-                dense[_multiplied_narrow(op)] += n * op.total_weights
+                dense[narrow] += n * op.total_weights
     return dense[True] > dense[False] or (fp4 and routed[True] > routed[False])
-
-
-def _multiplied_narrow(op: Op) -> bool:
-    """Whether any chip multiplies these weights in less than 16 bits (not int4)."""
-    return op.format.arithmetic[0] not in WIDE
 
 
 @lru_cache(maxsize=256)

@@ -7,12 +7,12 @@ fitted engine is data.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -110,7 +110,6 @@ IDEAL = Engine(name="ideal", title="no losses: every efficiency is 1, every over
 # Default engines by vendor of the chips, each measured on these chips. vLLM itself uses only the CPU of Apple's chips
 # (docs.vllm.ai, installation on Apple silicon).
 DEFAULTS = {"NVIDIA": "vllm", "Apple": "llama.cpp"}
-EntryKind = TypeVar("EntryKind")
 # Largest factor, or variance of a logarithm, in an engine file.
 MOST_FIGURE = 1e6
 FILE_KEYS = ("name", "title", "kernel_engine", "source", "constants", "arithmetic", "experts", "releases", "fit")
@@ -119,22 +118,6 @@ FILE_KEYS = ("name", "title", "kernel_engine", "source", "constants", "arithmeti
 REGIMES_BY_QUANTITY = {"tpot": ("decode", "mixed"), "ttft": ("prompt", "queue")}
 # The engine that stands for an unknown engine.
 TYPICAL = "typical"
-
-
-def default_engine(system: System) -> str:
-    """Return the name of the engine that a plan uses for a system by default.
-
-    It is `vllm` on NVIDIA chips and `llama.cpp` on Apple's, on which each was measured. Other chips (TPUs, Trainium, AMD and
-    others) run engines, or ports of engines, without fitted constants. There it is `typical`, which stands for an unknown
-    engine.
-
-    Args:
-        system: The system.
-
-    Returns:
-        Name of an engine file.
-    """
-    return DEFAULTS.get(system.chip.vendor, TYPICAL)
 
 
 def engine_for(system: System, engine: Engine | str | None = None, catalog: str | os.PathLike[str] | None = None) -> Engine:
@@ -148,7 +131,7 @@ def engine_for(system: System, engine: Engine | str | None = None, catalog: str 
     Returns:
         The engine.
     """
-    return load_engine(default_engine(system) if engine is None else engine, catalog)
+    return load_engine(DEFAULTS.get(system.chip.vendor, TYPICAL) if engine is None else engine, catalog)
 
 
 def default_formats(model: Model, engine: Engine) -> Model:
@@ -317,14 +300,20 @@ def _load(path: Path, _modified: float) -> Engine:
     constants = data.get("constants", {})
     _check_constants(path, data, constants)
     name = check_entry_name(data["name"], path) if "name" in data else path.stem
+    kernel_engine = _read_kernel_engine(path, data, name)
+    try:
+        rules, factors = read_rules(data.get("arithmetic", [])), read_factors(data.get("experts", []))
+        releases = read_releases(data.get("releases", []))
+    except ValueError as problem:
+        raise DataFileError(path, str(problem)) from None
     engine = Engine(
         name=name,
         title=str(data.get("title", "")),
-        kernel_engine=_read_kernel_engine(path, data, name),
+        kernel_engine=kernel_engine,
         source=data.get("source", {}),
-        arithmetic=_read_tables(path, data, "arithmetic", read_rules),
-        expert_factors=_read_tables(path, data, "experts", read_factors),
-        releases=_read_tables(path, data, "releases", read_releases),
+        arithmetic=rules,
+        expert_factors=factors,
+        releases=releases,
         fit=_read_fit(path, data),
     )
     return with_constants(engine, constants)
@@ -361,16 +350,6 @@ def _read_kernel_engine(path: Path, data: dict[str, Any], name: str) -> str:
         choices = f"{', '.join(timed)}, or empty for those of all engines"
         raise DataFileError(path, f"kernel_engine: must be {choices}, got {short_repr(kernel_engine)}{hint}")
     return str(kernel_engine)
-
-
-def _read_tables(
-    path: Path, data: dict[str, Any], name: str, reader: Callable[[object], tuple[EntryKind, ...]]
-) -> tuple[EntryKind, ...]:
-    """Return the [[name]] tables of an engine file; an error names the file."""
-    try:
-        return reader(data.get(name, []))
-    except ValueError as problem:
-        raise DataFileError(path, str(problem)) from None
 
 
 def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:

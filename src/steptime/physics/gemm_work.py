@@ -95,13 +95,6 @@ class Products:
             columns = {name: getattr(self, name)[rows_slice] for name in COLUMNS}
             yield replace(self, ops=self.ops[rows_slice], stem=min(max(self.stem - first, 0), largest), **columns)
 
-    def rows_by_term(self, rows: range) -> dict[str, list[int]]:
-        """Return the rows of each term, among some rows."""
-        by_term: dict[str, list[int]] = {}
-        for row in rows:
-            by_term.setdefault(self.ops[row][0].term, []).append(row)
-        return by_term
-
 
 COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "stem", "flags", "computed", "splits"))
 
@@ -227,8 +220,7 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     inputs = (context.rows, context.logits, context.compute, context.memory, bandwidth, *constants, *peaks, *shards)
     axes = max(0 if type(value) is float else np.ndim(value) for value in inputs)
 
-    def column(values: Array) -> Array:
-        return values.reshape(-1, *(1,) * axes)
+    column = (-1, *(1,) * axes)
 
     def spread(values: list[Number], which: Array) -> Number:
         """Return one value per product from the distinct values."""
@@ -244,32 +236,32 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     sharing = spread(shards, products.split)
     rows = context.rows
     if "logits" in products.flags:
-        rows = np.where(column(products.logits), context.logits, context.rows)
+        rows = np.where(products.logits.reshape(column), context.logits, context.rows)
     efficiency, reading = context.compute, context.memory
     if "four" in products.flags:
-        efficiency = np.where(column(products.four), efficiency * kernels.fp4_efficiency, efficiency)
+        efficiency = np.where(products.four.reshape(column), efficiency * kernels.fp4_efficiency, efficiency)
     if "eight" in products.flags and has_nonzero(kernels.eight_bit_efficiency - 1.0):
-        efficiency = np.where(column(products.eight), efficiency * kernels.eight_bit_efficiency, efficiency)
+        efficiency = np.where(products.eight.reshape(column), efficiency * kernels.eight_bit_efficiency, efficiency)
     if "blocked" in products.flags:
-        efficiency = np.where(column(products.blocked), efficiency * kernels.block_efficiency, efficiency)
+        efficiency = np.where(products.blocked.reshape(column), efficiency * kernels.block_efficiency, efficiency)
     if "integer" in products.flags and has_nonzero(kernels.integer_efficiency - 1.0):
-        efficiency = np.where(column(products.integer), efficiency * kernels.integer_efficiency, efficiency)
+        efficiency = np.where(products.integer.reshape(column), efficiency * kernels.integer_efficiency, efficiency)
     # Short sums spend a larger share of their time in fill and drain.
     if context.fills:
-        sums = np.where(column(products.second), sharing, 1.0) * column(products.short)
+        sums = np.where(products.second.reshape(column), sharing, 1.0) * products.short.reshape(column)
         efficiency = efficiency / (1 + kernels.fill_bytes * sums)
     if "narrow" in products.flags:
-        reading = np.where(column(products.narrow), reading * kernels.narrow_efficiency, reading)
+        reading = np.where(products.narrow.reshape(column), reading * kernels.narrow_efficiency, reading)
     if np.min(products.unpacked, initial=np.inf) < np.inf:
-        reading = np.minimum(reading, kernels.unpack_rate * column(products.unpacked) / bandwidth)
+        reading = np.minimum(reading, kernels.unpack_rate * products.unpacked.reshape(column) / bandwidth)
     activations: Number = 0.0
     if has_nonzero(kernels.activation_traffic):
-        moved = column(products.sharded_values) / sharing + column(products.unsharded_values)
+        moved = products.sharded_values.reshape(column) / sharing + products.unsharded_values.reshape(column)
         activations = rows * (moved * (ACTIVATION_BYTES * kernels.activation_traffic))
     demand = Demand(
-        rows * (column(products.flops) / sharing),
+        rows * (products.flops.reshape(column) / sharing),
         spread(peaks, products.rate),
-        column(products.weights) / sharing,
+        products.weights.reshape(column) / sharing,
         activations,
         efficiency=efficiency,
         memory_efficiency=reading,

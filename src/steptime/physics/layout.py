@@ -23,7 +23,7 @@ import numpy as np
 
 from steptime.errors import LayoutError, RangeError, expect
 from steptime.hardware.system import System
-from steptime.models.model import Model, Op
+from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, Number, divisors, whole_number
 from steptime.physics.engine import Engine
 from steptime.result_base import Tabular, broadcast, in_words, unit
@@ -409,7 +409,13 @@ def _shape(model: Model) -> dict[str, Any]:
     """Return the facts of a model."""
     mixers = [a for layer, _ in model.layers for a in layer.attention]
     routed = [layer.routed for layer, _ in model.layers if layer.routed]
-    dense = [(op, _columns(op)) for layer, _ in model.layers for op in layer.ops if op.term == "feed-forward" and _columns(op)]
+    # Inner widths of feed-forward blocks.
+    dense = [
+        (op, int(columns))
+        for layer, _ in model.layers
+        for op in layer.ops
+        if op.term == "feed-forward" and op.split == "group" and (columns := getattr(op, BETWEEN.get(op.name, ""), 0))
+    ]
     return {
         "model": model.name,
         "family": model.family,
@@ -428,12 +434,6 @@ def _shape(model: Model) -> dict[str, Any]:
         "cached": any(a.state_bytes == 0 for a in mixers),
         "hybrid": any(a.state_bytes > 0 for a in mixers) or len({a.window for a in mixers}) > 1,
     }
-
-
-def _columns(op: Op) -> int:
-    """Return the inner width of a feed-forward block of an operator; 0 if unknown."""
-    side = BETWEEN.get(op.name)
-    return int(getattr(op, side)) if side and op.split == "group" else 0
 
 
 def host_chips(system: System) -> int:

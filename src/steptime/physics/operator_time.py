@@ -11,7 +11,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -336,7 +336,9 @@ def run_products(layers: Clock, stem: Clock, products: Products, context: Pass) 
                 continue
             section = slice(rows.start, rows.stop)
             has_parts = clock.has_terms or clock.has_resources
-            by_term: Mapping[str, Any] = part.rows_by_term(rows) if has_parts else {"": section}
+            by_term: dict[str, Any] = {} if has_parts else {"": section}
+            for row in rows if has_parts else ():
+                by_term.setdefault(part.ops[row][0].term, []).append(row)
             clock.add(
                 {term: _sum(seconds[of_term]) for term, of_term in by_term.items()},
                 {resource: _sum(values[section]) for resource, values in blame.items()},

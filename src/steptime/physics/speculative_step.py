@@ -84,6 +84,7 @@ def drafted_step(
     drafts: int = 0,
     batch: Number = 0,
     context: Number = 0,
+    query: Number = 1,
     prompts: Number = 0,
     tokens: Number = 0,
     prefix: Number = 0,
@@ -103,6 +104,7 @@ def drafted_step(
         drafts: Speculative tokens per sequence and step.
         batch: Sequences per replica.
         context: Tokens in the KV cache of each sequence.
+        query: New tokens of each sequence without drafts; with drafts they are `drafts` + 1.
         prompts: Prompts per replica, as in `mixed_step`.
         tokens: New tokens of each prompt.
         prefix: Cached tokens of each prompt.
@@ -117,7 +119,10 @@ def drafted_step(
         The step.
     """
     sizes: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
-    step = mixed_step(model, system, **sizes, query=drafts + 1, layout=layout, engine=engine, parts=parts, legal=legal)
+    rows = drafts + 1 if drafts else query
+    step = mixed_step(model, system, **sizes, query=rows, layout=layout, engine=engine, parts=parts, legal=legal)
+    if not drafts:
+        return step
     passes = draft_passes(model, system, sizes, drafts=drafts, layout=layout, engine=engine, parts=parts, legal=legal)
     return add_passes(step, passes, TERM if has_draft_term else None) if passes else step
 

@@ -90,17 +90,6 @@ class Cycle:
     links: Number
     hops: Number
 
-    def slowed(self, factor: Number) -> Cycle:
-        """Return the cycle with all times multiplied by `factor`.
-
-        Args:
-            factor: A factor, or an array.
-
-        Returns:
-            The slower cycle.
-        """
-        return Cycle(**{f.name: getattr(self, f.name) * factor for f in fields(self)})
-
 
 def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbatches: Number, share: Number) -> Cycle:
     r"""Return the cycle of `microbatches` micro-batches over pipeline stages.
@@ -291,7 +280,7 @@ def _clocked_step(clocks: Sequence[Clock], *, slower: Number, microbatches: Numb
     """
     layers, stem, links, hops = clocks
     cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=microbatches, share=share)
-    cycled = cycled.slowed(slower)
+    cycled = Cycle(**{f.name: getattr(cycled, f.name) * slower for f in fields(cycled)})
     lower, upper = bounds(
         layers.busy, stem.busy, links.busy, hops.total, microbatches=microbatches, share=share, host=layers.host
     )
@@ -352,7 +341,7 @@ def mixed_step(
         tokens: New tokens of each prompt.
         prefix: Cached tokens of each prompt.
         layout: Parallel degrees; by default one chip.
-        engine: An engine, or its name; by default that of the system (`engine.default_engine`). "ideal" has no
+        engine: An engine, or its name; by default that of the system (`engine.engine_for`). "ideal" has no
             losses.
         anchor: Correction from your own runs (`st.load_anchor`).
         parts: Whether the step has terms and resources, or the name of one of them; without them it takes half the time.
@@ -528,15 +517,11 @@ def first_step(step: Step, dimensions: int) -> Step:
     Returns:
         The step.
     """
-
-    def first(value: Array) -> Array:
-        return np.asarray(value[0] if np.ndim(value) > dimensions else value)
-
-    return Step(
-        terms={name: first(value) for name, value in step.terms.items()},
-        resources={name: first(value) for name, value in step.resources.items()},
-        **{name: first(getattr(step, name)) for name in TIMES},
+    terms, resources, times = (
+        {name: np.asarray(value[0] if np.ndim(value) > dimensions else value) for name, value in values.items()}
+        for values in (step.terms, step.resources, {name: getattr(step, name) for name in TIMES})
     )
+    return Step(terms=terms, resources=resources, **times)
 
 
 def add_passes(step: Step, passes: Iterable[tuple[Number, Step]], term: str | None) -> Step:

@@ -43,6 +43,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -67,7 +68,7 @@ from steptime.physics.engine import (
 )
 from steptime.physics.layout import NAMES, Layout
 from steptime.physics.speculative_step import drafted_step
-from steptime.physics.step import Step, first_step, mixed_step
+from steptime.physics.step import Step, first_step
 from steptime.units import percent
 
 # Largest replica in the fitted runs, in chips.
@@ -626,20 +627,15 @@ def explained_step_range(
     engine = engine_for(loaded_system, engine)
     engine = anchored(engine, anchor, model=loaded_model.name, system=loaded_system.name, formats=formats)
     layout = inputs.get("layout") or Layout()
-
-    def evaluate(runs_on: Engine) -> Step:
-        if not drafts:
-            return mixed_step(loaded_model, loaded_system, engine=runs_on, **inputs)
-        return drafted_step(loaded_model, loaded_system, drafts=drafts, engine=runs_on, **{**inputs, "layout": layout})
-
+    evaluate = partial(drafted_step, loaded_model, loaded_system, drafts=drafts, **{**inputs, "layout": layout})
     if not has_range(engine):
-        return evaluate(engine), None, {}
+        return evaluate(engine=engine), None, {}
 
     # One evaluation of the nudged engine gives the step (first row) and its gradient (other rows).
     dimensions = max(np.ndim(value) for value in (*inputs.values(), *(getattr(layout, name) for name in NAMES)))
     if not is_scalar(loaded_system):
-        dimensions = np.ndim(evaluate(engine).total)
-    every = evaluate(_nudged(engine, dimensions))
+        dimensions = np.ndim(evaluate(engine=engine).total)
+    every = evaluate(engine=_nudged(engine, dimensions))
     seconds, gradient = _value_and_slopes(every.total, engine, dimensions)
     step = first_step(every, dimensions)
     variance = parameter_variance(gradient, engine)

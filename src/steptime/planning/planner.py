@@ -142,7 +142,7 @@ def plan(
         workload: Requests: input and output tokens, cached share.
         slo: Limits on TTFT and TPOT [s]; by default no limits.
         chips: Number of chips; by default one scale-up domain.
-        engine: Engine or its name. "ideal" gives the physical bound; by default `default_engine` chooses a
+        engine: Engine or its name. "ideal" gives the physical bound; by default `engine_for` chooses a
             real one.
         modes: "aggregated", "disaggregated", or a tuple of both.
         electricity: Price of electricity, as "0.08/kWh" or in USD/J.

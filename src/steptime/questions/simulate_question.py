@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.errors import NUMBA_MISSING, RangeError
+from steptime.errors import RangeError, numba_missing
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.compute_dtype import as_served
@@ -17,7 +17,7 @@ from steptime.physics.engine_releases import TOP_P
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import default_layout
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, text
-from steptime.questions.plan_question import LatencyLimits
+from steptime.questions.plan_question import LatencyLimits, SessionInputs
 from steptime.questions.subject import (
     DESIGN,
     LAYOUT_GROUP,
@@ -28,7 +28,6 @@ from steptime.questions.subject import (
     ParallelSizes,
     PricedSubject,
     PromptMedia,
-    SessionInputs,
     check_imbalance,
     read_subject,
     read_tier_capacities,
@@ -443,7 +442,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
         RangeError: If an input is outside its bounds, or if numba is not installed.
     """
     if find_spec("numba") is None:
-        raise RangeError(NUMBA_MISSING)
+        raise RangeError(numba_missing())
     inputs = bind(SimulateInputs, values, "simulate")
     inputs.check_drafting(values.get("drafts"), inputs.acceptance)
     inputs = replace(inputs, **inputs.session_figures(values))
@@ -473,6 +472,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     else:
         layout = replace(default_layout(model, system, engine=engine, batch=1, context=context), replicas=inputs.replicas)
     check_imbalance(values, layout)
+    served = as_served(model, system, engine)
 
     # The prefill pool takes the tensor-parallel size of the decode pool by default.
     tp = layout.tp if inputs.prefill_tp is None else inputs.prefill_tp
@@ -480,12 +480,10 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     arguments: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": inputs.slo(), "prefill": prefill,
         "percentile": inputs.percentile,
-        "cache": inputs.cache(
-            as_served(model, system, engine), system, prefill or layout, has_sessions=inputs.sessions is not None
-        ),
+        "cache": inputs.cache(served, system, prefill or layout, has_sessions=inputs.sessions is not None),
     }  # fmt: skip
 
-    autoscaler = inputs.autoscaler(as_served(model, system, engine), policy.max_num_seqs)
+    autoscaler = inputs.autoscaler(served, policy.max_num_seqs)
     if autoscaler is not None:
         if searches_rate:
             raise RangeError(

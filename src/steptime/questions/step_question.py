@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +26,7 @@ from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for, m
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.speculative_step import drafted_memory, drafted_step
-from steptime.physics.step import Step, mixed_step
+from steptime.physics.step import Step
 from steptime.physics.uncertainty import distances, explained_step_range, has_range, step_range, unmeasured_engine_warning
 from steptime.questions.declaration import WITHIN, Answer, Question, bind, count, inputs_from, number, read_value, text
 from steptime.questions.subject import (
@@ -325,12 +325,12 @@ def step_summary(
     engine = anchored(runs_on, anchor, model=model.name, system=system.name, formats=stored_formats(model))
     work: dict[str, Any] = {**NO_PASS, **sizes}
     drafts = speculation.drafts
-    timed = _without_query(work) if drafts else work
-    step, limits, shares = explained_step_range(model, system, **timed, layout=layout, engine=engine, drafts=drafts)
+    timed: Callable[..., Step] = partial(drafted_step, **work, drafts=drafts, layout=layout)
+    step, limits, shares = explained_step_range(model, system, **work, layout=layout, engine=engine, drafts=drafts)
 
     notes = []
     if drafts and np.any(work["batch"] > 0):
-        plain = _evaluate(model, system, {**work, "query": 1}, engine, 0, layout=layout).total
+        plain = timed(model, system, query=1, drafts=0, engine=engine).total
         gained = float(np.mean(speculation.acceptance * plain / step.total))
         notes.append(
             f"without drafts a step takes {show(float(np.mean(plain)), 's')}; with drafts, tokens come {speed_change(gained)}"
@@ -338,7 +338,7 @@ def step_summary(
     if drafts and (words := drafter_words(model)):
         notes.append(words)
     if has_adapters := model.adapters is not None:
-        plain = _evaluate(replace(model, adapters=None), system, work, engine, drafts, layout=layout).total
+        plain = timed(replace(model, adapters=None), system, engine=engine).total
         longer = 100 * (float(np.mean(step.total / plain)) - 1)
         notes.append(f"without LoRA adapters a step takes {show(float(np.mean(plain)), 's')}; with them {longer:.1f} % longer")
     reach = np.max(np.maximum(work["context"], work["tokens"] + work["prefix"]))
@@ -375,9 +375,9 @@ def step_summary(
         **work,
         range=limits,
         range_shares=shares,
-        ideal=None if limits is None else _evaluate(model, system, work, IDEAL, drafts, layout=layout),
+        ideal=None if limits is None else timed(model, system, engine=IDEAL),
         anchor=engine.anchor,
-        unanchored=_evaluate(model, system, work, bare(engine), drafts, layout=layout) if engine.anchor else None,
+        unanchored=timed(model, system, engine=bare(engine)) if engine.anchor else None,
         memory=pass_memory(model, system, work, layout=layout, engine=engine, drafts=drafts),
         adapters=0 if model.adapters is None else model.adapters.slots,
         adapter_bytes=weights_per_chip(model, layout) - weights_per_chip(replace(model, adapters=None), layout),
@@ -396,18 +396,6 @@ def _all_tokens(sizes: Mapping[str, Any], speculation: Speculation) -> Number:
     """Return the decode and prefill tokens of a step, over all sequences of the replica."""
     tokens: Number = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * _step_yield(sizes["query"], speculation)
     return tokens
-
-
-def _evaluate(model: Model, system: System, sizes: Mapping[str, Any], engine: Engine, drafts: int, *, layout: Layout) -> Step:
-    """Return the step of a pass, which verifies and makes `drafts` speculative tokens."""
-    if not drafts:
-        return mixed_step(model, system, **sizes, layout=layout, engine=engine)
-    return drafted_step(model, system, **_without_query(sizes), drafts=drafts, layout=layout, engine=engine)
-
-
-def _without_query(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of a pass without query tokens, which drafts give."""
-    return {name: size for name, size in sizes.items() if name != "query"}
 
 
 def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Engine, Layout]:
@@ -491,7 +479,7 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
     check_imbalance(values, layout)
     speculation, sizes = pass_speculation(inputs, model), pass_sizes(inputs, layout)
     drafts, gained = speculation.drafts, _step_yield(sizes["query"], speculation)
-    step = _evaluate(model, system, sizes, engine, drafts, layout=layout)
+    step = drafted_step(model, system, **sizes, drafts=drafts, layout=layout, engine=engine)
     tokens = _all_tokens(sizes, speculation)
 
     # Rates and costs count all chips of the replica.
@@ -505,8 +493,7 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
 
     # Ranges and memory cost more than the step itself, so that they are computed only if a caller wants them.
     if answer_names & RANGES:
-        timed = _without_query(sizes) if drafts else sizes
-        ends = step_range(model, system, **timed, layout=layout, engine=engine, drafts=drafts) if has_range(engine) else None
+        ends = step_range(model, system, **sizes, layout=layout, engine=engine, drafts=drafts) if has_range(engine) else None
         paid_ends = None if ends is None else _with_prior(step.total, ends, speculation)
         for number_of_end, side in enumerate(("low", "high")):
             answers[f"{TIME}_{side}"] = np.nan if ends is None else ends[number_of_end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from steptime.models.draft_models import with_draft_model
 from steptime.models.model import Model, active_parameters, kv_bytes_per_token, total_parameters
 from steptime.models.model_loading import load_model, resolve_model
 from steptime.models.model_variants import KEYS, variant
-from steptime.number_checks import MOST_TOKENS, at_least_zero, positive, share
+from steptime.number_checks import at_least_zero, positive, share
 from steptime.physics.engine import Engine, default_formats, engine_for, with_imbalance, with_sampling
 from steptime.physics.engine_releases import GREEDY, SAMPLINGS
 from steptime.physics.layout import Layout
@@ -42,7 +42,6 @@ from steptime.questions.declaration import (
     texts,
 )
 from steptime.units import parse
-from steptime.workload.sessions import LONGEST_THINK_TIME, PRESETS, Sessions, read_turns
 
 FORMATS = ("weights", "experts", "kv")
 SCALE_UP = "scale_up.bandwidth"
@@ -69,17 +68,12 @@ class ModelOnSystem:
     system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
 
 
-def sampling_input(default: str) -> Any:
-    """Declare how tokens are drawn.
-
-    Args:
-        default: One of `SAMPLINGS`.
-
-    Returns:
-        A dataclass field.
-    """
-    words = "how tokens are drawn: greedy, as benchmarks do, or top-p, as applications do"
-    return text(default, words, choices=SAMPLINGS, group=SUBJECT_GROUP)
+sampling_input = partial(
+    text,
+    meaning="how tokens are drawn: greedy, as benchmarks do, or top-p, as applications do",
+    choices=SAMPLINGS,
+    group=SUBJECT_GROUP,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -592,82 +586,6 @@ def settable_figures(values: Mapping[str, Any]) -> dict[str, Input]:
 
 # Default means of prompts and outputs of all questions with requests, in tokens.
 USUAL_INPUT, USUAL_OUTPUT = 1024, 1024
-# Sessions with a number of turns in place of a preset have the think time of conversations.
-USUAL_THINK_TIME: Final = PRESETS["chat"].think_time
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionInputs:
-    """Inputs that make each request a turn of a conversation or of an agent."""
-
-    sessions: Any = text(
-        None,
-        "conversations or agents, whose prompts repeat their history: chat, agent, or a mean number of turns; input and output "
-        "are then the new tokens of a turn, and a rate counts turns",
-        group=REQUESTS_GROUP,
-        metavar="KIND",
-        bare=True,
-        default_words="each request stands alone",
-    )
-    think_time: Any = number(
-        None, "mean time in seconds from an answer to the next turn (exponential)", unit="s", minimum=0.0,
-        maximum=LONGEST_THINK_TIME,
-        group=REQUESTS_GROUP, default_words=f"of the kind; {USUAL_THINK_TIME:g} s with a number of turns",
-    )  # fmt: skip
-    system_prompt: Any = count(
-        None, "tokens of a system prompt that all sessions share", unit="tokens", minimum=0, maximum=MOST_TOKENS,
-        group=REQUESTS_GROUP, default_words="of the kind; 0 with a number of turns",
-    )  # fmt: skip
-
-    def session_figures(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs that the kind of sessions sets.
-
-        Args:
-            values: Values by input name, as the user gives them; these stay.
-
-        Returns:
-            Values by input name: turns in place of a kind, and figures that the user does not give.
-
-        Raises:
-            RangeError: A think time or a system prompt is given without sessions.
-            UnknownName: There is no such kind.
-        """
-        if self.sessions is None:
-            for name in ("think_time", "system_prompt"):
-                if getattr(self, name) is not None:
-                    raise RangeError(
-                        f"{name}: only sessions have one, got {getattr(self, name):g}; give sessions too (--sessions)"
-                    )
-            return {}
-        kind = read_turns(self.sessions)
-        if not isinstance(kind, Sessions):
-            defaults = {"think_time": USUAL_THINK_TIME, "system_prompt": 0}
-            turns = kind
-        else:
-            turns = kind.turns
-            defaults = {
-                "think_time": kind.think_time, "system_prompt": kind.system_prompt, "input": kind.input_tokens,
-                "output": kind.output_tokens,
-            }  # fmt: skip
-        return {"sessions": turns} | {name: value for name, value in defaults.items() if values.get(name) is None}
-
-    def drawn_sessions(self, input_tokens: float, output_tokens: float, spread: float, output_spread: float | None) -> Sessions:
-        """Return the sessions, after `session_figures` has set their inputs.
-
-        Args:
-            input_tokens: New input tokens per turn.
-            output_tokens: Output tokens per turn.
-            spread: Standard deviation of lengths over their mean.
-            output_spread: That of output lengths; None: as `spread`.
-
-        Returns:
-            The sessions.
-        """
-        return Sessions(
-            turns=self.sessions, input_tokens=input_tokens, output_tokens=output_tokens, think_time=self.think_time,
-            system_prompt=self.system_prompt, input_spread=spread,
-            output_spread=spread if output_spread is None else output_spread,
-        )  # fmt: skip
 
 
 def read_tier_capacities(words: str, system: System) -> dict[str, float]:

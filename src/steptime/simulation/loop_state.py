@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from steptime.errors import NUMBA_MISSING, InputError
+from steptime.errors import InputError, numba_missing
 
 # An extra: names of this package import without it, and a call of the simulator says what to install.
 njit: Any = None
@@ -112,7 +112,7 @@ def _load_alone(dispatcher: Any) -> None:
 
 
 def _report_missing_numba(*_: Any) -> None:
-    raise InputError(NUMBA_MISSING)
+    raise InputError(numba_missing())
 
 
 # Status of a request.

@@ -20,9 +20,10 @@ from steptime.questions.plan_question import (
     FleetLoad,
     LatencyLimits,
     RequestSizes,
+    SessionInputs,
     read_modes,
 )
-from steptime.questions.subject import REQUESTS_GROUP, SessionInputs, read_tier_capacities
+from steptime.questions.subject import REQUESTS_GROUP, read_tier_capacities
 from steptime.sweeps.ranking import ANY, COST, Ranking, compare
 
 

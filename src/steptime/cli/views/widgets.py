@@ -166,16 +166,6 @@ class Grid:
         """Draw a line between the rows so far and the next rows."""
         self.sections.add(len(self.rows))
 
-    def _needs(self, position: int) -> tuple[int, int]:
-        """Return the minimum width and the full width of a column."""
-        cells, head = [row[position].plain for row, _ in self.rows], self.columns[position] if self.header else ""
-        full = max(map(cell_len, (*head.splitlines(), *cells, "")))
-        words = [cell_len(word) for word in head.split()]
-        if position in {*self.numbers, *self.no_wrap}:
-            return max([*map(cell_len, cells), *words, 1]), full
-        longest = max((cell_len(word) for cell in cells for word in cell.split()), default=1)
-        return max([min(longest, WORD), *words, 1]), full
-
     def widths(self, width: int) -> dict[int, int]:
         """Return the columns that fit `width`, with the width of each.
 
@@ -185,7 +175,14 @@ class Grid:
         Returns:
             Width by position of the column.
         """
-        needs = dict(enumerate(map(self._needs, range(len(self.columns)))))
+        # Minimum width and full width of each column.
+        needs: dict[int, tuple[int, int]] = {}
+        for position, name in enumerate(self.columns):
+            cells, head = [row[position].plain for row, _ in self.rows], name if self.header else ""
+            is_whole = position in {*self.numbers, *self.no_wrap}
+            longest = max((cell_len(part) for cell in cells for part in ([cell] if is_whole else cell.split())), default=1)
+            least = max([longest if is_whole else min(longest, WORD), *map(cell_len, head.split()), 1])
+            needs[position] = least, max(map(cell_len, (*head.splitlines(), *cells, "")))
         positions = list(needs)
         # Omit columns until the minimum widths of texts fit with the space between columns.
         going = [*self.first_to_go, *(p for p in reversed(positions[2:]) if p not in self.first_to_go)]

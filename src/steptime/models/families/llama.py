@@ -52,7 +52,7 @@ class Llama(Family):
             f"layers.{index}.{'attention' if internlm else 'self_attn'}",
             bias=bias,
             output_bias=output_bias,
-            window=self._window(c, index),
+            window=blocks.window(c, index) if c.flag("use_sliding_window", default=kind != "smollm3") else math.inf,
         )
         if kind == "diffllama":
             attention = self._differential(c, attention)
@@ -105,10 +105,6 @@ class Llama(Family):
         flops = 2 * (2 * c.heads * (c.head_dim + c.head_dim))
         main = replace(block.attention[0], flops_per_pair_decode=flops, flops_per_pair_prefill=flops)
         return blocks.Block((*block.ops, blocks.small(c, "lambdas", 4 * c.head_dim)), (main,))
-
-    def _window(self, c: Config, index: int) -> float:
-        sliding = c.flag("use_sliding_window", default=self.kind(c) != "smollm3")
-        return blocks.window(c, index) if sliding else math.inf
 
 
 @final
