@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
@@ -252,7 +253,11 @@ def rules(name):
         for role in ("", "prefill", "decode"):
             facts = collect_facts(st.load_model(model), st.load_system(place), chips=16, engine=engine, role=role)
             holds = [np.sum(np.broadcast_to(rule.holds(facts, table), (120,)) * np.arange(1, 121)) for rule in RULES]
-            found[f"{model} {role}"] = [facts, holds, [reasons(layout, facts) for layout in few]]
+            found[f"{model} {role}"] = [
+                facts,
+                holds,
+                [reasons(layout, facts) for layout in (*few, select_layouts(table, slice(4)))],
+            ]
     return found
 
 
@@ -293,6 +298,23 @@ def anchors(_):
             for place in (system, st.load_system("gaudi3-8"), None)
         ],
     }  # fmt: skip
+
+
+@RECORDED("declared")
+def declared(_):
+    """What engine files may have, and how far layouts are from measured runs."""
+    numbers, found = ("unit", "least", "most", "default", "read_by"), {}
+    for key, about in DESCRIPTIONS.items():
+        found[key] = [crc32(about[one].encode()) % 1000 if isinstance(about[one], str) else about[one] for one in numbers]
+    layout = Layout(tp=np.array([1, 8, 8, 16]), pp=np.array([1, 2, 1, 1]), dp=np.array([1, 1, 2, 64]))
+    for name, place in (("vllm", "hgx-h100"), ("vllm", "mi300x-8"), ("trtllm", "gb300-nvl72"), ("llama.cpp", "m4-max")):
+        runs_on, system = st.load_engine(name), st.load_system(place)
+        for reader in (None, Layout(tp=2, pp=2, dp=2)):
+            sizes = {"context": np.array([0.0, 1e3, 1e5, 3e5]), "batch": np.array([0, 1, 2000, 90_000])}
+            flags = [distances(runs_on, system, layout, reader, drafts=drafts, **sizes) for drafts in (False, True)]
+            usual = distances(runs_on, system, Layout(), reader)
+            found[f"{name} {place} {reader}"] = [[applies for _, applies in some] for some in (*flags, usual)]
+    return {"all": found}
 
 
 test_figures_are_as_recorded = RECORDED.test()

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,16 @@ import numpy as np
 import steptime as st
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal_table, pairs, replicas, stays_inside
-from steptime.planning import batch_grids, batch_queue, chunked_prefill, fleet_program, planner, session_hits, session_plan
+from steptime.planning import (
+    batch_grids,
+    batch_queue,
+    chunked_prefill,
+    fleet_program,
+    planner,
+    session_hits,
+    session_plan,
+    slo_probability,
+)
 from steptime.planning.elasticity import binding
 from steptime.planning.finalists import (
     Course,
@@ -35,19 +45,31 @@ from steptime.planning.finalists import (
 )
 from steptime.planning.fleet_program import FleetOption
 from steptime.planning.model_fleet import FleetModel, FleetSystem, plan_fleet
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, capped_occupancy, filled, queued
+from steptime.planning.plan_figures import Selection, plan_point
+from steptime.planning.plan_intervals import list_distances
+from steptime.planning.plan_problem import (
+    AGGREGATED,
+    DISAGGREGATED,
+    Candidate,
+    Pinned,
+    PlanProblem,
+    capped_occupancy,
+    filled,
+    queued,
+)
+from steptime.planning.plan_replay import replay
 from steptime.planning.plan_search import fitting, search
 from steptime.planning.planner import MODES, plan
 from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit
 from steptime.planning.rate_curve import blend
 from steptime.planning.refinement import best, refined
 from steptime.planning.session_hits import flow_of_sessions
-from steptime.planning.simulated_rate import Deployment, Loop, coarse_server
+from steptime.planning.simulated_rate import Deployment, Loop, by_length, coarse_server, steady_requests
 from steptime.planning.steady_state import aggregated, decode_pool, kv_transfer, load_shares, ttft_seen
 from steptime.planning.step_explanation import explain_step, step_given
 from steptime.workload.sessions import PRESETS
 from steptime.workload.workload import Speculation
-from tests.conftest import CHOICE_ALONE, engine, machine
+from tests.conftest import CHOICE_ALONE, engine, machine, sparse_matrix
 from tests.planning.cases import MODEL, NODES, WHOLE, case, closed_plan
 from tests.recorded import Recorded, spread
 
@@ -224,8 +246,8 @@ def planned(name: str):
     return closed_plan(*subject, **settings)
 
 
-@RECORDED("plan", ("whole", "drafts"), thorough=True)
-@RECORDED("plan", ("dense", "pinned", "desk", "missed", "apart", "two"))
+@RECORDED("plan", ("whole", "dense", "desk", "drafts"), thorough=True)
+@RECORDED("plan", ("pinned", "missed", "apart", "two"))
 def plans(name):
     answer = planned(name).to_dict()
     return {key: value for key, value in answer.items() if key != "search_s"}
@@ -295,7 +317,7 @@ def fleets(seed):
     }
 
 
-@RECORDED("sessions", PRESETS)
+@RECORDED("sessions", PRESETS, thorough=True)
 def sessions_held(name):
     sessions = PRESETS[name]
     flow = flow_of_sessions(sessions, rate=0.7, answer=9.0, answer_spread=0.8, longest=131_072.0)
@@ -344,8 +366,8 @@ QUICK: dict[str, tuple[st.Workload, st.Slo, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@RECORDED("quick plan", ("typical", "sure", "slots", "missed"), thorough=True)
-@RECORDED("quick plan", ("mean", "late", "apart", "two", "slow"))
+@RECORDED("quick plan", ("apart", "two", "typical", "sure", "slots", "missed"), thorough=True)
+@RECORDED("quick plan", ("mean", "late", "slow"))
 def quick_plans(name):
     workload, limits, settings = QUICK[name]
     found = plan(
@@ -414,6 +436,90 @@ def lines(name):
         )
         for n, pool in enumerate(found.pools) for mixed in (False, True) if pool.mixed is not None or not mixed
     }  # fmt: skip
+
+
+# --- parts with several ranks, stages, domains and hosts -------------------------------------------------------------------
+
+SPARSE = sparse_matrix(kv_bytes=1e4, active=2)
+WIDE = machine(size=8, capacity=11e9, up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)
+
+
+@RECORDED("ranks", ("symmetric", "slots"), thorough=True)
+@RECORDED("ranks", ("one domain",))
+def ranks(name):
+    """What is tried around candidates of experts with several ranks, stages and fractional batches."""
+    limits = st.Slo(ttft=1.0, tpot=0.02)
+    changes = {
+        "one domain": {"system": WIDE, "chips": 8}, "symmetric": {"chips": 12, "symmetric_domains": True},
+        "slots": {"system": WIDE, "chips": 8, "pinned": Pinned(max_num_seqs=33, chunk=600), "sure": 0.9},
+    }[name]  # fmt: skip
+    settings = {"model": SPARSE, "workload": CHAT, "slo": limits, "limits": limits, "engine": st.load_engine("typical")}
+    problem = replace(case(), **settings | changes)
+    several = [
+        Candidate(mode=AGGREGATED, layout=Layout(dp=4, ep=4, replicas=2), batch=37.5, chunk=700),
+        Candidate(mode=AGGREGATED, layout=Layout(dp=2, ep=2, pp=2, microbatches=2), batch=26, chunk=256),
+        Candidate(
+            mode=DISAGGREGATED, layout=Layout(dp=2, ep=2, replicas=2), batch=90.5,
+            prefill_layout=Layout(dp=2, ep=2, replicas=2), prompts=3,
+        ),
+        Candidate(
+            mode=DISAGGREGATED, layout=Layout(tp=2), batch=7000.5, prefill_layout=Layout(pp=2, microbatches=4), prompts=6,
+        ),
+    ]  # fmt: skip
+    apart = several[2:]
+    return {
+        "expected": expected_figures(problem, several), "pools": [simulated_pools(problem, one) for one in several],
+        "binding": [binding(problem, one) for one in several], "refined": [refined(problem, one) for one in several],
+        "neighbours": [list(neighbours(problem, one)) for one in several],
+        "copies": [list(other_copies(problem, one)) for one in several],
+        "divisions": [list(other_divisions(problem, one)) for one in several],
+        "pairs": [list(other_pairs(problem, one, several)) for one in apart],
+        "readers": [list(other_readers(problem, one)) for one in apart], "sooner": sooner_readers(problem, several),
+        "bounds": [(one.rate, one.ttft, one.tpot, one.bound, one.limits) for one in (Course(problem, two) for two in several)],
+        "figures": [plan_point(problem, Selection(one, None)) for one in several[:1]] if "pinned" not in changes else 0,
+        "shares": [list_distances(problem, one) for one in several],
+    }  # fmt: skip
+
+
+@RECORDED("limits")
+def limits_of_percentiles(_):
+    asked, ends = st.Slo(ttft=1.5, tpot=0.03), (0.7, 1.9)
+    return {
+        "ratio": [slo_probability.percentile_ratio(CHAT, percentile) for percentile in ("mean", "p50", "p90", "p95", "p99")],
+        "levels": [
+            slo_probability.target_levels(workload, asked, percentile, simulated=is_simulated)
+            for workload in (CHAT, EQUAL) for percentile in ("mean", "p90") for is_simulated in (False, True)
+        ],
+        "points": [slo_probability.point(1.1, limits, sure) for limits in (ends, None) for sure in (0.5, 0.8, 0.99)],
+        "likely": [slo_probability.likelihood(1.1, limits, limit) for limits in (ends, None) for limit in (0.8, 1.1, 2.5)],
+    }  # fmt: skip
+
+
+@RECORDED("order")
+def order_of_queues(_):
+    """Requests at the start of a run, in the order of their queues, for replicas of several ranks."""
+    present = steady_requests(CHAT, 4000, 9000.0, 3)
+    server = SimpleNamespace(replicas=4, pace=SimpleNamespace(before_token=1e-6, groups=3))
+    return by_length(present, server).inputs[::50]
+
+
+@RECORDED("pair", ("small", "large"), thorough=True)
+def pairs_of_systems(name):
+    """Hosts of a prefill pool on another system, and what each system costs alone."""
+    few = replace(READER, rack={"host_chips": 2})
+    chips = {"small": 2, "large": 12}[name]
+    limits = st.Slo(tpot=0.01, ttft=2.0)
+    found = closed_plan(MODEL, NODES, CHAT, limits, chips=chips, prefill_system=few, diagnostics=True)
+    likely = planner.likely_prefill(MODEL, NODES, few, CHAT, limits, chips=chips, evidence="any")
+    return {"likely": likely} | {key: value for key, value in found.to_dict().items() if key != "search_s"}
+
+
+@RECORDED("replay", ("pinned", "apart"), thorough=True)
+def replays(name):
+    """Requests served with a plan."""
+    found = planned(name)
+    answer = replay(found, model=MODEL, system=NODES, engine=found.engine, seed=2, requests=600)
+    return {key: value for key, value in answer.to_dict().items() if not key.endswith("_s") or key == "rate_s"}
 
 
 test_figures_are_as_recorded = RECORDED.test()
