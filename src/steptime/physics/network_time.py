@@ -147,7 +147,7 @@ def all_reduce(
 
     # One phase pays off where the saved latency and overhead exceed the additional transfer time.
     moved = (members - 1) * bytes_ / link.bandwidth
-    traffic = Traffic((moved, *(0.0 for _ in beyond)), (members > 1) * link.latency, (members > 1) * 1.0)
+    traffic = Traffic((moved, *(0.0 for _ in beyond)), link.latency, 1.0)
     within = np.asarray(beyond[0] <= 1) if beyond else np.asarray(True)
     saved = (
         two.latency - traffic.latency + (two.calls - traffic.calls) * overhead - (traffic.busy[0] - two.busy[0]) / efficiency
@@ -155,8 +155,8 @@ def all_reduce(
     fastest = choose(traffic, two, within & (saved > 0))
     if not link.sums:
         return fastest
-    moved = (members > 1) * (1 + 1 / np.maximum(members, 1)) * bytes_ / link.bandwidth
-    summed = Traffic((moved, *(0.0 for _ in beyond)), SUM_SECONDS, (members > 1) * 1.0)
+    moved = (1 + 1 / members) * bytes_ / link.bandwidth
+    summed = Traffic((moved, *(0.0 for _ in beyond)), SUM_SECONDS, 1.0)
     saved = (fastest.busy[0] - moved) / efficiency + fastest.latency - SUM_SECONDS + (fastest.calls - summed.calls) * overhead
     return choose(summed, fastest, within & (members > 2) & (saved > 0))
 

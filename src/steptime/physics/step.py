@@ -588,8 +588,8 @@ def decode_step(
     Returns:
         The step, with the broadcast shape of the arguments.
     """
-    positive("batch", batch, maximum=MOST_SEQUENCES)
-    positive("context", context, maximum=MOST_TOKENS)
+    positive("batch", batch)
+    positive("context", context)
     return mixed_step(model, system, batch=batch, context=context, query=query, layout=layout, engine=engine, anchor=anchor)
 
 
@@ -621,7 +621,7 @@ def prefill_step(
     """
     layout = check_ways(Layout() if layout is None else layout)
     prompts = layout.dp if prompts is None else prompts
-    positive("tokens", tokens, maximum=MOST_TOKENS)
-    positive("prompts", prompts, maximum=MOST_SEQUENCES)
+    positive("tokens", tokens)
+    positive("prompts", prompts)
     inputs: dict[str, Any] = {"prompts": prompts, "tokens": tokens, "prefix": prefix}
     return mixed_step(model, system, **inputs, layout=layout, engine=engine, anchor=anchor)
