@@ -1,7 +1,8 @@
 """Recorded figures: answers over drawn inputs, which no change of the code moves unnoticed.
 
 No figure here is right because it is recorded: laws and numbers worked by hand say what is right. These tables say that nothing
-else moved. `RECORD=1 python -m pytest -m "" tests/physics/test_recorded.py tests/planning/test_recorded.py` writes them anew.
+else moved. `RECORD=1 python -m pytest -n 0 -m "" tests/physics/test_recorded.py tests/planning/test_recorded.py` writes them
+anew, in one process.
 """
 
 from __future__ import annotations
