@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "plans.md"
 # its expert-parallel size at least. Sources of the guides: the table of the page.
 CASES = {
     "Llama-3.3-70B": ("llama-3.3-70b", "fp8", "hgx-h100", 8, 1024, 512, 30, 2, AGGREGATED, (1, 2, 4), 1),
-    "DeepSeek-V3 on nodes": ("deepseek-v3", "", "hgx-h200", 16, 4096, 1024, 25, 4, AGGREGATED, (8,), 8),
+    "DeepSeek-V3 on nodes": ("deepseek-v3", "", "hgx-h200", 16, 4096, 1024, 25, 4, AGGREGATED, (8,), 1),
     "DeepSeek-V3 on a rack": ("deepseek-v3", "", "gb200-nvl72", 72, 4096, 1024, 40, 3, DISAGGREGATED, range(16, 65), 16),
     "Qwen3-235B": ("qwen3-235b-a22b", "fp8", "hgx-h200", 8, 4096, 1024, 30, 3, AGGREGATED, (4, 8), 1),
     "gpt-oss on H100": ("gpt-oss-120b", "", "hgx-h100", 1, 1024, 1024, 40, 2, AGGREGATED, (1,), 1),
