@@ -127,7 +127,7 @@ def test_seats_are_those_of_all_replicas():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("speed", "least", "most"), [(98, 70, 80), (92, 36, 44)])
+@pytest.mark.parametrize(("speed", "least", "most"), [(98, 80, 92), (92, 36, 44)])
 def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most):
     """DeepSeek-V3 on eight H200: alone 9.5 ms, two at once 10.2; at 98 tok/s a token meets seven eighths of another."""
     pytest.importorskip("numba")
