@@ -189,7 +189,7 @@ def test_what_is_asked_reaches_the_search(monkeypatch, name):
 @pytest.mark.parametrize(
     ("rate", "evidence", "is_named"), [(2.04, "any", True), (2.02, "any", False), (2.04, "measured", False)]
 )
-def test_the_cheapest_layout_of_all_kinds_is_found_by_a_rough_search(monkeypatch, rate, evidence, is_named):
+def test_the_cheapest_layout_of_all_kinds_takes_a_search_of_published_and_a_rough_one(monkeypatch, rate, evidence, is_named):
     """It has to serve 1.5 % more with less evidence; its search begins at the rate of the plan, and draws no front."""
     searches = []
 
@@ -200,9 +200,9 @@ def test_the_cheapest_layout_of_all_kinds_is_found_by_a_rough_search(monkeypatch
     best = made(requests_per_second=2.0, evidence="measured")
     monkeypatch.setattr(planner, "_of_evidence", planned)
     found = planner._with_cheaper_plans(case(), best, "measured", "measured", BOTH, math.nan)
-    ((given, effects),) = searches
-    assert (given.evidence, given.rough, given.at_least, given.front, given.diagnostics) == ("any", True, 2.0, False, False)
-    assert effects == {"alternatives": False, "elasticities": False}
+    levels = [(given.evidence, given.rough, given.at_least, given.front, given.diagnostics) for given, _ in searches]
+    assert levels == [("published", False, 2.0, False, False), ("any", True, rate, False, False)]
+    assert [effects for _, effects in searches] == [{"alternatives": False, "elasticities": False}] * 2
     assert (found.unmeasured is not None) == is_named
 
 

@@ -35,7 +35,15 @@ from steptime.questions.declaration import (
     texts,
 )
 from steptime.questions.plan_question import EVIDENCE_HELP, read_modes
-from steptime.questions.subject import SUBJECT_GROUP, USUAL_INPUT, USUAL_OUTPUT, ModelOnSystem, ParallelSizes, read_machine
+from steptime.questions.subject import (
+    SUBJECT_GROUP,
+    USUAL_INPUT,
+    USUAL_OUTPUT,
+    ModelOnSystem,
+    ParallelSizes,
+    parallel_size,
+    read_machine,
+)
 from steptime.scaling.compute_optimal import Losses, predict_losses
 from steptime.scaling.lifetime_compute import MOST_FLOP, Demand, read_served, read_target
 from steptime.scaling.model_sizing import Budget, budget
@@ -301,6 +309,7 @@ STEP_GROUP, PHASE_GROUP = "The step", "Phases"
 class RlInputs(ParallelSizes, ModelOnSystem):
     """Inputs of `rl`: rollout, log-probabilities, training and transfer of weights."""
 
+    tp: Any = parallel_size("tensor-parallel size", default_words="1; without any parallel size, that of the shortest step")
     chips: Any = count(64, "number of chips", maximum=MOST_CHIPS, group=STEP_GROUP)
     rollouts: Any = count(2048, "rollouts per step", group=STEP_GROUP)
     prompt: Any = count(256, "prompt tokens per rollout", unit="tokens", group=STEP_GROUP)

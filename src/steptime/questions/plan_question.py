@@ -45,7 +45,10 @@ from steptime.workload.workload import LARGEST_SPREAD, LONGEST_TPOT, Slo, Worklo
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
 OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"
 DEPLOYMENT_GROUP, LIMITS_GROUP, OWN_GROUP = "Deployment", "Limits", "Your own layout"
-EVIDENCE_HELP = "layouts to prefer: measured, published (run elsewhere), or any (the cheapest of all)"
+EVIDENCE_HELP = (
+    "layouts to prefer: measured (in the engine's fitted runs: one pool on one node), published (run elsewhere, such as "
+    "separate pools), or any (the cheapest of all)"
+)
 # Inputs that a trace sets.
 TRACE_SETS = ("input", "output", "spread", "output_spread")
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")

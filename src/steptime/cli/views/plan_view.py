@@ -283,7 +283,7 @@ def _warnings(plan: Plan, *, full: bool) -> list[str]:
     """Return the warnings of a plan, each in a line where `full` is off and it can be."""
     first_lines = _cautions(plan)
     cached = float(plan.workload.cached_share)
-    warnings = [*_evidence(plan, full=full), *(words for words in plan.warnings if words not in first_lines)]
+    warnings = [*_evidence(plan), *(words for words in plan.warnings if words not in first_lines)]
     if cached and plan.sessions is None:
         warnings.append(
             f"The cached share of {percent(cached)} is assumed: nothing holds it or takes time to load. --sessions computes it."
@@ -330,7 +330,7 @@ def _other_layouts_of_runs(plan: Plan) -> list[str]:
     ]
 
 
-def _evidence(plan: Plan, *, full: bool) -> list[str]:
+def _evidence(plan: Plan) -> list[str]:
     """Return what layouts of this kind rest on, and what the cheapest of all layouts would save."""
     lines = []
     if plan.evidence == PUBLISHED:
@@ -349,7 +349,7 @@ def _evidence(plan: Plan, *, full: bool) -> list[str]:
             gain = f"yields {in_digits(cheapest.tokens_per_second_per_chip)} tok/s per chip"
         # The same layout has less evidence with smaller chunks.
         words = cheapest.layout_text + (" with smaller prefill chunks" if cheapest.layout_text == plan.layout_text else "")
-        lines.append(f"--evidence any {gain}, with fewer measured runs or none{f': {words}' if full else ''}.")
+        lines.append(f"--evidence any {gain}, with fewer measured runs or none: {words}.")
     if plan.free is not None and has_rent(plan):
         cheapest, cost = plan.free, plan.usd_per_million_output_tokens
         saving = 1 - cheapest.usd_per_million_output_tokens / cost

@@ -499,6 +499,8 @@ def rl_view(step: RlStep, *, width: int) -> Answer:
         ],
         warnings=[
             *step.notes,
-            "overhead: rewards, the environment and engine starts, as in published steps of two models",
+            "weight transfer: all new weights over the link of each chip"
+            + ("; the training state moves to host memory and back" if step.on_policy else ""),
+            "overhead: rewards, the environment and engine starts, as in published steps of two models; the range is theirs",
         ], files="",
     )  # fmt: skip
