@@ -57,7 +57,7 @@ def test_energy_coefficients_of_generations():
     )
     assert (h100.source, b200.source, mi300x.source) == ("hopper", "blackwell", "pooled")
     # Static power, pJ per byte and per bf16 FLOP of the fit to ML.ENERGY's rows.
-    assert (h100.static, b200.static) == (pytest.approx(424, abs=5), pytest.approx(434, abs=5))
+    assert (h100.static, b200.static) == (pytest.approx(424, abs=5), pytest.approx(427, abs=5))
     assert (1e12 * h100.byte, 1e12 * b200.byte) == (pytest.approx(36.4, rel=0.03), pytest.approx(93.9, rel=0.03))
     assert (1e12 * h100.flops["bf16"], 1e12 * b200.flops["bf16"]) == (
         pytest.approx(0.503, rel=0.03),

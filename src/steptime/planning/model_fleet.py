@@ -661,7 +661,7 @@ def _correlations(options: Sequence[FleetOption]) -> Array:
     >>> one = FleetOption(model=0, system=0, chips=1, rate=1.0, usd_per_hour=1.0, engine="vllm")
     >>> rho = _correlations([one, replace(one, chips=2), replace(one, model=1), replace(one, engine="sglang")])
     >>> [round(float(value), 1) for value in rho[0]]
-    [1.0, 0.8, 0.0, 0.0]
+    [1.0, 0.9, 0.0, 0.0]
     """
     errors = read_covariances()["tpot"]
     total = errors.total - errors.noise
