@@ -110,9 +110,9 @@ def test_the_bound_of_an_ideal_engine_has_no_further_time():
 
 @pytest.mark.slow
 def test_published_steps_take_longer_than_their_computed_parts():
-    """NeMo RL, 11 steps: the computed parts are a lower bound, a fifth to three quarters of what was measured.
+    """NeMo RL, 11 steps: the computed parts are a lower bound, a quarter to all of what was measured.
 
-    What lies between is left out (`rl`): rewards, waking and sleeping of engines, pipelines that idle at small batches.
+    What lies between is left out (`rl`): rewards, starts of engines, pipelines that idle at small batches.
     """
     if not RUNS.is_file():
         pytest.skip(f"the measured steps are not here: {RUNS}")
@@ -133,7 +133,7 @@ def test_published_steps_take_longer_than_their_computed_parts():
         ratios.append(step.computed / measured)
         inside.append(step.low <= measured <= step.high)
     assert len(ratios) == 11
-    assert 0.15 < min(ratios) < max(ratios) < 0.8
+    assert 0.2 < min(ratios) < max(ratios) < 1.0
     assert np.mean(inside) >= 0.8
 
 
