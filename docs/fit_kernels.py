@@ -239,8 +239,9 @@ def families(table: pd.DataFrame) -> dict[tuple[str, str, str], pd.DataFrame]:
 def entry(kernel: ExpertKernel, off: Array) -> list[str]:
     """Return the lines of one kernel."""
     median = float(np.median(np.abs(np.expm1(off))))
-    values = {name: getattr(kernel, name) for name in CONSTANTS if (name, getattr(kernel, name)) != (CONSTANTS[-1], 1.0)}
-    values |= {"error": median}
+    # A kernel without a choice of tiles has no growth.
+    written = CONSTANTS if kernel.tile_growth != 1 else CONSTANTS[:-1]
+    values = {name: getattr(kernel, name) for name in written} | {"error": median}
     texts = {name: getattr(kernel, name) for name in ("engine", "chips", "stored", "computed") if getattr(kernel, name)}
     lines = ["[[kernel]]", *(f'{name} = "{text}"' for name, text in texts.items())]
     return [*lines, *(f"{name} = {value:.4g}" for name, value in values.items()), f"timings = {len(off)}", ""]

@@ -257,7 +257,6 @@ def rl_step(
         raise _misfit(described, machine, serving, answers, pools[-1], count, replica_layout)
     pools = [pool for pool in pools if len(pool.seconds)]
 
-    # Layouts of measured kinds come first.
     work = (rollouts, prompt + output, mfu, updates)
 
     @cache
@@ -273,6 +272,7 @@ def rl_step(
         fitting = (pool for pool in pools if np.isfinite(pool.shortest))
         problem = next(trained for pool in fitting if isinstance(trained := train_beside(pool.chips), NothingFits))
         raise NothingFits(problem.misfit, _chips_that_train(described, machine, count, rollout_share, work)) from None
+    # Layouts of measured kinds come first.
     covered = [pool.of_measured_kinds() for pool in pools] if evidence == MEASURED else []
     best = _shortest(covered, train_beside, learned, on_policy=on_policy) or shortest
     pool, index, (training_seconds, training_layout) = best.pool, best.index, best.trained
