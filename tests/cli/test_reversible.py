@@ -84,7 +84,7 @@ def test_bad_words_are_named(words, says):
 
 
 def test_without_pytorch_the_extra_is_named(monkeypatch):
-    for name in ("torch_extra", "reversible_blocks", "reversible_stacks"):
+    for name in ("reversible_blocks", "reversible_stacks"):
         monkeypatch.delitem(sys.modules, f"steptime.reversible.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     found = run("reversible --depth 4")

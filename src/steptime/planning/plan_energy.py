@@ -22,9 +22,8 @@ from steptime.physics.chip_power import (
 )
 from steptime.physics.compute_dtype import as_served
 from steptime.physics.uncertainty import Z90
-from steptime.planning.energy_result import PlanEnergy
 from steptime.planning.plan_problem import PlanProblem
-from steptime.planning.plan_result import Plan, Pool
+from steptime.planning.plan_result import Plan, PlanEnergy, Pool
 from steptime.planning.step_explanation import step_given
 from steptime.units import MILLION
 

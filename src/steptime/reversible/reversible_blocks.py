@@ -19,14 +19,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 
-from steptime.errors import InputError, RangeError
+from steptime.errors import InputError, RangeError, install_hint
 from steptime.reversible.feistel import half_width
-from steptime.reversible.torch_extra import torch
 
 Tensor = Any
 Pair = tuple[Tensor, Tensor]
+
+MISSING = (
+    f"reversible blocks and their measurement need PyTorch, which is not installed: {install_hint('torch')}; "
+    "`steptime reversible mixing`, `sboxes` and `cache` work without it"
+)
+
+
+def load(name: str) -> Any:
+    """Import a module of PyTorch.
+
+    Args:
+        name: Name of the module, such as "torch.utils.checkpoint".
+
+    Returns:
+        The module.
+
+    Raises:
+        InputError: PyTorch is not installed; the message names the extra.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as missing:
+        # A missing module other than torch is an error of the installation, not a missing extra.
+        if str(missing.name).partition(".")[0] != "torch":
+            raise
+        raise InputError(MISSING) from None
+
+
+# PyTorch is an optional extra: this module and `reversible_stacks` are imported where it is needed.
+torch: Any = load("torch")
 
 
 class ReversibleBlock(torch.nn.Module):  # type: ignore[misc]

@@ -31,8 +31,7 @@ from steptime.reversible.memory_tradeoff import (
     reversible_bytes,
     stream_bytes,
 )
-from steptime.reversible.reversible_blocks import ReversibleBlock, ReversibleSequence, halves
-from steptime.reversible.torch_extra import load, torch
+from steptime.reversible.reversible_blocks import ReversibleBlock, ReversibleSequence, halves, load, torch
 
 DTYPES = ("float64", "float32", "bfloat16")
 DEEPEST, WIDEST, MOST_ROWS = 4096, 1 << 16, 1 << 20
