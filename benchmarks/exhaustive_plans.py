@@ -22,7 +22,7 @@ from replayed_plans import Question, question
 
 from steptime.catalog.hardware_loading import resolve_system
 from steptime.errors import Impossible
-from steptime.physics.engine import model_for
+from steptime.models.model_loading import resolve_model
 from steptime.physics.layout_space import pairs
 from steptime.planning import planner
 from steptime.planning.finalists import _confirmed, simulate_candidate
@@ -51,7 +51,7 @@ CONFIRMED = 12
 def problem(asked: Question) -> PlanProblem:
     """Return the problem of a question, over layouts of any evidence."""
     levels = target_levels(asked.workload, asked.slo, asked.percentile, simulated=True)
-    model, system = model_for(asked.model, None), resolve_system(asked.system)
+    model, system = resolve_model(asked.model), resolve_system(asked.system)
     case = planner._make_problem(model, system, asked.workload, asked.slo, asked.chips, None, None)
     return replace(case, front=False, limits=asked.slo, slo=levels[0], levels=tuple(levels), percentile=asked.percentile)
 

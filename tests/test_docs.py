@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,17 @@ def test_the_way_of_a_question_names_functions_that_are_there():
     for file, function in found:
         text = (SOURCE / file).read_text(encoding="utf-8")
         assert re.search(rf"^(def|class) {function}\b", text, re.MULTILINE), (file, function)
+
+
+@pytest.mark.thorough
+def test_scripts_import_what_the_package_has():
+    """A benchmark that takes long runs seldom: a name that it takes from the package may have moved meanwhile."""
+    root, missing = PAGE.parents[1], []
+    for path in sorted(path for folder in ("benchmarks", "docs", "tools") for path in (root / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "steptime":
+                module = import_module(node.module)
+                rooms = {entry.stem for place in getattr(module, "__path__", ()) for entry in Path(place).iterdir()}
+                names = [name.name for name in node.names if not hasattr(module, name.name) and name.name not in rooms]
+                missing += [f"{path.name}: {node.module}.{name}" for name in names]
+    assert missing == []
