@@ -11,7 +11,7 @@ import pytest
 from steptime.errors import UnknownName
 from steptime.models.model_loading import load_model
 from steptime.models.release_names import SHAPE_NOTE, find_release, parse_release
-from tests.conftest import every
+from tests.conftest import each, every
 
 MEASURED = Path(__file__).parents[3] / "shared" / "data" / "measured"
 
@@ -36,7 +36,6 @@ MEASURED = Path(__file__).parents[3] / "shared" / "data" / "measured"
             ("unsloth/Qwen3-8B-bnb-4bit", "Qwen/Qwen3-8B", ("int4", "")),
             ("unsloth/gpt-oss-120b-BF16", "openai/gpt-oss-120b", ("bf16", "bf16")),
             ("openai-gpt-oss-120b", "openai/gpt-oss-120b", ("bf16", "mxfp4")),
-            ("DeepSeek-R1-0528", "deepseek-ai/DeepSeek-R1", ("fp8", "fp8")),
             ("nvidia/DeepSeek-R1-FP4", "deepseek-ai/DeepSeek-R1", ("nvfp4", "nvfp4")),
             ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "deepseek-ai/DeepSeek-R1", ("nvfp4", "nvfp4")),
             ("amd/DeepSeek-R1-MXFP4", "deepseek-ai/DeepSeek-R1", ("mxfp4", "mxfp4")),
@@ -75,6 +74,24 @@ def test_load_model_another_release_takes_shape_and_format_with_a_note(name, ent
 def test_load_model_other_shape_or_unclear_name_is_refused(name):
     with pytest.raises(UnknownName):
         load_model(name)
+
+
+@each(
+    "name, entry, place, notes",
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct", 0),
+        ("llama-3.1-70b-instruct", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct", 0),
+        ("llama-3.1-70b", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-70B", 0),
+        ("c4ai-command-a-03-2025", "CohereLabs/c4ai-command-a-03-2025", "CohereLabs/c4ai-command-a-03-2025", 0),
+        ("DeepSeek-R1-0528", "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1-0528", 0),
+        ("kimi-k2.6", "moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.6", 1),
+        ("Qwen/QwQ-32B", "Qwen/Qwen2.5-32B", "Qwen/QwQ-32B", 1),
+        ("MiniMaxAI/MiniMax-M2", "MiniMaxAI/MiniMax-M2.5", "MiniMaxAI/MiniMax-M2", 1),
+    ],
+)
+def test_load_model_alias_keeps_its_own_checkpoint(name, entry, place, notes):
+    model = load_model(name)
+    assert (model.name, model.checkpoint.place, len(model.notes)) == (entry, place, notes)
 
 
 def test_load_model_user_format_replaces_that_of_the_name():

@@ -300,13 +300,14 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         return by_folded[folded_name]
     # Aliases are read from the files. Most resemble the name of their file, so the files with similar names come first.
     for path in sorted(paths.values(), key=lambda path: folded_name not in folded(path.stem)):
-        if folded_name in map(folded, _aliases(path)):
+        labels = map(folded, list_aliases(path))
+        if any(folded_name in (label, label.rpartition("/")[2]) for label in labels):
             return path
     # The name after the owner is enough where one entry has it.
     owned = [path for key, path in paths.items() if folded(key).rpartition("/")[2] == folded_name]
     if len(owned) == 1:
         return owned[0]
-    aliases = {alias: key if kind == "systems" else alias for key, path in paths.items() for alias in _aliases(path)}
+    aliases = {alias: key if kind == "systems" else alias for key, path in paths.items() for alias in list_aliases(path)}
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
     similar = sum(folded_name in key for key in by_folded) if kind == "models" and NAME_PART.fullmatch(name) else 0
     listed = f"`steptime {command}` lists them"
@@ -332,7 +333,15 @@ def _other_kind(kind: str, name: str, catalog: str | os.PathLike[str] | None) ->
     return f"A {folder.removesuffix('s')} has a similar name: {', '.join(names)}. " if names else ""
 
 
-def _aliases(path: Path) -> list[str]:
+def list_aliases(path: Path) -> list[str]:
+    """Return the aliases of an entry.
+
+    Args:
+        path: File of the entry.
+
+    Returns:
+        Aliases, as the file spells them.
+    """
     aliases = read_file(path).get("aliases", ())
     return [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
 
@@ -347,7 +356,7 @@ def entry_labels(kind: str, catalog: str | os.PathLike[str] | None = None) -> di
     Returns:
         Name and aliases, by name.
     """
-    return {name: (name, *_aliases(path)) for name, path in files(kind, catalog).items()}
+    return {name: (name, *list_aliases(path)) for name, path in files(kind, catalog).items()}
 
 
 # A look-up compares a name with those of hundreds of files.

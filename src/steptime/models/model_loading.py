@@ -16,9 +16,11 @@ from steptime.catalog.data_files import (
     check_entry_name,
     entry_labels,
     find,
+    folded,
     is_dir,
     is_entry_name,
     is_file,
+    list_aliases,
     looks_like,
     read_file,
 )
@@ -37,7 +39,7 @@ from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse
 from steptime.models.model import Model, default_experts, stored_formats, with_formats
 from steptime.models.quantization import release_format
-from steptime.models.release_names import SHAPE_NOTE, Release, find_release
+from steptime.models.release_names import SHAPE_NOTE, Release, find_release, parse_release
 from steptime.units import counted
 
 if TYPE_CHECKING:
@@ -283,7 +285,8 @@ def _from_path(
         model = _load(config, config.stat().st_mtime, kv_format or release.kv, config.parent, ())
         return _as_release(model, release, is_format_given)
     if config.name != "config.json":
-        return _load(config, config.stat().st_mtime, kv_format, config.parent, ())
+        model = _load(config, config.stat().st_mtime, kv_format, config.parent, ())
+        return model if is_given else _at_alias(model, config, str(name))
 
     # The cache of `_load` is keyed by the state of the files of weights, so changed files are read again.
     from steptime.models.safetensors_header import signature
@@ -499,6 +502,23 @@ def _unread_note(fields: Mapping[str, Any], read_fields: set[str]) -> str:
 
 def _with_place(model: Model, place: str) -> Model:
     return replace(model, checkpoint=replace(model.checkpoint, place=place))
+
+
+def _at_alias(model: Model, path: Path, name: str) -> Model:
+    """Return a model of the catalogue with the checkpoint of an alias, such as the Instruct model of a base model.
+
+    An alias of another name, such as a later version, gets a note.
+    """
+
+    def is_named(label: str) -> bool:
+        return folded(name) in (folded(label), folded(label).rpartition("/")[2])
+
+    alias = next((alias for alias in list_aliases(path) if "/" in alias and is_named(alias)), "")
+    if not alias or is_named(model.name):
+        return model
+    is_other = not {*parse_release(model.name).core} <= {*parse_release(alias).core}
+    notes = (f"{alias} has the shape of {model.name}", *model.notes) if is_other else model.notes
+    return _with_place(replace(model, notes=notes), alias)
 
 
 def _config_path_by_name(name: str, catalog: str | os.PathLike[str] | None) -> tuple[Path, Release | None]:
