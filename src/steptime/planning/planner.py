@@ -90,6 +90,8 @@ HALF_USED = 0.5
 OTHER_DRAWS = 1.1
 # Candidates that are tuned where closed forms alone choose: rates on a grid of batches order them within some 3 %.
 TUNED_ALONE = 12
+# Factor on the limit on TPOT by which closed forms may be slower than a simulation, as with short outputs.
+SLACK = 1.25
 # Most repeated searches for a plan with a probability, and the factor below the limit that each one aims at.
 TURNS, CLOSER = 6, 0.998
 
@@ -622,7 +624,11 @@ def _planned(
 ) -> Plan:
     """Return the plan for a problem from some layouts."""
     workload = case.workload
-    tables = search(case, modes, layouts)
+    for searched in _searched_problems(case):
+        tables = search(searched, modes, layouts)
+        estimates = next((level for level in _by_level(searched) if ranked(level, tables, 1)), None)
+        if estimates is not None:
+            break
     common = Plan(
         feasible=False,
         model=case.model.name,
@@ -646,7 +652,6 @@ def _planned(
     )
 
     # Effects of choices and figures are estimated by closed forms, relative to the best candidate by closed forms.
-    estimates = next((level for level in _by_level(case) if ranked(level, tables, 1)), None)
     peaks: list[Candidate] = []
     selection: list[Selection] = []
     if estimates is not None and (candidates := ranked(estimates, tables)):
@@ -658,7 +663,7 @@ def _planned(
             # numba takes a third of a second to import.
             from steptime.planning.finalists import list_finalists, simulate_finalists
 
-            finalists = simulate_finalists(case, list_finalists(case, tables, case.levels))
+            finalists = simulate_finalists(case, list_finalists(searched, tables, searched.levels))
             selection = [
                 Selection(replace(finalist.candidate, batch=shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
                 for finalist in finalists
@@ -726,6 +731,17 @@ def _limits_reached(case: PlanProblem, estimates: PlanProblem, peak: Candidate, 
 def _by_level(case: PlanProblem) -> list[PlanProblem]:
     """Return the problem with each level of its targets, the usual one first and the widest last."""
     return [replace(case, slo=level) for level in (*case.levels[1:2], *case.levels[:1])]
+
+
+def _searched_problems(case: PlanProblem) -> list[PlanProblem]:
+    """Return the problem for closed forms, and one with slack: where they just miss the limit on TPOT, the simulator may meet it.
+
+    Finalists meet the limit of the user in either case.
+    """
+    if case.rough or case.sure is not None or math.isinf(case.limits.tpot) or not _has_simulator():
+        return [case]
+    levels = tuple(replace(level, tpot=SLACK * level.tpot) for level in case.levels)
+    return [case, replace(case, slo=levels[0], levels=levels)]
 
 
 def _has_simulator() -> bool:
