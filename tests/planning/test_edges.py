@@ -173,19 +173,10 @@ def test_a_token_may_be_made_among_five_and_a_half_in_the_mean():
 def test_a_limit_that_closed_forms_just_miss_is_left_to_the_simulator():
     asked = st.Workload(input_tokens=23660, output_tokens=14, input_spread=0.5, output_spread=0.0)
     limits = st.Slo(ttft=71.9, tpot=1.465)
-    found = st.plan(
-        "xai-org/grok-2",
-        "rtx-pro-6000-workstation-2",
-        asked,
-        limits,
-        chips=8,
-        evidence="any",
-        alternatives=False,
-        elasticities=False,
+    of_grok = partial(
+        st.plan, "xai-org/grok-2", "rtx-pro-6000-workstation-2", asked, chips=8, evidence="any", diagnostics=False
     )
+    found = of_grok(slo=limits, alternatives=False, elasticities=False)
     assert found.feasible
     assert found.tpot <= limits.tpot
-    faster = st.plan(
-        "xai-org/grok-2", "rtx-pro-6000-workstation-2", asked, replace(limits, tpot=0.1), chips=8, diagnostics=False
-    )
-    assert not faster.feasible
+    assert not of_grok(slo=replace(limits, tpot=0.1)).feasible
