@@ -734,7 +734,7 @@ def _by_level(case: PlanProblem) -> list[PlanProblem]:
 
 
 def _searched_problems(case: PlanProblem) -> list[PlanProblem]:
-    """Return the problem for closed forms, and one with slack: where they just miss the limit on TPOT, the simulator may meet it.
+    """Return the problem, and one with slack: where closed forms just miss the limit on TPOT, the simulator may meet it.
 
     Finalists meet the limit of the user in either case.
     """
