@@ -284,8 +284,8 @@ def search_aggregated(case: PlanProblem, table: Layout, decode: State, disaggreg
     queued = most_seats(workload, decode, wide) >= sequences
     hopeful = (roomy | queued) & new & stable
     if not case.front and case.sure is None:
-        # Prefill chunks can only make a token slower.
-        hopeful &= decode.tpot <= case.slo.tpot * (1 + 1e-9)
+        # Prefill chunks can only make a token slower, so that slack is for them alone.
+        hopeful &= decode.tpot <= min(case.slo.tpot, case.limits.tpot) * (1 + 1e-9)
     rate = np.asarray(decode.rate * wide.replicas)
     if disaggregated is not None:
         hopeful &= ~_outdone(case, disaggregated, decode.tpot, rate)

@@ -55,7 +55,7 @@ from steptime.planning.plan_problem import (
     evaluate_state,
     with_evidence,
 )
-from steptime.planning.plan_result import Alternative, Plan, SingleSystem, chosen_point, median_and_range
+from steptime.planning.plan_result import Alternative, Plan, Point, SingleSystem, chosen_point, median_and_range
 from steptime.planning.plan_search import absent_because, fitting, ranked, search
 from steptime.planning.refinement import FINALISTS, best
 from steptime.planning.session_hits import SessionCase
@@ -624,8 +624,10 @@ def _planned(
 ) -> Plan:
     """Return the plan for a problem from some layouts."""
     workload = case.workload
+    front: tuple[Point, ...] = ()
     for searched in _searched_problems(case):
         tables = search(searched, modes, layouts)
+        front = front_points(case, tables) if searched.front else front
         estimates = next((level for level in _by_level(searched) if ranked(level, tables, 1)), None)
         if estimates is not None:
             break
@@ -643,7 +645,7 @@ def _planned(
         power=case.system.power,
         **_second_system(case),
         electricity=price,
-        front=front_points(case, tables) if case.front else (),
+        front=front,
         evaluated=sum(len(table) for table in tables),
         warnings=(*list_warnings(case), *drafting_warnings(case.model, case.speculation)),
         speculation=case.speculation,
@@ -741,7 +743,7 @@ def _searched_problems(case: PlanProblem) -> list[PlanProblem]:
     if case.rough or case.sure is not None or math.isinf(case.limits.tpot) or not _has_simulator():
         return [case]
     levels = tuple(replace(level, tpot=SLACK * level.tpot) for level in case.levels)
-    return [case, replace(case, slo=levels[0], levels=levels)]
+    return [case, replace(case, slo=levels[0], levels=levels, front=False)]
 
 
 def _has_simulator() -> bool:
