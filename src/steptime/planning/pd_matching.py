@@ -313,7 +313,7 @@ def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Dec
     max_rates = np.broadcast_to(moving(case, table).max_rate, np.shape(table.chips))
     good = fits & (rate > 0) & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
     if not case.front and case.sure is None:
-        good &= tpot <= min(case.slo.tpot, case.limits.tpot) * (1 + 1e-9)
+        good &= tpot <= case.slo.tpot / case.slack * (1 + 1e-9)
 
     # By size, smallest first, so that larger replicas are compared with the smaller ones that were kept.
     decoders: list[_Decoders] = []

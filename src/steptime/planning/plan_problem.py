@@ -73,7 +73,8 @@ class PlanProblem:
     """The inputs of a plan search.
 
     `limits` are those at `percentile`. Means stand for them in a search: `slo` has the widest targets, and `levels` all
-    from which finalists are taken (`finalists.target_levels`). `evidence` is what layouts must have, and `pinned` what the
+    from which finalists are taken (`finalists.target_levels`). Their TPOT is `slack` times the limit, and decode steps
+    without prefill keep the limit itself. `evidence` is what layouts must have, and `pinned` what the
     user chose. `rough` simulates few finalists, and `at_least` [requests/s] only those that serve more.
     `symmetric_domains` means that all whole scale-up domains have the same layout, so that caches stay in
     their domain. `sure` is the probability with which the limits must be met; None means on average. `aim`
@@ -92,6 +93,7 @@ class PlanProblem:
     limits: Slo = Slo()
     percentile: str = "mean"
     levels: tuple[Slo, ...] = ()
+    slack: float = 1.0
     evidence: str = ANY
     pinned: Pinned = Pinned()
     rough: bool = False

@@ -285,7 +285,7 @@ def search_aggregated(case: PlanProblem, table: Layout, decode: State, disaggreg
     hopeful = (roomy | queued) & new & stable
     if not case.front and case.sure is None:
         # Prefill chunks can only make a token slower, so that slack is for them alone.
-        hopeful &= decode.tpot <= min(case.slo.tpot, case.limits.tpot) * (1 + 1e-9)
+        hopeful &= decode.tpot <= case.slo.tpot / case.slack * (1 + 1e-9)
     rate = np.asarray(decode.rate * wide.replicas)
     if disaggregated is not None:
         hopeful &= ~_outdone(case, disaggregated, decode.tpot, rate)

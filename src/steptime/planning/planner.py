@@ -743,7 +743,7 @@ def _searched_problems(case: PlanProblem) -> list[PlanProblem]:
     if case.rough or case.sure is not None or math.isinf(case.limits.tpot) or not _has_simulator():
         return [case]
     levels = tuple(replace(level, tpot=SLACK * level.tpot) for level in case.levels)
-    return [case, replace(case, slo=levels[0], levels=levels, front=False)]
+    return [case, replace(case, slo=levels[0], levels=levels, slack=SLACK, front=False)]
 
 
 def _has_simulator() -> bool:
