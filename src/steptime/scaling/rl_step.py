@@ -46,6 +46,7 @@ from steptime.number_checks import MOST_CHIPS, MOST_SEQUENCES, MOST_TOKENS, Arra
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, check_ways, host_chips, select_layouts, shaped, show_layout, stacked, unstacked
+from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import legal_table, most_spread
 from steptime.physics.step import decode_step, prefill_step
 from steptime.result_base import Result, unit
@@ -233,6 +234,8 @@ def rl_step(
     """
     described, machine = resolve_model(model), resolve_system(system)
     replica_layout = None if layout is None else check_ways(layout)
+    if replica_layout is not None:
+        check_rules(replica_layout, described, machine)
     _check(rollouts, output, longest, prompt, updates)
     between("passes", passes, 0.0, 100.0)
     count = whole_number("chips", chips, maximum=MOST_CHIPS)

@@ -224,7 +224,8 @@ def _miss(training: Training, name: str) -> str:
     takes = _days(run.seconds) if name == "deadline" else usd(run.usd)
     probability = _percent(training.limit_probability[name])
     limit = LIMIT_WORDS[name](training.limits[name])
-    return f"{takes}: misses the {name} of {limit} (chance to meet it: {probability})."
+    misses = {"deadline": "misses the deadline", "budget": "exceeds the budget"}[name]
+    return f"{takes}: {misses} of {limit} (chance to meet it: {probability})."
 
 
 def _step_time(training: Training) -> str:
@@ -270,6 +271,7 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
 
 # How limits of a run are written.
 LIMIT_WORDS: Final[dict[str, Callable[[float], str]]] = {"deadline": lambda limit: show(limit, "s"), "budget": usd}
+MISS_WORDS: Final = {"deadline": "miss the deadline", "budget": "exceed the budget"}
 # Share of a chip's memory above which a longer sequence or a fragmented allocator may not fit.
 FULL_SHARE = 0.9
 # Tokens of a step above which --batch was probably given in tokens: four times those of DeepSeek-V3 (15,360 x 4,096).
@@ -281,7 +283,7 @@ def _risks(training: Training) -> str:
     step, run = training.step, training.run
     share = float(np.asarray(step.memory.used / step.memory.capacity))
     risks = [
-        f"{_percent(1 - training.limit_probability[name])} chance to miss the {name} of {LIMIT_WORDS[name](limit)}"
+        f"{_percent(1 - training.limit_probability[name])} chance to {MISS_WORDS[name]} of {LIMIT_WORDS[name](limit)}"
         for name, limit in training.limits.items()
         if name not in training.missed_limits
     ]
