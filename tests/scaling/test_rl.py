@@ -83,6 +83,8 @@ def test_a_longer_tail_takes_longer_for_the_same_tokens():
 def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match=r"^tp=3 does not divide the 32 heads"):
         rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED | {"layout": st.Layout(tp=3)})
+    with pytest.raises(RangeError, match="group: must divide the 2,048 rollouts, got 7; try 4 or 8"):
+        rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED, group=7)
     with pytest.raises(RangeError, match="longest: "):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"output": 5000}))
     with pytest.raises(RangeError, match="a replica takes 2 chips, and the rollout has 1 of 1"):

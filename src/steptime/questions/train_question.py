@@ -550,7 +550,7 @@ def _reason(
     return (
         f"no number of chips of {system.name} trains the model{within} for {usd(budget)}{layout_text}: the cheapest, "
         f"{counted(cheapest.chips, 'chip')}, costs {usd(run.usd)} and takes {show(run.seconds, 's')}"
-        f"{fixed}take a larger budget{', a later deadline' if within else ''} or a narrower dtype"
+        f"{fixed}take a larger budget{', a later deadline' if within else ''}, fewer tokens or a narrower dtype"
     )
 
 

@@ -55,6 +55,7 @@ from steptime.training.training_alternatives import CHIP_MULTIPLES, NothingFits
 from steptime.training.training_evidence import ANY, MEASURED, TRAINING_EVIDENCE
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_planner import train
+from steptime.training.training_rules import nearest_divisors
 from steptime.units import counted, show
 
 # Standard deviation of lengths over their mean; a guess: answers of one model to one kind of question differ by factors.
@@ -243,13 +244,15 @@ def rl_step(
         share("rollout share", positive("rollout share", rollout_share))
     if evidence not in TRAINING_EVIDENCE:
         raise UnknownName("evidence", evidence, TRAINING_EVIDENCE, f"Known: {', '.join(TRAINING_EVIDENCE)}.")
+    if rollouts % whole_number("group", group, maximum=rollouts):
+        raise RangeError(f"group: must divide the {rollouts:,} rollouts, got {group}; try {nearest_divisors(rollouts, group)}")
     on_policy = rollout_share == 1
     serving = engine_for(machine, engine)
 
     # The rollout of all layouts on each number of chips.
     answers = Answers(
         lengths=answer_lengths(output, longest, spread, rollouts), prompt=prompt,
-        group=whole_number("group", group, maximum=rollouts), tool_seconds=between("tool seconds", tool_seconds, 0.0, 1e6),
+        group=group, tool_seconds=between("tool seconds", tool_seconds, 0.0, 1e6),
         spanned=whole_number("steps spanned", steps_spanned, maximum=MOST_SPANNED),
     )  # fmt: skip
     pools = [
