@@ -323,9 +323,8 @@ def _percent(probability: float) -> str:
 
 def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     """Return which layouts were measured, how many are about as fast, and the allowance of the search."""
-    kind = "measured kind" if training.evidence == MEASURED else "no run has this kind of layout"
-    close = f"; {training.close_layouts:,} layouts are within 3.5 % of the fastest: measured kinds come first, then "
-    close += "the fewest forms of parallelism and recomputation"
+    kind = "measured runs have this kind of layout" if training.evidence == MEASURED else "no run has this kind of layout"
+    close = f"; the simplest of {training.close_layouts:,} layouts within 3.5 % of the fastest"
     saving = percent(training.unmeasured_saving)
     unmeasured = f"{training.unmeasured}: {saving} less time, if its prediction holds (--evidence any)"
     allowance = (
