@@ -3,7 +3,8 @@
 The rollout is steptime's decode step at a batch that shrinks as sequences end. Answer lengths are log-normal with a
 maximum, and the last sequences run at a very small batch.
 
-Training is steptime's training step (`st.train`: the fastest layout that fits, all answers in `updates` steps). A forward
+Training is steptime's training step (`st.train`: the fastest layout that fits, all answers in `updates` steps). Its
+micro-batches are packed, and have room for the longest answer (NeMo RL: `sequence_packing.train_mb_tokens`). A forward
 pass for log-probabilities takes a third of its time. With `mfu`, both run at this share of the bf16 rate instead.
 
 The refit gives the new weights to the rollout. Workers gather each tensor whole, or broadcast it to all rollout chips, before
@@ -42,7 +43,17 @@ from steptime.errors import Impossible, InputError, RangeError, UnknownName
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters, total_parameters
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.number_checks import MOST_CHIPS, MOST_SEQUENCES, MOST_TOKENS, Array, between, positive, share, whole_number
+from steptime.number_checks import (
+    MOST_CHIPS,
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    Array,
+    between,
+    divisors,
+    positive,
+    share,
+    whole_number,
+)
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, check_ways, host_chips, select_layouts, shaped, show_layout, stacked, unstacked
@@ -263,7 +274,7 @@ def rl_step(
         raise _misfit(described, machine, serving, answers, pools[-1], count, replica_layout)
     pools = [pool for pool in pools if len(pool.seconds)]
 
-    work = (rollouts, prompt + output, mfu, updates)
+    work = (rollouts, prompt + output, prompt + longest, mfu, updates)
 
     @cache
     def train_beside(rollout_chips: int) -> tuple[float, str] | NothingFits:
@@ -394,15 +405,18 @@ def _check(rollouts: int, output: float, longest: float, prompt: float, updates:
 
 
 def _training(
-    model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, mfu: float | None, updates: int
-) -> tuple[float, str]:
+    model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, most_tokens: float, mfu: float | None,
+    updates: int,
+) -> tuple[float, str]:  # fmt: skip
     """Return the seconds of training on all answers with their prompts, and the layout; "" with a given MFU."""
     if mfu is not None:
         rate = float(system.chip.peak["bf16"]) * share("mfu", positive("mfu", mfu)) * chips
         return TRAINING_FLOP * float(active_parameters(model)) * rollouts * sequence_tokens / rate, ""
     length = int(np.ceil(sequence_tokens / PACKED)) * PACKED
     batch = int(np.ceil(rollouts / updates))
-    training_plan = train(model, system, chips=chips, seq=length, batch=batch, changes=False)
+    # A micro-batch of answers of mean length has room for the longest, unless all of them are shorter together.
+    packed = next((size for size in divisors(batch) if size * length >= most_tokens), batch)
+    training_plan = train(model, system, chips=chips, seq=length, batch=batch, least_micro_batch=packed, changes=False)
     return updates * float(np.asarray(training_plan.step.total)), show_training_layout(training_plan.step.layout)
 
 
