@@ -103,7 +103,7 @@ def test_chips_that_idle_and_answers_beyond_the_context_are_noted():
     assert rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED).notes == ()
     (idle,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 33})).notes
     assert idle == "1 chip of the rollout idles: a replica takes 2"
-    (long,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"longest": 1e6})).notes
+    (long,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"longest": 1e6, "mfu": 0.2})).notes
     assert "exceed the context" in long
 
 
