@@ -459,6 +459,12 @@ def test_days_dollars_layout_command_and_risks_are_in_the_first_ten_lines(words,
     assert risk in text.partition("Risks")[2]
 
 
+@each("rent, is_risk", [("contract", True), ("ondemand", False), ("2.10", False)])
+def test_a_run_that_is_shorter_than_the_contract_of_its_rent_says_so(rent, is_risk):
+    text = " ".join(run(f"train llama-3.1-8b hgx-h100 --chips 8 --batch 64 --tokens 1B --rent {rent}").stdout.split())
+    assert ("the rent is that of a three-year contract" in text) is is_risk
+
+
 def test_a_batch_follows_from_the_tokens():
     """0.2920 C^0.3271 of 1T tokens of 8B parameters are 7.8 M tokens, 957 sequences of 8,192: 896 on 64 chips."""
     found = answer("train llama-3.1-8b hgx-h100 --chips 64 --seq 8192 --tokens 1T")

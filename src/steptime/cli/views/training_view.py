@@ -272,6 +272,8 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
 # How limits of a run are written.
 LIMIT_WORDS: Final[dict[str, Callable[[float], str]]] = {"deadline": lambda limit: show(limit, "s"), "budget": usd}
 MISS_WORDS: Final = {"deadline": "miss the deadline", "budget": "exceed the budget"}
+# Duration of contracts by their term. A shorter run leaves the chips to another use.
+CONTRACT_SECONDS: Final = {"three-year": 3 * 365 * DAY}
 # Share of a chip's memory above which a longer sequence or a fragmented allocator may not fit.
 FULL_SHARE = 0.9
 # Tokens of a step above which --batch was probably given in tokens: four times those of DeepSeek-V3 (15,360 x 4,096).
@@ -279,7 +281,7 @@ MOST_TOKENS_PER_STEP = 2.5e8
 
 
 def _risks(training: Training) -> str:
-    """Return what can make the run longer: limits, failures, a full chip, and what no fitted run had."""
+    """Return what can make the run longer or more expensive: limits, contracts, failures, a full chip, what no fitted run had."""
     step, run = training.step, training.run
     share = float(np.asarray(step.memory.used / step.memory.capacity))
     risks = [
@@ -287,6 +289,9 @@ def _risks(training: Training) -> str:
         for name, limit in training.limits.items()
         if name not in training.missed_limits
     ]
+    rent = training.system.rent
+    if run is not None and math.isfinite(run.usd) and run.seconds < CONTRACT_SECONDS.get(rent.term, 0.0):
+        risks.append(f"the rent is that of a {rent.term} contract")
     if run is not None and run.failures >= 1:
         risks.append(f"a failure every {show(run.between_failures, 's')}")
     elif run is not None and run.failures > 0:
