@@ -281,7 +281,7 @@ MOST_TOKENS_PER_STEP = 2.5e8
 
 
 def _risks(training: Training) -> str:
-    """Return what can make the run longer or more expensive: limits, contracts, failures, a full chip, what no fitted run had."""
+    """Return what makes a run longer or more expensive: limits, contracts, failures, a full chip, what no fitted run had."""
     step, run = training.step, training.run
     share = float(np.asarray(step.memory.used / step.memory.capacity))
     risks = [
