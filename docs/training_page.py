@@ -21,7 +21,8 @@ INTRO = """# Training
 `steptime train MODEL SYSTEM --chips N --seq L --batch B` finds a layout that fits and is about the fastest. It prints the step time
 and its parts, the memory, and the timeline of the pipeline. With `--tokens` it adds the time and cost of the run and its failures.
 Without `--chips`, `--deadline 60d` takes the cheapest number of chips (a power of two) that ends the run in time, or fewer chips
-that cost at most 3.5 % more. `--budget 5M` takes the fastest run within the rent. `st.train`, `st.training_step` and `st.TrainingLayout` do the same in Python. This page is written
+that cost at most 3.5 % more. `--budget 5M` takes the fastest run within the rent, on at most 8,192 chips as in measured runs.
+`st.train`, `st.training_step` and `st.TrainingLayout` do the same in Python. This page is written
 by `docs/generate.py`.
 
 ## Parts of a step

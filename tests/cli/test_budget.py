@@ -52,6 +52,14 @@ def test_the_answer_is_first_and_in_words():
     assert len(shown.splitlines()) <= 40
 
 
+def test_what_the_ranges_hold_fixed_is_said_where_tokens_are_served():
+    served, unserved = (
+        " ".join(run(f"budget --usd 5M --law epoch{more}").stdout.split()) for more in (" --tokens-served 1T", "")
+    )
+    assert "`steptime sensitivity budget`" in served
+    assert "sensitivity" not in unserved
+
+
 def test_json_is_what_python_answers():
     import steptime as st
 

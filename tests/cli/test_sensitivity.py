@@ -136,3 +136,13 @@ def test_a_training_run_is_uncertain_about_its_step_its_losses_and_its_rent():
     priced = json.loads(run(f"{asked} --answer usd --overhead 1.1").stdout)
     assert {"rent", "scatter"} < {swing["name"] for swing in priced["swings"]}
     assert "overhead" not in {swing["name"] for swing in priced["swings"]}
+
+
+def test_a_searched_training_run_is_as_uncertain_as_train_says():
+    """The rent is the answer about a run; its step has the range of a search, 1.26 at the upper end and not 1.20."""
+    asked = "llama-3.1-8b hgx-h100 --chips 8 --batch 64 --tokens 1T --json"
+    found, step = json.loads(run(f"sensitivity train {asked}").stdout), json.loads(run(f"train {asked}").stdout)["step"]
+    assert found["answer"] == "usd"
+    scatter = next(swing for swing in found["swings"] if swing["name"] == "scatter")
+    for end in ("low", "high"):
+        assert scatter[end] == pytest.approx(step[f"{end}_s"] / step["total_s"])

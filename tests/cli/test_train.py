@@ -352,19 +352,19 @@ def test_a_deadline_and_a_budget_show_their_probability():
     found = answer(words)
     assert found["limits"] == {"deadline": 60 * 86_400, "budget": 5e6}
     page = " ".join(run(words).stdout.split())
-    for name, limit in (("deadline", "60.0 d"), ("budget", "$5.00 M")):
+    for verb, name, limit in (("miss", "deadline", "60.0 d"), ("exceed", "budget", "$5.00 M")):
         chance = 1 - found["limit_probability"][name]
-        assert f"{'under 1 %' if chance < 0.01 else f'{100 * chance:.0f} %'} chance to miss the {name} of {limit}" in page
+        assert f"{'under 1 %' if chance < 0.01 else f'{100 * chance:.0f} %'} chance to {verb} the {name} of {limit}" in page
     assert answer(SMALL)["limits"] == {}
 
 
-@pytest.mark.parametrize(("limit", "name"), [("--deadline 1h", "deadline"), ("--budget 10", "budget")])
-def test_a_run_that_misses_a_limit_says_so_first_and_exits_with_1(limit, name):
+@pytest.mark.parametrize(("limit", "says"), [("--deadline 1h", "misses the deadline"), ("--budget 10", "exceeds the budget")])
+def test_a_run_that_misses_a_limit_says_so_first_and_exits_with_1(limit, says):
     words = f"{SMALL} --tokens 15T"
     missed = run(f"{words} {limit}")
     assert missed.returncode == 1
-    assert f"misses the {name} of" in missed.stdout.splitlines()[0]
-    assert missed.stdout.count(name) == 1
+    assert f"{says} of" in missed.stdout.splitlines()[0]
+    assert missed.stdout.count(says.split()[-1]) == 1
     assert run(f"{words} {limit} --json").returncode == 1
     assert run(f"{words} --deadline 90000d --budget 1B").returncode == 0
 
@@ -440,19 +440,29 @@ def test_a_started_stack_has_the_schedule_of_the_searched_layout(launch, schedul
 @pytest.mark.parametrize(
     ("words", "risk"),
     [
-        ("--chips 8 --seq 4096 --batch 64 --task sft --tokens 1B", "under 1 % chance of a failure"),
+        ("llama-3.1-8b hgx-h100 --chips 8 --seq 4096 --batch 64 --task sft --tokens 1B", "under 1 % chance of a failure"),
         pytest.param(
-            "--seq 8192 --tokens 1T --deadline 60d", "chance to miss the deadline of 60.0 d", marks=pytest.mark.thorough
+            "llama-3.1-8b hgx-h100 --seq 8192 --tokens 1T --deadline 60d",
+            "chance to miss the deadline of 60.0 d",
+            marks=pytest.mark.thorough,
         ),
-        ("--chips 16384 --seq 8192 --batch 16384 --tokens 15T", "the largest fitted run has 8,192 chips"),
+        ("llama-3.1-8b hgx-h100 --chips 16384 --seq 8192 --batch 16384 --tokens 15T", "the largest fitted run has 8,192 chips"),
+        ("llama-3.3-70b hgx-h100 --chips 4096 --tokens 15T --deadline 60d", "chance to miss the deadline of 60.0 d"),
+        ("llama-3.3-70b gb200-nvl72 --chips 1024 --tokens 15T --budget 8M", "chance to exceed the budget of $8.00 M"),
     ],
 )
 def test_days_dollars_layout_command_and_risks_are_in_the_first_ten_lines(words, risk):
-    shown = run(f"train llama-3.1-8b hgx-h100 {words}", columns=80)
+    shown = run(f"train {words}", columns=80)
     text = " ".join(" ".join(shown.stdout.splitlines()[:10]).split())
     assert re.search(r"(days|h) \(90 %: .*\$.* \(90 %: .*MFU", text)
     assert re.search(r"Layout .*Launch torchrun .*--launch megatron-lm.*Risks ", text)
     assert risk in text.partition("Risks")[2]
+
+
+@each("rent, is_risk", [("contract", True), ("ondemand", False), ("2.10", False)])
+def test_a_run_that_is_shorter_than_the_contract_of_its_rent_says_so(rent, is_risk):
+    text = " ".join(run(f"train llama-3.1-8b hgx-h100 --chips 8 --batch 64 --tokens 1B --rent {rent}").stdout.split())
+    assert ("the rent is that of a three-year contract" in text) is is_risk
 
 
 def test_a_batch_follows_from_the_tokens():
@@ -460,7 +470,7 @@ def test_a_batch_follows_from_the_tokens():
     found = answer("train llama-3.1-8b hgx-h100 --chips 64 --seq 8192 --tokens 1T")
     assert found["step"]["tokens_per_s_per_chip"] * 64 * found["step"]["total_s"] == pytest.approx(896 * 8192, rel=1e-3)
     assert found["largest_batch_tokens"] == pytest.approx(0.2920 * found["run"]["flops_flop"] ** 0.3271, rel=1e-6)
-    assert "give batch, or tokens" in refused("train llama-3.1-8b hgx-h100 --chips 64 --seq 8192")
+    assert "give --batch, or --tokens" in refused("train llama-3.1-8b hgx-h100 --chips 64 --seq 8192")
 
 
 def test_another_batch_is_named_where_the_chips_do_not_divide_it():

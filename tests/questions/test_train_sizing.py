@@ -114,6 +114,13 @@ def test_days_never_rise_with_the_budget():
     assert (runs[0].seconds, runs[-1].seconds) == (1500, 800)
 
 
+def test_a_budget_takes_more_chips_than_any_measured_run_only_if_fewer_cost_too_much():
+    """The largest fitted run has 8,192 chips."""
+    for usd, chips in ((50.0, 8192), (150.0, 16384)):
+        stub = {8192: (100.0, usd), 16384: (60.0, 80.0)}
+        assert size_run(lambda chips, stub=stub: stubbed(chips, stub=stub), MACHINE, budget=100).chips == chips
+
+
 def test_a_deadline_takes_the_cheapest_chips_and_of_equal_costs_the_fewest():
     # 16 chips cost a third more than 32, which end sooner; 8 cost a ninth more than 32, and 64 and 128 cost more.
     assert [size_run(stubbed, MACHINE, deadline=limit).chips for limit in (800, 1500, 4000, 9000)] == [128, 32, 32, 32]

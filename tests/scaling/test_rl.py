@@ -16,6 +16,7 @@ from steptime.errors import Impossible, InputError, RangeError
 from steptime.models.model import active_parameters
 from steptime.physics.layout_space import legal
 from steptime.scaling.rl_step import answer_lengths, rl_step
+from tests.conftest import each
 
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "measured" / "training_rl.csv"
 ASKED = {"chips": 32, "rollouts": 2048, "output": 3200, "longest": 4096, "layout": st.Layout(tp=2)}
@@ -81,6 +82,10 @@ def test_a_longer_tail_takes_longer_for_the_same_tokens():
 
 
 def test_what_cannot_be_is_refused():
+    with pytest.raises(InputError, match=r"^tp=3 does not divide the 32 heads"):
+        rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED | {"layout": st.Layout(tp=3)})
+    with pytest.raises(RangeError, match="group: must divide the 2,048 rollouts, got 7; try 4 or 8"):
+        rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED, group=7)
     with pytest.raises(RangeError, match="longest: "):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"output": 5000}))
     with pytest.raises(RangeError, match="a replica takes 2 chips, and the rollout has 1 of 1"):
@@ -98,7 +103,7 @@ def test_chips_that_idle_and_answers_beyond_the_context_are_noted():
     assert rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED).notes == ()
     (idle,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 33})).notes
     assert idle == "1 chip of the rollout idles: a replica takes 2"
-    (long,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"longest": 1e6})).notes
+    (long,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"longest": 1e6, "mfu": 0.2})).notes
     assert "exceed the context" in long
 
 
@@ -161,6 +166,16 @@ def test_answers_to_one_prompt_share_its_prefill(step):
     shared = rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED, group=16)
     prefill = float(st.prefill_step("qwen3-30b-a3b", "hgx-h100", tokens=256, layout=st.Layout(tp=2)).total)
     assert step.rollout - shared.rollout == pytest.approx(128 * 15 / 16 * prefill)
+
+
+@each("rollouts, output, longest", [(2048, 2048, 16384), (100, 2048, 16384), (512, 4000, 32000), (4, 2048, 16384)])
+def test_a_micro_batch_of_training_has_room_for_the_longest_answer(rollouts, output, longest):
+    """Prompts have 256 tokens; answers of mean length are packed, at most all of a step."""
+    step = rl_step(
+        "llama-3.1-8b", "hgx-h100", chips=8, rollouts=rollouts, output=output, longest=longest, layout=st.Layout(tp=8)
+    )
+    packed = int(re.search(r"mbs(\d+)", step.training_layout)[1])
+    assert packed * (output + 256 + 64) >= longest + 256 or packed == rollouts
 
 
 def test_rollouts_that_span_steps_do_not_wait_for_the_longest():

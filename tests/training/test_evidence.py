@@ -10,9 +10,16 @@ import pytest
 
 import steptime as st
 from steptime.errors import UnknownName
-from steptime.training.training_evidence import LAYOUT_ERROR, SearchOptimism, is_measured_kind, search_optimism
+from steptime.training.training_evidence import (
+    LAYOUT_ERROR,
+    MEASURED_FORMATS,
+    SearchOptimism,
+    is_measured_kind,
+    search_optimism,
+    unlike_measured_runs,
+)
 from steptime.training.training_job import TrainingLayout
-from steptime.training.training_planner import SEARCH_TERM, corrected_step
+from steptime.training.training_planner import SEARCH_TERM, corrected_step, training_job
 from steptime.training.training_stack import (
     IDEAL,
     largest_gemm_share,
@@ -21,8 +28,9 @@ from steptime.training.training_stack import (
     training_engine,
 )
 from steptime.training.training_step import step_seconds
+from steptime.validation.training_run_table import read_training_runs
 from tests.conftest import each
-from tests.training.cases import CHIP, SMALL, SPARSE, job, model, system
+from tests.training.cases import CHIP, SHARED, SMALL, SPARSE, job, model, system
 
 LARGE = {"chips": 512, "seq": 8192, "batch": 512, "changes": False}
 
@@ -66,6 +74,28 @@ def test_a_stack_that_always_shards_weights_ran_with_pipelines():
     layout = {"pp": 8, "dp": 8, "sharding": "zero3"}
     assert measured(job(seq=8192), stack="torchtitan", **layout)
     assert not measured(job(seq=8192), stack="typical", **layout)
+
+
+@each(
+    "dtype, name, says",
+    [("int8", "hgx-h100", "no fitted run on chips of NVIDIA has int8"), ("int8", "tpu-v5p", ""), ("fp8", "mi300x-8", ""),
+     ("bf16", "mi300x-8", "no fitted run on chips of AMD has bf16"), ("fp8", "hgx-h100", "")],
+)  # fmt: skip
+def test_formats_without_runs_on_chips_of_a_maker_are_said(dtype, name, says):
+    asked = training_job(system(name), training_engine(None, system(name)), seq=4096, batch=64, dtype=dtype)
+    assert "; ".join(unlike_measured_runs(training_engine(None, system(name)), system(name), asked, 8)) == says
+
+
+def test_formats_with_runs_are_those_of_the_measured_runs():
+    paths = [SHARED, SHARED.with_name("training_more.csv")]
+    if not SHARED.exists():
+        pytest.skip("the measured training runs lie beside the repository and are not there")
+    formats: dict[str, set[str]] = {}
+    for path in paths:
+        for run in read_training_runs(path)[0]:
+            if not isinstance(run, str):
+                formats.setdefault(run.system.chip.vendor, set()).add(run.job.dtype)
+    assert formats == {vendor: set(named) for vendor, named in MEASURED_FORMATS.items()}
 
 
 def test_a_search_takes_a_measured_kind_and_says_what_another_would_save():

@@ -289,7 +289,8 @@ def sensitivity(
         list[str] | None,
         typer.Argument(
             metavar="QUESTION [MODEL] [SYSTEM]",
-            help="QUESTION is step, plan or budget, whose ranges are known, or simulate or blackboard.NAME, which need --vary.",
+            help="QUESTION is step, plan, train or budget, whose ranges are known, or simulate or blackboard.NAME, which need "
+            "--vary.",
             show_default=False,
         ),
     ] = None,
@@ -300,7 +301,7 @@ def sensitivity(
             OUTPUT,
             "--answer",
             metavar="ANSWER",
-            show_default="the cost per million tokens, or else the first answer",
+            show_default="the cost per million tokens, the rent of a training run, or else the first answer",
         ),
     ] = None,
     vary: Annotated[

@@ -132,13 +132,15 @@ def train(ctx: typer.Context, inputs: TrainInputs, output: TrainOutput, set_: SE
 
 def _launch_text(model: Any, training: Any, system: Any) -> str:
     """Return the start of the command of the first stack that can run the layout, or an option that finds another layout."""
-    from steptime.launch.training_commands import first_capable_stack, short_command
+    from steptime.launch.training_commands import WRITERS, first_capable_stack, short_command, stacks_on
 
     run = (model, training.job, training.step.layout, system)
     stack = first_capable_stack(*run)
-    if not stack:
-        return "no command runs this layout; --launch megatron-lm takes the fastest that Megatron-LM runs"
-    return f"{short_command(*run, stack)} ...: --launch {stack}"
+    if stack:
+        return f"{short_command(*run, stack)} ...; --launch {stack} prints it"
+    for name in stacks_on(system):
+        return f"no command runs this layout; --launch {name} takes one that {WRITERS[name].TITLE} runs, or says why not"
+    return f"steptime writes no commands for chips of {system.chip.vendor}"
 
 
 def _bind_to_launch(values: dict[str, Any], inputs: TrainInputs, output: TrainOutput) -> tuple[Any, Any, Any]:
@@ -193,6 +195,8 @@ def _check_limits(inputs: TrainInputs) -> None:
         raise RangeError("give --chips, or --tokens with --deadline or --budget")
     if inputs.tokens is None and not (inputs.deadline is None and inputs.budget is None):
         raise RangeError("--deadline and --budget need --tokens, such as --tokens 15T")
+    if inputs.tokens is None and inputs.batch is None:
+        raise RangeError("give --batch, or --tokens, from which a batch follows")
     inputs.limits()
 
 

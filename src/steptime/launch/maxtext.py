@@ -15,6 +15,8 @@ from steptime.launch.training_run import STEPS, Run, hosts_started
 from steptime.training.training_job import NO_OFFLOAD
 
 TITLE: Final = "MaxText"
+# Makers of the chips that it runs on; "" is an unknown maker.
+VENDORS: Final = ("Google", "NVIDIA", "AMD", "")
 # Names of models in MaxText's configs/models by their name in the catalogue. Other Llama models are described by numbers.
 MODELS: Final = {
     "meta-llama/Llama-2-7b-hf": "llama2-7b", "meta-llama/Llama-2-13b-hf": "llama2-13b",
@@ -80,7 +82,7 @@ def unable(run: Run) -> list[str]:
     scope_text = " of a model with experts" if s.experts else ""
     before_blackwell = run.vendor == "NVIDIA" and not run.blackwell
     problems = select_texts(
-        (run.vendor not in ("Google", "NVIDIA", "AMD", ""), f"it runs on TPUs and GPUs, not on chips of {run.vendor}"),
+        (run.vendor not in VENDORS, f"it runs on TPUs and GPUs, not on chips of {run.vendor}"),
         (name not in MODELS and not plain, f"it has no configuration of {name}, and its keys describe only plain Llama models"),
         (job.task == "lora", "pretraining has no LoRA adapters; use maxtext.trainers.post_train.sft with your own data"),
         (job.dtype not in formats, f"it has no GEMMs in {job.dtype} on these chips; use {', '.join(formats)}"),

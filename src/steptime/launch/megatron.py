@@ -16,6 +16,8 @@ from steptime.launch.training_run import STEPS, SYNTHETIC, Latent, Run, Shape, h
 from steptime.training.training_job import ACTIVATIONS, OPTIMIZER
 
 TITLE: Final = "Megatron-LM"
+# Makers of the chips that it runs on; "" is an unknown maker.
+VENDORS: Final = ("NVIDIA", "AMD", "")
 SCHEDULES: Final = ("1f1b", "interleaved")
 # Megatron Core's names of recomputed modules; https://docs.nvidia.com/megatron-core/developer-guide/latest/
 MODULES: Final = {
@@ -88,7 +90,7 @@ def cannot(run: Run) -> list[str]:
     # Context parallelism needs a multiple of 2 cp; together with sequence parallelism, also of tp x cp.
     every = math.lcm(2 * run.cp if run.cp > 1 else 1, run.tp * run.cp if job.sequence_parallel else 1)
     problems = select_texts(
-        (run.vendor not in ("NVIDIA", "AMD", ""), f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.vendor}"),
+        (run.vendor not in VENDORS, f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.vendor}"),
         (job.dtype not in PRECISION, f"it has no GEMMs in {job.dtype}; use {', '.join(PRECISION)}"),
         (job.dtype == "mxfp8" and run.vendor == "NVIDIA" and not run.blackwell, "mxfp8 needs Blackwell or later; use fp8"),
         (job.optimizer not in OPTIMIZERS, f"it has no optimizer {job.optimizer}; use {', '.join(OPTIMIZERS)}"),

@@ -17,6 +17,7 @@ from steptime.launch.training_run import STEPS, SYNTHETIC, Run, hosts_started, l
 from steptime.training.training_job import ACTIVATIONS, OPTIMIZER
 
 TITLE: Final = "Megatron-Bridge"
+VENDORS: Final = megatron.VENDORS
 # Name of the written file.
 FILE: Final = "steptime_run.py"
 # Names of Megatron-Bridge's recipes by number format.

@@ -15,6 +15,8 @@ from steptime.launch.training_run import STEPS, Run, hosts_started, layers_by_ch
 from steptime.training.training_job import NO_OFFLOAD
 
 TITLE: Final = "torchtitan"
+# Makers of the chips that it runs on; "" is an unknown maker.
+VENDORS: Final = ("NVIDIA", "AMD", "")
 # Name of the written module.
 FILE: Final = "steptime_run"
 
@@ -84,7 +86,7 @@ def unable(run: Run) -> list[str]:
     job, name, dtype, recompute = run.job, run.model.name, run.job.dtype, run.layout.recompute
     trains_drafts = name in MODELS and MODELS[name].module == "deepseek_v3"
     problems = select_texts(
-        (run.vendor not in ("NVIDIA", "AMD", ""), f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.vendor}"),
+        (run.vendor not in VENDORS, f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.vendor}"),
         (name not in MODELS, f"it has no configuration of {name}; it has {', '.join(MODELS)}"),
         (dtype not in DTYPES, f"it has no GEMMs in {dtype}; use {', '.join(DTYPES)}"),
         (dtype in ("mxfp8", "nvfp4") and not run.blackwell, f"{dtype} needs Blackwell or later; use fp8"),

@@ -93,14 +93,28 @@ def first_capable_stack(model: Model, job: TrainingJob, layout: TrainingLayout, 
     return next((name for name, writer in WRITERS.items() if not writer.unable(run)), "")
 
 
-# Words of a command that say where it runs, what it starts, and how the model is divided.
-SHORT_WORDS: Final = re.compile(
-    r"^\S+|--nnodes \S+|--nproc-per-node \S+|\S+\.py\b|-m \S+|--\S+-parallel-size \S+|--use-megatron-fsdp|\S+_parallelism=\S+"
-)
+def stacks_on(system: System) -> list[str]:
+    """Return the stacks that run on the chips of a system.
+
+    Args:
+        system: The machine.
+
+    Returns:
+        Names of stacks.
+
+    >>> from steptime.catalog.hardware_loading import load_system
+    >>> stacks_on(load_system("tpu-v5p")), stacks_on(load_system("trn3-144"))
+    (['maxtext'], [])
+    """
+    return [name for name, writer in WRITERS.items() if system.chip.vendor in writer.VENDORS]
+
+
+# Words of a command that say where it runs and what it starts.
+SHORT_WORDS: Final = re.compile(r"^\S+|--nnodes \S+|--nproc-per-node \S+|\S+\.py\b|-m \S+")
 
 
 def short_command(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> str:
-    """Return the start of the command of a stack: hosts, program and parallel sizes.
+    """Return the start of the command of a stack: hosts and program.
 
     Args:
         model: The model.

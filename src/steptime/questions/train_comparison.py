@@ -58,7 +58,7 @@ class TrainComparison(Tabular):
         """The answer in a sentence."""
         first = self.standings[0]
         if not first.chips:
-            return f"No system trains {self.model} within the limits: {first.reason.rstrip('.')}."
+            return f"No system trains {self.model} within the limits."
         missed = f"Every system misses the {first.missed.replace(', ', ' or the ')}. " if first.missed else ""
         if math.isfinite(first.usd):
             rivals = [standing for standing in self.standings[1:] if bool(standing.missed) == bool(first.missed)]

@@ -40,7 +40,7 @@ from steptime.questions.subject import (
     read_model,
 )
 from steptime.training.layer_time import WIDE_FORMATS
-from steptime.training.training_evidence import LAYOUT_ERROR, MEASURED
+from steptime.training.training_evidence import LAYOUT_ERROR, MEASURED, MOST_MEASURED_CHIPS
 from steptime.training.training_job import NO_OFFLOAD, TrainingJob, show_training_layout
 from steptime.training.training_planner import Training, missed_limits, train
 from steptime.training.training_runs import (
@@ -135,7 +135,8 @@ class TrainInputs(ModelOnSystem):
     )
     budget: Any = text(
         None,
-        "largest rent in USD, such as 5M: the fastest run within it, or with --chips the chance to stay within it",
+        f"largest rent in USD, such as 5M: the fastest run within it on up to {MOST_MEASURED_CHIPS:,} chips, as in measured "
+        "runs; with --chips the chance to stay within it",
         group=RUN_GROUP,
         bare=True,
     )
@@ -431,9 +432,10 @@ def size_run(
 ) -> Training:
     """Return a cheap run that ends before a deadline, or the fastest run within a budget.
 
-    Numbers of chips are powers of two. For a budget all are evaluated, because neither time nor cost has a single minimum: few
-    chips need recomputation, and many have few sequences per replica. For a deadline the answer is the cheapest number of
-    chips within the limits, the smallest of those that cost the same within the error of a layout.
+    Numbers of chips are powers of two. For a budget all up to the largest measured run are evaluated, because neither time nor
+    cost has a single minimum: few chips need recomputation, and many have few sequences per replica. More chips follow only if
+    none of these is within the budget. For a deadline the answer is the cheapest number of chips within the limits, the
+    smallest of those that cost the same within the error of a layout.
 
     Args:
         train_on: Function from a number of chips to its training run, with a cost of the run.
@@ -454,6 +456,9 @@ def size_run(
     problems: list[Exception] = []
     in_time: list[Training] = []
     for chips in (2**power for power in range(largest.bit_length())):
+        is_unmeasured = chips > MOST_MEASURED_CHIPS and math.isinf(deadline)
+        if is_unmeasured and any(_within(required_run(training), deadline, budget) for training in runs):
+            break
         try:
             training = train_on(chips)
         except (Impossible, LayoutError) as error:
@@ -545,7 +550,7 @@ def _reason(
     return (
         f"no number of chips of {system.name} trains the model{within} for {usd(budget)}{layout_text}: the cheapest, "
         f"{counted(cheapest.chips, 'chip')}, costs {usd(run.usd)} and takes {show(run.seconds, 's')}"
-        f"{fixed}take a larger budget{', a later deadline' if within else ''} or a narrower dtype"
+        f"{fixed}take a larger budget{', a later deadline' if within else ''}, fewer tokens or a narrower dtype"
     )
 
 

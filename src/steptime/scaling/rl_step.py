@@ -3,7 +3,8 @@
 The rollout is steptime's decode step at a batch that shrinks as sequences end. Answer lengths are log-normal with a
 maximum, and the last sequences run at a very small batch.
 
-Training is steptime's training step (`st.train`: the fastest layout that fits, all answers in `updates` steps). A forward
+Training is steptime's training step (`st.train`: the fastest layout that fits, all answers in `updates` steps). Its
+micro-batches are packed, and have room for the longest answer (NeMo RL: `sequence_packing.train_mb_tokens`). A forward
 pass for log-probabilities takes a third of its time. With `mfu`, both run at this share of the bf16 rate instead.
 
 The refit gives the new weights to the rollout. Workers gather each tensor whole, or broadcast it to all rollout chips, before
@@ -42,10 +43,21 @@ from steptime.errors import Impossible, InputError, RangeError, UnknownName
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters, total_parameters
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.number_checks import MOST_CHIPS, MOST_SEQUENCES, MOST_TOKENS, Array, between, positive, share, whole_number
+from steptime.number_checks import (
+    MOST_CHIPS,
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    Array,
+    between,
+    divisors,
+    positive,
+    share,
+    whole_number,
+)
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, check_ways, host_chips, select_layouts, shaped, show_layout, stacked, unstacked
+from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import legal_table, most_spread
 from steptime.physics.step import decode_step, prefill_step
 from steptime.result_base import Result, unit
@@ -54,6 +66,7 @@ from steptime.training.training_alternatives import CHIP_MULTIPLES, NothingFits
 from steptime.training.training_evidence import ANY, MEASURED, TRAINING_EVIDENCE
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_planner import train
+from steptime.training.training_rules import nearest_divisors
 from steptime.units import counted, show
 
 # Standard deviation of lengths over their mean; a guess: answers of one model to one kind of question differ by factors.
@@ -233,6 +246,8 @@ def rl_step(
     """
     described, machine = resolve_model(model), resolve_system(system)
     replica_layout = None if layout is None else check_ways(layout)
+    if replica_layout is not None:
+        check_rules(replica_layout, described, machine)
     _check(rollouts, output, longest, prompt, updates)
     between("passes", passes, 0.0, 100.0)
     count = whole_number("chips", chips, maximum=MOST_CHIPS)
@@ -240,13 +255,15 @@ def rl_step(
         share("rollout share", positive("rollout share", rollout_share))
     if evidence not in TRAINING_EVIDENCE:
         raise UnknownName("evidence", evidence, TRAINING_EVIDENCE, f"Known: {', '.join(TRAINING_EVIDENCE)}.")
+    if rollouts % whole_number("group", group, maximum=rollouts):
+        raise RangeError(f"group: must divide the {rollouts:,} rollouts, got {group}; try {nearest_divisors(rollouts, group)}")
     on_policy = rollout_share == 1
     serving = engine_for(machine, engine)
 
     # The rollout of all layouts on each number of chips.
     answers = Answers(
         lengths=answer_lengths(output, longest, spread, rollouts), prompt=prompt,
-        group=whole_number("group", group, maximum=rollouts), tool_seconds=between("tool seconds", tool_seconds, 0.0, 1e6),
+        group=group, tool_seconds=between("tool seconds", tool_seconds, 0.0, 1e6),
         spanned=whole_number("steps spanned", steps_spanned, maximum=MOST_SPANNED),
     )  # fmt: skip
     pools = [
@@ -257,7 +274,7 @@ def rl_step(
         raise _misfit(described, machine, serving, answers, pools[-1], count, replica_layout)
     pools = [pool for pool in pools if len(pool.seconds)]
 
-    work = (rollouts, prompt + output, mfu, updates)
+    work = (rollouts, prompt + output, prompt + longest, mfu, updates)
 
     @cache
     def train_beside(rollout_chips: int) -> tuple[float, str] | NothingFits:
@@ -388,15 +405,18 @@ def _check(rollouts: int, output: float, longest: float, prompt: float, updates:
 
 
 def _training(
-    model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, mfu: float | None, updates: int
-) -> tuple[float, str]:
+    model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, most_tokens: float, mfu: float | None,
+    updates: int,
+) -> tuple[float, str]:  # fmt: skip
     """Return the seconds of training on all answers with their prompts, and the layout; "" with a given MFU."""
     if mfu is not None:
         rate = float(system.chip.peak["bf16"]) * share("mfu", positive("mfu", mfu)) * chips
         return TRAINING_FLOP * float(active_parameters(model)) * rollouts * sequence_tokens / rate, ""
     length = int(np.ceil(sequence_tokens / PACKED)) * PACKED
     batch = int(np.ceil(rollouts / updates))
-    training_plan = train(model, system, chips=chips, seq=length, batch=batch, changes=False)
+    # A micro-batch of answers of mean length has room for the longest, unless all of them are shorter together.
+    packed = next((size for size in divisors(batch) if size * length >= most_tokens), batch)
+    training_plan = train(model, system, chips=chips, seq=length, batch=batch, least_micro_batch=packed, changes=False)
     return updates * float(np.asarray(training_plan.step.total)), show_training_layout(training_plan.step.layout)
 
 

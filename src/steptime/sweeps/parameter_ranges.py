@@ -67,13 +67,13 @@ from steptime.planning.plan_result import Pool
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question
 from steptime.questions.registry import find_input, plain_name
 from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system, settable_figures
-from steptime.questions.train_question import YEAR, bind_train
+from steptime.questions.train_question import YEAR, bind_train, solve
 from steptime.scaling.lifetime_compute import read_served
 from steptime.scaling.scaling_laws import Law, load_law, load_laws, with_constant
 from steptime.sweeps.axes import read_values
 from steptime.sweeps.sensitivity_result import written
 from steptime.training.training_runs import LARGEST_RUN_OVERHEAD, TYPICAL_RUN_OVERHEAD, UNCERTAIN_LOSSES
-from steptime.training.training_stack import TrainingEngine, step_time_range
+from steptime.training.training_stack import TrainingEngine
 from steptime.units import percent
 from steptime.workload.workload import choose_speculation
 
@@ -469,10 +469,12 @@ RUN_LOSSES: Final = (
 
 def _training_inputs(input_values: InputValues, answer: str) -> Iterator[Unsure]:
     """Yield the uncertain inputs of a training run: time of a step, failures, other overhead and rent."""
-    inputs, model, system, engine = bind_train(input_values)
+    inputs, _, system, engine = bind_train(input_values)
     if not engine.fit:
         return
-    low, high = step_time_range(engine, system, experts=model.routed)
+    # The range that `train` prints: of a searched layout, or with the user's own runs.
+    step = solve(input_values, changes=False).step
+    low, high = (float(np.asarray(end / step.total)) for end in (step.low, step.high))
     yield Unsure(
         name=SCATTER, description="the error of the predicted step", low=low, base=1.0, high=high, broadcasts=False,
         basis="runs of left-out models", learn="a few steps of your own, then `steptime calibrate`",

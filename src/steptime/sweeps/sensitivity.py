@@ -158,7 +158,7 @@ def compute_sensitivity(
     for name, value in fixed.items():
         if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
             raise RangeError(f"{name}: must be one value, got {short_repr(value)}; give a range with vary")
-    answer_name = choose_answer(question, answer)
+    answer_name = choose_answer(question, answer, has_run=fixed.get("tokens") is not None)
     ranges = list(ranges)
 
     # A default layout would change from point to point if sizes or subject vary.
@@ -275,8 +275,9 @@ class _Asking:
         if name not in answers:
             raise UnknownName(f"answer of {self.question.name}", name, answers, f"It has {', '.join(answers)}.")
         if not np.all(np.isfinite(np.asarray(answers[name], dtype=np.float64))):
-            rent_hint = "; no rent is known: give one (--rent 2.10), or another answer (--answer time)" if "usd" in name else ""
-            raise InputError(f"{name}: is unknown with these inputs{rent_hint}")
+            answer = next((name for name in self.question.shows if "usd" not in name), "")
+            rent_hint = f"; no rent is known: give one (--rent 2.10), or another answer (--answer {answer})"
+            raise InputError(f"{name}: is unknown with these inputs{rent_hint if 'usd' in name else ''}")
         return name
 
 
@@ -293,12 +294,13 @@ def _ask_placed(
     return question.ask(question_inputs, answer_names)
 
 
-def choose_answer(question: Question, answer: str | None) -> str:
+def choose_answer(question: Question, answer: str | None, *, has_run: bool = False) -> str:
     """Return the name of the answer: the given one, else the cost, else the first.
 
     Args:
         question: The question.
         answer: Name of the answer; None for the default.
+        has_run: Whether a training step is a part of a run, which has a rent.
 
     Returns:
         Name of a numeric answer; "" if a Python function has not yet named its answers.
@@ -309,7 +311,8 @@ def choose_answer(question: Question, answer: str | None) -> str:
     """
     if answer is None:
         shows = [name for name in question.shows if not question.answers[name].text] if question.answers else []
-        return next((name for name in shows if name.startswith("usd_per_million")), shows[0] if shows else "")
+        costs = ("usd_per_million", *(("usd",) if has_run and question.name == "train" else ()))
+        return next((name for name in shows if name.startswith(costs)), shows[0] if shows else "")
     answer = answer.replace("-", "_")
     question.check_answer(answer)
     if question.answers and question.answers[answer].text:

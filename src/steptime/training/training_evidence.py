@@ -58,6 +58,10 @@ LEAST_ROWS: Final = 512
 # Largest fitted runs: chips of Llama 3 405B (arXiv 2407.21783, table 4), and tokens of a sequence of NeMo 24.07.
 MOST_MEASURED_CHIPS: Final = 8192
 LONGEST_MEASURED_SEQUENCE: Final = 1_048_576
+# Number formats of the fitted runs, by the maker of the chips. Another format has the efficiency of a format with as many bits.
+MEASURED_FORMATS: Final = {
+    "NVIDIA": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"), "AMD": ("fp8",), "Google": ("bf16", "int8"),
+}  # fmt: skip
 MEASURED_SCHEDULES: Final = ("1f1b", "interleaved")
 # Schedules of one family's runs: DeepSeek-V3 on 2,048 H800 (arXiv 2412.19437, section 3.2.1). No public stack starts them.
 MEASURED_SCHEDULES_OF: Final = {"deepseek_v3": ("dualpipe",)}
@@ -174,7 +178,7 @@ def search_optimism(engine: TrainingEngine, system: System, *, experts: bool) ->
 
 
 def unlike_measured_runs(engine: TrainingEngine, system: System, job: TrainingJob, chips: int) -> tuple[str, ...]:
-    """Return the ways in which a run is unlike those of the fit: its chip, its number of chips and its length.
+    """Return the ways in which a run is unlike those of the fit: its chip, its format, its number of chips and its length.
 
     Args:
         engine: Training stack.
@@ -187,8 +191,13 @@ def unlike_measured_runs(engine: TrainingEngine, system: System, job: TrainingJo
     """
     if not engine.fit:
         return ()
+    vendor = system.chip.vendor
     differences = (
         (not engine.has_run_on(system.chip.name), f"no fitted run of this stack on {system.chip.title or system.chip.name}"),
+        (
+            job.dtype not in MEASURED_FORMATS.get(vendor, (job.dtype,)),
+            f"no fitted run on chips of {vendor} has {job.dtype}",
+        ),
         (chips > MOST_MEASURED_CHIPS, f"the largest fitted run has {MOST_MEASURED_CHIPS:,} chips"),
         (
             float(np.max(job.seq)) > LONGEST_MEASURED_SEQUENCE,

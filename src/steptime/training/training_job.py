@@ -79,7 +79,7 @@ class TrainingJob:
     exchange of tokens with another micro-batch. narrow_attention, narrow_head: whether attention and the
     head of such a step are in 8 bits. overlapped_exchange: whether 1F1B overlaps the exchange of tokens with another
     micro-batch, without such a kernel. offload: what is in host memory: "none", "optimizer", "activations", or both joined by
-    "+".
+    "+". least_micro_batch: sequences that a searched micro-batch has at least; packed ones have room for the longest sequence.
     """
 
     seq: Number
@@ -104,6 +104,7 @@ class TrainingJob:
     narrow_head: bool = False
     overlapped_exchange: bool = False
     offload: str = NO_OFFLOAD
+    least_micro_batch: int = 1
 
     def offloads(self, part: str) -> bool:
         """Return whether a part is in host memory.

@@ -84,7 +84,17 @@ from steptime.units import DAY, counted, parse, percent, show
 
 # Tokens of a run.
 MAX_RUN_TOKENS: Final = 1e18
-JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention", "expert_imbalance", "offload")
+JOB_OPTIONS: Final = (
+    "dtype",
+    "task",
+    "optimizer",
+    "lora_rank",
+    "mtp",
+    "attention",
+    "expert_imbalance",
+    "offload",
+    "least_micro_batch",
+)
 
 
 # Term of the time by which layouts from a search run slower than predicted.
@@ -283,7 +293,7 @@ class Training(Tabular):
 def training_job(
     system: System, engine: TrainingEngine, *, seq: Number, batch: Number, dtype: str = "bf16", task: str = "pretrain",
     optimizer: str = "adamw", lora_rank: int = 16, mtp: bool = False, attention: str = "flash",
-    expert_imbalance: Number = 1.0, offload: str = NO_OFFLOAD, model: Model | None = None,
+    expert_imbalance: Number = 1.0, offload: str = NO_OFFLOAD, least_micro_batch: int = 1, model: Model | None = None,
 ) -> TrainingJob:  # fmt: skip
     """Return a checked job with the gradient and logit bytes of the stack.
 
@@ -300,6 +310,7 @@ def training_job(
         attention: "flash" or "unfused".
         expert_imbalance: Rows of the busiest expert-parallel rank over the mean.
         offload: What is in host memory: "none", "optimizer", "activations" or "optimizer+activations".
+        least_micro_batch: Sequences that a searched micro-batch has at least.
         model: Model to train, which decides on fused kernels of its recipe; none of them if None.
 
     Returns:
@@ -313,7 +324,7 @@ def training_job(
         gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes, gathered_inputs=engine.gathered_inputs,
         grouped_experts=engine.grouped_experts,
         narrow_gather=engine.narrow_gather, adapted=engine.adapted, expert_imbalance=expert_imbalance, offload=offload,
-        **({} if model is None else engine.recipe_flags(model.family, system.chip.name)),
+        least_micro_batch=least_micro_batch, **({} if model is None else engine.recipe_flags(model.family, system.chip.name)),
     )  # fmt: skip
     return check_job(job, system)
 
@@ -460,7 +471,7 @@ def train(
         reliability: Failure rate, checkpoint and restart times, and other overhead; the defaults if None.
         changes: Whether speed-ups by changes of machine and format are computed.
         evidence: "measured" for layouts of kinds that measured runs cover if any of them fits, or "any".
-        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, offload, as for
+        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, expert_imbalance, offload, least_micro_batch, as for
                 `TrainingJob`.
 
     Returns:

@@ -298,7 +298,8 @@ def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fi
         return [fixed_axes[name]] if name in fixed_axes else possible
 
     most_sequences = max(MOST_SEQUENCES_TOGETHER, MOST_TOKENS_TOGETHER // job.seq)
-    micro_batches = [size for size in MICRO_BATCHES if size <= most_sequences]
+    sizes = [job.least_micro_batch * size for size in MICRO_BATCHES]
+    micro_batches = [size for size in sizes if size <= max(most_sequences, job.least_micro_batch)]
 
     # dp is the remaining factor of the chips; every combination that divides model and batch is a row.
     rows = []

@@ -67,6 +67,8 @@ def budget_view(budget: Budget, *, width: int) -> Answer:
     chart = _cost_chart(budget, best, width) if budget.demand.weight else None
     beyond = [f"{choice.law}: {in_beyond(choice.beyond, choice.scaling_law)}." for choice in budget.choices if choice.beyond]
     extrapolation = section("Extrapolation beyond the runs of each law", beyond)
+    traffic = "the ranges hold traffic, lifetime and --eta fixed; `steptime sensitivity budget` with these options varies them"
+    fixed = [traffic] if budget.demand.served and machine is None else []
     # A named machine answers in money; the closed form becomes a detail.
     body: list[RenderableType | None] = [laws, meaning, *bill, chart]
     details: list[RenderableType | None] = [extrapolation]
@@ -76,7 +78,7 @@ def budget_view(budget: Budget, *, width: int) -> Answer:
     return Answer(
         sentence=_budget_sentence(budget),
         conditions=f"Target: {budget.target.words}. Scaling law: {best.law}.{_demand_in_words(budget)}",
-        body=body, details=details, warnings=[*budget.warnings, *(machine.notes if machine is not None else ())],
+        body=body, details=details, warnings=[*budget.warnings, *fixed, *(machine.notes if machine is not None else ())],
         full_adds=[
             "bill by law, sizes that were planned" if machine is not None else "",
             "extrapolation of each law" if beyond else "",

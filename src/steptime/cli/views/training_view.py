@@ -224,7 +224,8 @@ def _miss(training: Training, name: str) -> str:
     takes = _days(run.seconds) if name == "deadline" else usd(run.usd)
     probability = _percent(training.limit_probability[name])
     limit = LIMIT_WORDS[name](training.limits[name])
-    return f"{takes}: misses the {name} of {limit} (chance to meet it: {probability})."
+    misses = {"deadline": "misses the deadline", "budget": "exceeds the budget"}[name]
+    return f"{takes}: {misses} of {limit} (chance to meet it: {probability})."
 
 
 def _step_time(training: Training) -> str:
@@ -270,6 +271,9 @@ def _figures(training: Training, system: System, *, full: bool, launcher: str) -
 
 # How limits of a run are written.
 LIMIT_WORDS: Final[dict[str, Callable[[float], str]]] = {"deadline": lambda limit: show(limit, "s"), "budget": usd}
+MISS_WORDS: Final = {"deadline": "miss the deadline", "budget": "exceed the budget"}
+# Duration of contracts by their term. A shorter run leaves the chips to another use.
+CONTRACT_SECONDS: Final = {"three-year": 3 * 365 * DAY}
 # Share of a chip's memory above which a longer sequence or a fragmented allocator may not fit.
 FULL_SHARE = 0.9
 # Tokens of a step above which --batch was probably given in tokens: four times those of DeepSeek-V3 (15,360 x 4,096).
@@ -277,14 +281,17 @@ MOST_TOKENS_PER_STEP = 2.5e8
 
 
 def _risks(training: Training) -> str:
-    """Return what can make the run longer: limits, failures, a full chip, and what no fitted run had."""
+    """Return what makes a run longer or more expensive: limits, contracts, failures, a full chip, what no fitted run had."""
     step, run = training.step, training.run
     share = float(np.asarray(step.memory.used / step.memory.capacity))
     risks = [
-        f"{_percent(1 - training.limit_probability[name])} chance to miss the {name} of {LIMIT_WORDS[name](limit)}"
+        f"{_percent(1 - training.limit_probability[name])} chance to {MISS_WORDS[name]} of {LIMIT_WORDS[name](limit)}"
         for name, limit in training.limits.items()
         if name not in training.missed_limits
     ]
+    rent = training.system.rent
+    if run is not None and math.isfinite(run.usd) and run.seconds < CONTRACT_SECONDS.get(rent.term, 0.0):
+        risks.append(f"the rent is that of a {rent.term} contract")
     if run is not None and run.failures >= 1:
         risks.append(f"a failure every {show(run.between_failures, 's')}")
     elif run is not None and run.failures > 0:
@@ -321,9 +328,8 @@ def _percent(probability: float) -> str:
 
 def _evidence(training: Training) -> list[tuple[str, str | Text]]:
     """Return which layouts were measured, how many are about as fast, and the allowance of the search."""
-    kind = "measured kind" if training.evidence == MEASURED else "no run has this kind of layout"
-    close = f"; {training.close_layouts:,} layouts are within 3.5 % of the fastest: measured kinds come first, then "
-    close += "the fewest forms of parallelism and recomputation"
+    kind = "measured runs have this kind of layout" if training.evidence == MEASURED else "no run has this kind of layout"
+    close = f"; the simplest of {training.close_layouts:,} layouts within 3.5 % of the fastest"
     saving = percent(training.unmeasured_saving)
     unmeasured = f"{training.unmeasured}: {saving} less time, if its prediction holds (--evidence any)"
     allowance = (
