@@ -169,7 +169,7 @@ class Watcher:
         weights, experts = stored_formats(load_model(str(settings["model"]), catalog=catalog))
         if not settings.get("weights"):
             self.settings = {**settings, "weights": weights, "experts": settings.get("experts") or experts}
-        formats = {name: str(self.settings.get(name) or "") for name in ("weights", "experts", "kv")}
+        formats: dict[str, Any] = {name: str(self.settings.get(name) or "") for name in ("weights", "experts", "kv")}
         model = load_model(str(settings["model"]), catalog=catalog, **formats)
         layout = Layout(**{axis: int(settings.get(axis) or 1) for axis in AXES})
         room = float(memory_per_chip(model, self.system, batch=0, context=0, layout=layout).cache_room)
