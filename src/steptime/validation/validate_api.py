@@ -238,8 +238,8 @@ def _unknown_engines(rows: Iterable[Mapping[str, str]], catalog: str | None) -> 
     """Say which engines of the rows are none of the catalogue, so that the typical one stands for them."""
     names = sorted({row["engine"] for row in rows} - {TYPICAL})
     unknown = [short_repr(name) for name in names if resolve_engine(name, catalog=catalog).name == TYPICAL]
-    known = ", ".join(name for name in ENGINES if name != TYPICAL)
-    return [f"engine {', '.join(unknown)} is not known ({known}): {TYPICAL} predicts its runs"] if unknown else []
+    choices = ", ".join(name for name in ENGINES if name != TYPICAL)
+    return [f"engine {', '.join(unknown)} is not known ({choices}): {TYPICAL} predicts its runs"] if unknown else []
 
 
 def _corrections(anchor: Anchors | None) -> list[str]:
