@@ -64,6 +64,10 @@ QUESTIONS = {
     "stranger: I pay another rent": ("tutorials/buy.md", "--rent"),
     "stranger: which releases of vLLM are known?": ("scoreboard.md", "Engines and releases"),
     "stranger: does it know diffusion models?": ("how-to/own-model.md", "Diffusion models"),
+    "stranger: is my result of AIPerf or GuideLLM read?": ("how-to/own-runs.md", "AIPerf"),
+    "stranger: what do cold starts cost?": ("simulate.md", "--autoscale"),
+    "stranger: which Pythons and platforms?": ("how-to/programs.md", "Python 3.11"),
+    "stranger: may I use it at work, and how do I cite it?": ("how-to/programs.md", "CITATION.cff"),
     "stranger: what does a prefix cache save?": ("how-to/long-context.md", "--cached"),
 }
 

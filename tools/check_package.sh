@@ -22,8 +22,12 @@ if "$work/tools/bin/pip" install --quiet twine; then "$work/tools/bin/twine" che
 # The wheel, without an extra, in an empty folder.
 mkdir "$work/empty" && cd "$work/empty"
 "$python" -m venv wheel
+# pip itself does not count.
+bare=$(du -sm wheel | cut -f1)
 wheel/bin/pip install --quiet "$dist"/steptime-*.whl
-echo "installed size: $(du -sm wheel | cut -f1) MB"
+size=$(($(du -sm wheel | cut -f1) - bare))
+echo "installed size: $size MB"
+test "$size" -lt 130
 wheel/bin/steptime --version
 wheel/bin/steptime step llama-3.1-8b hgx-h100 --batch 64 --context 4k --json >/dev/null
 wheel/bin/python -c "import steptime as st; names = {}; exec('from steptime import *', names); assert {*dir(st)} <= {*names}"

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
+import steptime as st
 from steptime.cli.main import _with_option
 from steptime.physics.run_covariance import read_covariances
 from tests.cli.test_commands import run
+from tests.conftest import each
 from tests.validation.test_anchors import measured, written
 from tests.validation.test_load_generators import VLLM
+from tests.validation.test_training_runs import written as training_runs
 
+AIPERF = Path(__file__).parents[1] / "validation/harnesses/aiperf.json"
 STEP = "step llama-3.1-8b hgx-h100 --batch 64"
 
 
@@ -98,6 +103,32 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
         shown = run(asked + wrong)
         assert (shown.returncode, shown.stderr.count("\n")) == (2, 1)
         assert says in shown.stderr
+
+
+def test_the_engine_of_a_result_that_names_none_can_be_given(tmp_path, monkeypatch):
+    """AIPerf's file does not say which engine served the requests."""
+    monkeypatch.setenv("STEPTIME_CATALOG", str(tmp_path))
+    asked = f"{STEP} --weights bf16 --anchor {AIPERF},tp=1"
+    shown = run(asked)
+    assert shown.returncode == 2
+    assert "engine=vllm after the file" in shown.stderr
+    corrected = json.loads(run(f"{asked},engine=vllm --json").stdout)
+    assert corrected != json.loads(run(f"{STEP} --weights bf16 --json").stdout)
+    settings = "--system hgx-h100 --tp 1 --weights bf16"
+    listed = json.loads(run(f"anchors add {AIPERF} {settings} --engine vllm --name mine --json").stdout)
+    assert [anchor["engine"] for anchor in listed["anchors"]] == ["vllm"]
+    assert st.load_anchor(AIPERF, system="hgx-h100", tp=1, weights="bf16", engine="vllm").anchors[0].engine == "vllm"
+    kept = json.loads(run(f"{STEP} --weights bf16 --json").stdout)
+    assert kept["total_s"] == corrected["total_s"]
+
+
+@each("command", ["anchors add", "validate", "calibrate --name mine"])
+def test_settings_beside_a_table_of_training_runs_are_refused(command, tmp_path, monkeypatch):
+    """They were ignored."""
+    monkeypatch.chdir(tmp_path)
+    shown = run(f"{command} {training_runs(tmp_path, {})} --tp 4")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "--tp applies to JSON results only" in shown.stderr
 
 
 def test_settings_behind_a_file_keep_their_form_where_an_option_has_their_name(monkeypatch):

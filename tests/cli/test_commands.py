@@ -293,6 +293,7 @@ def test_every_command_speaks_json(words):
         ("plan deepseek-v3 gb200-nvl72 --mode aggregated,any", "mode any cannot be combined with other modes"),
         ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),
         ("plan deepseek-v3 gb200-nvl72 --launch vlm", "did you mean vllm"),
+        ("plan deepseek-v3 gb200-nvl72 --launch llm-d", "--launch-dir FOLDER adds files for Dynamo, llm-d, LiteLLM and FOCUS"),
         ("plan deepseek-v3 gb200-nvl72 --weights fp9", "did you mean fp8"),
         ("plan deepseek-v3 gb200-nvl72 --kv fp9", "unknown KV format"),
         ("plan deepseek-v3 gb200-nvl72 --imbalance 0.5", "imbalance must be at least 1"),

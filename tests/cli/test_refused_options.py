@@ -39,6 +39,7 @@ PLAN = "plan llama-3.1-8b hgx-h100 "
         (PLAN + "--ttft 2 s", "--ttft takes one word, so that 's' is left over"),
         (PLAN + "hgx-h200", "'hgx-h200' is left over; where a question takes several values"),
         (PLAN + "hgx-h200 mi300x-8", "joined by commas: hgx-h100,hgx-h200,mi300x-8"),
+        ("mcp here", "'here' is left over; mcp takes options only"),
         ("prices deepseek-v3 --tokens-per-day 2 billion", "'billion' is left over"),
         ("models llama-", "`steptime models --like llama-` lists "),
     ],

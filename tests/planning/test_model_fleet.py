@@ -33,6 +33,7 @@ from steptime.planning.fleet_program import (
     unserved_shares,
 )
 from steptime.planning.model_fleet import FleetChoice, FleetModel, FleetSystem, ModelFleet, plan_fleet, read_fleet
+from steptime.planning.planner import NO_LAYOUT
 from tests.conftest import each
 
 pytest.importorskip("scipy")
@@ -639,6 +640,17 @@ def test_sizes_of_options_by_hand(by_size, rates, chips, sizes, reason):
     found, reasons = options(chips=chips)
     assert [one.chips for one in found] == sizes
     assert reasons == ({} if reason is None else {(0, 0): reason})
+
+
+def test_a_model_without_an_option_has_the_reason_of_a_whole_search(by_size, monkeypatch):
+    """A quick search said "no such layout", and not which limit is too short."""
+    _, _, options = by_size
+
+    def plan(*_, chips, quick=False, **more):
+        return drawn_plan(chips, 1.0, feasible=False, reason=NO_LAYOUT if quick else f"--ttft 0.001 on --chips {chips}")
+
+    monkeypatch.setattr(model_fleet, "plan", plan)
+    assert options() == ([], {(0, 0): "ttft 0.001 on 8 chips"})
 
 
 def test_a_plan_without_a_range_or_a_limit_is_an_option_without_them():

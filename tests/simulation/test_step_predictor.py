@@ -163,6 +163,20 @@ def test_a_table_with_a_large_error_has_a_note(dense, monkeypatch):
     assert "seconds" in json.loads(ran.stdout)
 
 
+def test_weights_that_do_not_fit_have_a_note(dense):
+    """810 GB of weights on one chip of 80 GB; its step times are those of a machine that cannot be."""
+    wrong = compile_predictor("llama-3.1-405b", "hgx-h100", layout=st.Layout(), max_batch=4, max_tokens=16, max_context=64)
+    assert wrong.excess == pytest.approx(2 * 405.85e9 - 0.92 * 80e9, rel=0.02)
+    assert "does not fit" in wrong.note
+    assert (dense.excess, dense.note) == (0.0, "")
+
+
+def test_fields_of_several_forms_are_not_unknown(dense):
+    mixed = answer_line(dense, '{"batch": 64, "contexts": [1]}')["error"]
+    assert "fields of several forms: batch, contexts;" in mixed
+    assert "unknown fields bach;" in answer_line(dense, '{"bach": 64, "context": 2048}')["error"]
+
+
 def test_it_answers_thousands_of_times_a_second(dense):
     start = time.perf_counter()
     for _ in range(2000):

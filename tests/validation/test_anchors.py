@@ -102,6 +102,13 @@ def test_validate_with_own_runs_says_so_and_moves_errors(tmp_path):
 
 
 @pytest.mark.thorough
+def test_validate_names_an_engine_that_it_does_not_know():
+    rows = measured([1.1]) + [row | {"engine": "lmdeploy", "id": "other"} for row in measured([1.1])]
+    assert [note for note in st.validate(rows).notes if "lmdeploy" in note]
+    assert not [note for note in st.validate(rows, engine="vllm").notes if "lmdeploy" in note]
+    assert not [note for note in st.validate(measured([1.1])).notes if "is not known" in note]
+
+
 def test_explain_outside_names_the_layout_that_fits():
     fast = predict([plain(id="r0", tp="2")]).tpot[0]
     (found,) = st.load_anchor([plain(id="r0", tpot_s=repr(float(fast)), ttft_s="")]).anchors

@@ -297,8 +297,8 @@ def test_once_prints_measured_against_predicted():
 
 def test_formats_are_those_of_the_config_unless_given():
     assert Watcher(model="gpt-oss-20b", system="hgx-h100").settings["experts"] == "mxfp4"
-    assert Watcher(model="deepseek-v3", system="hgx-h200").settings["weights"] == "fp8"
-    assert Watcher(model="deepseek-v3", system="hgx-h200", weights="bf16").settings.get("experts", "") == ""
+    assert Watcher(model="deepseek-v3", system="hgx-h200", tp=8).settings["weights"] == "fp8"
+    assert Watcher(model="deepseek-v3", system="hgx-h200", tp=16, weights="bf16").settings.get("experts", "") == ""
 
 
 def test_windows_print_a_line_of_json_each():
@@ -324,6 +324,12 @@ def test_text_names_the_load_and_what_drifted():
         (f"watch localhost:1 {OPTIONS} --exporter 70000", "--exporter must be a port"),
         (f"watch localhost:1 {OPTIONS} --once", "localhost:1/metrics: cannot be reached"),
         ("watch localhost:1 --model nonesuch --system hgx-h100 --weights bf16 --once", "nonesuch"),
+        # Settings that the server cannot have are refused before its first scrape.
+        (f"watch localhost:1 {OPTIONS} --tp 3 --once", "steptime: --tp 3 does not divide the 32 heads"),
+        (
+            "watch localhost:1 --model deepseek-v3 --system hgx-h100 --tp 8 --once",
+            "the weights of deepseek-ai/DeepSeek-V3 need",
+        ),
     ],
 )
 def test_wrong_input_is_one_message(words: str, says: str):

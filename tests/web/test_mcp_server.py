@@ -115,6 +115,13 @@ def test_a_step_has_the_figures_of_the_question_with_unit_range_and_grade():
 
 
 @pytest.mark.thorough
+def test_a_step_that_does_not_fit_says_so_first():
+    """The answer was "Step: 279 ms", with the memory as one of five figures."""
+    answer = answered("step", model="llama-3.1-405b", system="hgx-h100", tp=1)["answer"]
+    assert answer.startswith("Does not fit: needs 10.3 times the memory")
+    assert answered("step", model="llama-3.1-8b", system="hgx-h100")["answer"].startswith("Step: ")
+
+
 def test_a_plan_grades_its_times_by_the_evidence_for_the_layout():
     answer = answered("plan", **CALLS["plan"])
     assert answer["basis"]["layout_evidence"] == answer["figures"]["ttft"]["grade"] == "measured"

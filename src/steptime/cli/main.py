@@ -449,6 +449,8 @@ def _with_place(match: re.Match[str]) -> str:
     if option or before.startswith("--"):
         name = option or before.partition("=")[0]
         return f"{name} takes one word, so that {short_repr(extra)} is left over; write it without blanks or in quotes"
+    if [before] == sys.argv[1:2]:
+        return f"{short_repr(extra)} is left over; {before} takes options only"
     joined = f"{before} {extra}".replace(" ", ",")
     return f"{short_repr(extra)} is left over; where a question takes several values, they are joined by commas: {joined}"
 

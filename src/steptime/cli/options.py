@@ -563,14 +563,14 @@ def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine | None, c
         DataFileError: if a setting is missing.
     """
     from steptime.validation.bench_results import SETTING_COLUMNS, NotTold
-    from steptime.validation.user_calibration import in_own_words, load_anchor
+    from steptime.validation.user_calibration import in_own_words, read_anchors
 
     if not text.strip():
         raise RangeError("--anchor needs a file of runs: a result of a load generator, or a CSV as of `steptime validate`")
     path, settings = anchor_path(text), anchor_settings(text)
     for _ in range(len(defaults) + 1):
         try:
-            return load_anchor(path, engine=engine, catalog=catalog, **settings)
+            return read_anchors(path, settings, engine=engine, catalog=catalog)
         except NotTold as problem:
             names = [name for name, column in SETTING_COLUMNS.items() if column in problem.columns]
             filled = {name: defaults[name] for name in names if defaults.get(name) and name not in settings}

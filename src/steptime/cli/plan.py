@@ -95,7 +95,8 @@ class PlanOutput(Output):
             return (LLAMA_CPP,) if is_llama else tuple(ENGINES)
         if self.launch not in (*ENGINES, LLAMA_CPP):
             names = [*ENGINES, LLAMA_CPP, "all"]
-            raise UnknownName("engine of --launch", self.launch, names, f"Known: {', '.join(names)}.")
+            hint = f"Known: {', '.join(names)}. --launch-dir FOLDER adds files for Dynamo, llm-d, LiteLLM and FOCUS."
+            raise UnknownName("engine of --launch", self.launch, names, hint)
         if is_llama and self.launch != LLAMA_CPP:
             raise InputError(
                 f"--launch {self.launch} cannot start a plan of {engine}: use --launch {LLAMA_CPP}, or --engine {self.launch}"

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,8 +90,8 @@ class RunSettings:
         return {name: value for name, value in vars(self).items() if value not in ("", None)}
 
 
-def _is_training_file(files: Sequence[str]) -> bool:
-    """Return whether the only file is one of training runs; raise RangeError if other files are named as well."""
+def _is_training_file(files: Sequence[str], settings: Mapping[str, Any]) -> bool:
+    """Return whether the only file is one of training runs; raise RangeError for other files or settings with it."""
     if not any(name.casefold().endswith(".csv") for name in files):
         return False
     from steptime.validation.training_run_table import is_training, read_header
@@ -99,6 +99,8 @@ def _is_training_file(files: Sequence[str]) -> bool:
     training_tables = [name for name in files if name.casefold().endswith(".csv") and is_training(read_header(name))]
     if training_tables and len(files) > 1:
         raise RangeError(f"{training_tables[0]} has training runs; give no other file with it")
+    if training_tables and settings:
+        raise RangeError(f"--{next(iter(settings))} applies to JSON results only; {training_tables[0]} has columns of its own")
     return bool(training_tables)
 
 
@@ -153,7 +155,7 @@ def validate(
     not_empty("--engine", engine, "the name of an engine")
     inputs = [*files, engine or "", anchor_path(anchor or ""), run_settings.model, run_settings.system]
     output.check(ctx, inputs=inputs, predictions=predictions)
-    if _is_training_file(files):
+    if _is_training_file(files, run_settings.arguments()):
         not_empty("--anchor", anchor, "a CSV of training runs")
         _validate_training(files[0], predictions, engine, anchor, catalog, output)
         return
@@ -232,13 +234,13 @@ def calibrate(
     path = _place(name, out, force)
     not_empty("--prior", prior, "the name of an engine")
     check_outputs({"--out": path}, [*files, prior or "", run_settings.model, run_settings.system])
-    if _is_training_file(files):
+    if _is_training_file(files, run_settings.arguments()):
         with patience(f"reading the runs and fitting {name}"):
             stack, text, runs = calibrate_training(files[0], name=name, prior=prior, catalog=catalog)
         with writing(path):
             write_text_atomically(path, text)
         speed = f"{float(stack.speed):.3g}"
-        typer.echo(f"{name}: fitted to {runs:,} training runs; speed {speed} of the prior's constants")
+        typer.echo(f"{name}: fitted to {counted(runs, 'training run')}; speed {speed} of the prior's constants")
         typer.echo(f"Written to {path}: use it with `steptime train --engine {path}`")
         return
     if prior is not None:
@@ -296,6 +298,10 @@ def anchors(
     name: Annotated[
         str | None, option("Keep the runs under this name.", None, "--name", show_default="that of the file")
     ] = None,
+    engine: Annotated[
+        str | None,
+        _setting("Serving engine of the runs.", "--engine", "NAME", "that of the file, or typical where it has none"),
+    ] = None,
     skip_bad: SKIP = False,
     catalog: CATALOG = None,
 ) -> None:
@@ -307,7 +313,10 @@ def anchors(
     from steptime.validation import own_training_runs, user_calibration
 
     needs = {
-        "add FILE": (action == "add", " ".join(["name", "skip_bad", *(setting.name for setting in fields(run_settings))])),
+        "add FILE": (
+            action == "add",
+            " ".join(["name", "engine", "skip_bad", *(setting.name for setting in fields(run_settings))]),
+        ),
         "the list of runs": (action is None, "csv"),
     }
     output.check(ctx, needs)
@@ -322,15 +331,17 @@ def anchors(
     if not target:
         raise RangeError(f"anchors {action} needs {'a file of runs' if action == 'add' else 'the name of runs that are kept'}")
     not_empty("--name", name, "a name for the runs")
+    not_empty("--engine", engine, "the name of an engine")
     if action == "remove":
         say(f"Removed {user_calibration.remove(target, catalog=catalog)}.")
         return
-    if _is_training_file([target]):
+    settings = run_settings.arguments() | ({"engine": engine} if engine else {})
+    if _is_training_file([target], settings):
         path, runs = own_training_runs.keep_training(target, name=name or "", skip_bad=skip_bad, catalog=catalog)
         say(f"Keeping {path}: train uses it for the same model, system and stack; --no-anchor leaves it out.")
         output.print(runs, "validation_view.anchors_view")
         return
-    path, runs = user_calibration.keep(target, name=name or "", skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
+    path, runs = user_calibration.keep(target, name=name or "", skip_bad=skip_bad, catalog=catalog, **settings)
     say(f"Keeping {path}: plan, step and simulate use it for the same model, system and engine; --no-anchor leaves it out.")
     output.print(runs, "validation_view.anchors_view")
 

@@ -609,7 +609,7 @@ def select_anchor(anchors: Anchors | Anchor, *, model: str, system: str, engine:
         target = f"{model} on {system} with engine {engine}"
         raise InputError(
             f"{anchors.source}: has no runs of {target}, got runs of {', and of '.join(groups[:2])}{remainder}; "
-            f'use runs of the same engine (a result file without its engine, "backend", counts as typical)'
+            f"use runs of the same engine; engine={engine} after the file says that it served them"
         )
 
     # Runs of the same group come last, and the newest of these at the end.

@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -48,7 +49,7 @@ from steptime.planning.fleet_program import (
     unserved_shares,
 )
 from steptime.planning.plan_result import Plan
-from steptime.planning.planner import check_limits, plan
+from steptime.planning.planner import NO_LAYOUT, check_limits, plan
 from steptime.planning.slo_probability import check_percentile
 from steptime.result_base import Tabular, unit
 from steptime.units import HOUR, counted, parse
@@ -446,19 +447,21 @@ def fleet_options(
     machines = [system.loaded or load_system(system.name) for system in systems]
     for m, model in enumerate(models):
         config_model = model.loaded or load_model(model.name, weights=model.weights, experts=model.experts, kv=model.kv)
+        searches: dict[tuple[int, int], Callable[..., Plan]] = {}
         for s, (system, machine) in enumerate(zip(systems, machines, strict=True)):
             if model.systems and system.name not in model.systems:
                 continue
             engine = system.engine or None
             loaded = config_model if model.weights else default_formats(config_model, engine_for(machine, engine))
             best, larger, reason = 0.0, 0, "no size fits"
-            for chips in _sizes(min(system.chips, machine.chips)):
+            search = partial(
+                plan, loaded, machine, model.workload, model.slo, engine=engine, alternatives=False, elasticities=False,
+                front=False, percentile=model.percentile, sure=model.sure,
+            )  # fmt: skip
+            sizes = _sizes(min(system.chips, machine.chips))
+            for chips in sizes:
                 try:
-                    deployment = plan(
-                        loaded, machine, model.workload, model.slo, chips=chips, engine=engine, quick=True,
-                        alternatives=False, elasticities=False, front=False, diagnostics=False, percentile=model.percentile,
-                        sure=model.sure,
-                    )  # fmt: skip
+                    deployment = search(chips=chips, quick=True, diagnostics=False)
                 # The weights or the requests do not fit so few chips.
                 except Impossible as problem:
                     reason = _in_keys(str(problem))
@@ -476,7 +479,12 @@ def fleet_options(
                     break
                 larger += 1
             if not best:
-                reasons[m, s] = reason
+                reasons[m, s], searches[sizes[-1], s] = reason, search
+        # A quick search does not say which limit is too short.
+        unreached = [(chips, s) for chips, s in searches if reasons[m, s] == NO_LAYOUT]
+        if unreached and all(option.model != m for option in options):
+            chips, s = max(unreached)
+            reasons[m, s] = _in_keys(searches[chips, s](chips=chips).reason) or NO_LAYOUT
     return options, reasons
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -78,6 +78,8 @@ MODES = (AGGREGATED, DISAGGREGATED)
 # Parallel sizes that the user may choose.
 PINNED_SIZES = ("tp", "pp", "dp", "ep", "cp")
 MOST_SLOTS = 1 << 20
+# Reason of a rough search, or of one among layouts of better evidence, that found no layout.
+NO_LAYOUT: Final = "no such layout"
 # Smallest and largest chunk of the user [tokens].
 OWN_CHUNKS = (16, 1 << 20)
 # Relative gain below which the cheapest layout of all is not worth a line.
@@ -673,7 +675,7 @@ def _planned(
     if estimates is None or not selection:
         # Layouts with less evidence are tried next, and nobody reads the reason of a rough search.
         if case.evidence != ANY or case.rough:
-            return replace(common, reason="no such layout")
+            return replace(common, reason=NO_LAYOUT)
         is_simulated = case.diagnostics and _has_simulator()
         return replace(common, reason=unreachable(case, modes, layouts, simulated=is_simulated))
     first, runners_up = selection[0], selection[1:]

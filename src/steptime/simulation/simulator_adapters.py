@@ -49,6 +49,7 @@ LOOPBACK: Final = "127.0.0.1"
 PASS_FIELDS: Final = ("contexts", "prefills")
 UNIFORM_FIELDS: Final = ("batch", "context", "prompts", "tokens", "prefix")
 LLMD_FIELDS: Final = ("PromptTokens", "CachedPromptTokens", "DoRemotePrefill", "RunningReqs")
+FORMS: Final = (PASS_FIELDS, UNIFORM_FIELDS, LLMD_FIELDS)
 
 
 def answer_line(predictor: StepPredictor, line: str | bytes) -> dict[str, Any]:
@@ -73,13 +74,16 @@ def answer_line(predictor: StepPredictor, line: str | bytes) -> dict[str, Any]:
 
 def _answer(predictor: StepPredictor, request: Any) -> dict[str, Any]:
     if not isinstance(request, Mapping) or not request:
-        raise RangeError(f"request: must be an object such as {{'batch': 64, 'context': 2048}}, got {short_repr(request)[:80]}")
-    for fields in (PASS_FIELDS, UNIFORM_FIELDS, LLMD_FIELDS):
+        raise RangeError(f'request: must be an object such as {{"batch": 64, "context": 2048}}, got {short_repr(request)[:80]}')
+    for fields in FORMS:
         if set(request) <= set(fields):
             break
     else:
-        field_lists = "; ".join(", ".join(names) for names in (PASS_FIELDS, UNIFORM_FIELDS, LLMD_FIELDS))
-        raise RangeError(f"request: unknown fields {', '.join(sorted(map(str, request)))[:120]}; use one of: {field_lists}")
+        unknown = set(request) - {name for names in FORMS for name in names}
+        problem = "unknown fields" if unknown else "fields of several forms:"
+        names_text = ", ".join(sorted(unknown or request))[:120]
+        field_lists = "; ".join(", ".join(names) for names in FORMS)
+        raise RangeError(f"request: {problem} {names_text}; use the fields of one form: {field_lists}")
     if fields is PASS_FIELDS:
         contexts = [_size("contexts", value) for value in _items("contexts", request)]
         prefills = [_prompt(entry) for entry in _items("prefills", request)]

@@ -4,10 +4,10 @@ Simulators of engines ask for the time of each batch that a scheduler makes, tho
 $b$ sequences of mean context $c$ and prefills $p$ prompts of $n$ tokens each after $x$ cached tokens. On one data-parallel rank
 without pipeline stages, operators run one after another. The time of the pass is a sum:
 
-$$ t = D(b, c) + R(p n) + H(p) + A(p, n, x) + J(b, p n) + E(w, r) $$
+$$ t = D(b, c) + R(p n) + A(p, n, x) + J(b, p n) + E(w, r) $$
 
-$D$ is a decode step, $R$ one prompt without its attention, $H$ the logits of further prompts, and $A$ the attention of
-prompts. $J$ corrects for the weights, launches and host work that decode and prefill share. Each part is a table of exact
+$D$ is a decode step, $R$ one prompt without its attention, and $A$ the attention of prompts with the logits of all but the
+first. $J$ corrects for the weights, launches and host work that decode and prefill share. Each part is a table of exact
 steps of `physics.step`, and the predictor interpolates linearly between its points. $D$ and $A$ are linear in contexts for
 full attention. The points are close enough for errors below 1 % (`CLOSE`, `BEND`). `compile_predictor` measures them on
 drawn passes.
@@ -18,10 +18,10 @@ $w_i$ rows fluctuate as much as this number of equal ones (Kish, Survey Sampling
 
 $$ w = b + p n, \qquad r = \frac{(\sum_i w_i)^2}{\sum_i w_i^2} = \frac{(b + p n)^2}{b + p n^2} $$
 
-$D$, $R$, $H$ and $J$ are then without experts. Elsewhere experts depend on rows only, so that these parts include them.
+$D$, $R$, $A$ and $J$ are then without experts. Elsewhere experts depend on rows only, so that these parts include them.
 
-Where one kernel takes prompts and decoding sequences in one call (`attention_kernels.JointKernel`), $J$ is without attention.
-Two further tables have how much longer the attention of sequences is with prompts: by $b$ and $c$, and by $b$ and $n$.
+Where one kernel takes prompts and decoding sequences in one call (`attention_kernels.JointKernel`), $J$ is without attention,
+and the attention of sequences is longer with prompts: $D$ has a second table for such passes, and a third table by $b$ and $n$.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, load_model
 from steptime.number_checks import Array, between
+from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine, default_formats, engine_for, launches_kernels, model_and_system, with_launches
 from steptime.physics.layout import Layout, show_layout
@@ -48,7 +49,7 @@ from steptime.physics.op_work import has_joint_calls
 from steptime.physics.step import mixed_step
 from steptime.result_base import Result, unit
 from steptime.simulation.step_time_model import minimum_steps
-from steptime.units import percent
+from steptime.units import percent, show
 
 # Ratio of neighbouring points of an axis: the time of a roofline bends little between two of them.
 CLOSE: Final = 1.12
@@ -136,17 +137,18 @@ def interpolated(table: list[list[float]], rows: Sequence[float], columns: Seque
 class StepPredictor(Result):
     """Times of passes of one replica, from tables of exact steps; see the module for the formula.
 
-    All tables are in seconds. `decode` is by batch and context, `rows` by prompt tokens of the pass, and `heads` by prompts.
+    All tables are in seconds. `decode` is by batch and context, and `rows` by prompt tokens of the pass.
     `attention` is by prompts, tokens of a prompt and cached tokens. `shared` is by batch and prompt tokens of the pass.
-    `experts` is by rows and requests of the pass, and empty where experts depend on rows only. `joint` is by batch and context,
-    and `joint_tokens` by batch and tokens of a prompt; both are empty where prompts and sequences have their own kernels.
+    `experts` is by rows and requests of the pass, and empty where experts depend on rows only. `joint` is `decode` in passes
+    with prompts, and `joint_tokens` is by batch and tokens of a prompt; both are empty where prompts and sequences have their
+    own kernels.
     `least` is the minimum time of a pass with prompts by batch, where the host launches its kernels (above `graph_tokens`
     tokens); empty elsewhere.
     """
 
     SCHEMA: ClassVar[str] = "steptime.predictor/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "note": unit("", "warning of a table with errors above 1 %; empty for any other", kind="text")
+        "note": unit("", "warning of errors above 1 %, or of weights that do not fit; empty otherwise", kind="text")
     }
 
     model: str = field(metadata=unit("", "name of the model"))
@@ -157,6 +159,9 @@ class StepPredictor(Result):
     max_tokens: int = field(metadata=unit("tokens", "most prompt tokens of a pass"))
     max_context: int = field(metadata=unit("tokens", "longest context of the table"))
     error: float = field(default=0.0, metadata=unit("", "largest relative error on drawn passes, against exact steps"))
+    excess: float = field(
+        default=0.0, metadata=unit("B", "bytes that the weights of a chip need above its memory; 0 where they fit")
+    )
     batches: list[float] = field(metadata=LEFT_OUT)
     contexts: list[float] = field(metadata=LEFT_OUT)
     prompts: list[float] = field(metadata=LEFT_OUT)
@@ -164,7 +169,6 @@ class StepPredictor(Result):
     prefixes: list[float] = field(metadata=LEFT_OUT)
     decode: list[list[float]] = field(metadata=LEFT_OUT)
     rows: list[float] = field(metadata=LEFT_OUT)
-    heads: list[float] = field(metadata=LEFT_OUT)
     attention: list[list[list[float]]] = field(metadata=LEFT_OUT)
     shared: list[list[float]] = field(metadata=LEFT_OUT)
     shared_batches: list[float] = field(metadata=LEFT_OUT)
@@ -179,13 +183,16 @@ class StepPredictor(Result):
 
     @property
     def note(self) -> str:
-        """The warning of a table with errors above 1 %; "" for a table within."""
-        if self.error <= PROMISED:
-            return ""
-        return (
-            f"this table departs from exact steps by up to {percent(self.error, 1)}, above the "
-            f"{percent(PROMISED)} of other tables; ask `steptime step` for the exact time of a pass"
-        )
+        """The warning of errors above 1 %, or of weights that do not fit; "" otherwise."""
+        notes = []
+        if self.excess > 0:
+            notes.append(f"does not fit: the weights need {show(self.excess, 'B')} more than the memory of a chip; raise tp")
+        if self.error > PROMISED:
+            notes.append(
+                f"this table departs from exact steps by up to {percent(self.error, 1)}, above the "
+                f"{percent(PROMISED)} of other tables; ask `steptime step` for the exact time of a pass"
+            )
+        return "; ".join(notes)
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the subject and the range of the table.
@@ -228,16 +235,15 @@ class StepPredictor(Result):
             raise RangeError(f"context: the table holds 0 to {self.max_context:,} tokens, got {longest:g}; raise max_context")
         seconds = 0.0
         if batch > 0:
-            seconds = interpolated(self.decode, self.batches, self.contexts, batch, context)
+            table = self.joint if total > 0 and self.joint else self.decode
+            seconds = interpolated(table, self.batches, self.contexts, batch, context)
         if total > 0:
             k, w = place(self.tokens, total)
             seconds += (1 - w) * self.rows[k] + w * self.rows[k + 1] + self._attention(prompts, tokens, prefix)
             if batch > 0:
                 seconds += interpolated(self.shared, self.shared_batches, self.shared_tokens, batch, total)
                 if self.joint:
-                    # How much longer the attention of decoding sequences is with prompts.
-                    longer = interpolated(self.joint, self.batches, self.contexts, batch, context)
-                    seconds += longer + interpolated(self.joint_tokens, self.batches, self.tokens, batch, tokens)
+                    seconds += interpolated(self.joint_tokens, self.batches, self.tokens, batch, tokens)
         if self.experts and batch + squares > 0:
             seconds += self._experts(batch + total, batch + squares)
         if self.least and total > 0 and batch + total > self.graph_tokens:
@@ -257,8 +263,9 @@ class StepPredictor(Result):
         p, u = place(self.prompts, prompts)
         i, v = place(self.tokens, tokens)
         k, w = place(self.prefixes, prefix)
-        seconds = (1 - u) * self.heads[p] + u * self.heads[p + 1]
-        for offset, share in ((p, 1 - u), (p + 1, u)):
+        seconds = 0.0
+        # A single prompt, as in most passes, is at a point.
+        for offset, share in ((p, 1 - u), (p + 1, u)) if u else ((p, 1.0),):
             near, far = self.attention[offset][i], self.attention[offset][i + 1]
             seconds += share * ((1 - v) * ((1 - w) * near[k] + w * near[k + 1]) + v * ((1 - w) * far[k] + w * far[k + 1]))
         return seconds
@@ -355,9 +362,10 @@ def compile_predictor(
             "compile one predictor per rank"
         )
     tables = _tables(loaded, machine, runs_on, degrees, max_batch, max_tokens, max_context)
+    room = float(memory_per_chip(loaded, machine, batch=0, context=0, layout=degrees, engine=runs_on).cache_room)
     predictor = StepPredictor(
         model=loaded.name, system=machine.name, engine=runs_on.name, layout=degrees, max_batch=max_batch,
-        max_tokens=max_tokens, max_context=max_context, **tables,
+        max_tokens=max_tokens, max_context=max_context, excess=max(0.0, -room), **tables,
     )  # fmt: skip
     sizes = drawn_passes(predictor, SAMPLES, SEED)
     exact = mixed_step(loaded, machine, **sizes, layout=degrees, engine=runs_on, parts=False).total
@@ -433,7 +441,7 @@ def _tables(
     heads = without(ATTENTION, *routed_term, prompts=np.array(prompts), tokens=1) - np.interp(prompts, tokens, rows)
     attention = partial(seconds, ATTENTION)
     grid = np.array(prompts)[:, None, None], np.array(tokens)[None, :, None], np.array(prefixes)[None, None, :]
-    attended = attention(prompts=grid[0], tokens=grid[1], prefix=grid[2])
+    attended = attention(prompts=grid[0], tokens=grid[1], prefix=grid[2]) + heads[:, None, None]
 
     # What both parts of a mixed pass share does not depend on contexts.
     fixed = min(max_context, 128)
@@ -446,7 +454,7 @@ def _tables(
     if joined:
         sequences: dict[str, Any] = {"batch": column, "context": np.array(contexts)[None, :]}
         prompt: dict[str, Any] = {"prompts": 1, "tokens": 1}
-        longer = attention(**sequences, **prompt) - attention(**sequences) - attention(**prompt)
+        longer = decode + attention(**sequences, **prompt) - attention(**sequences) - attention(**prompt)
         sequences, prompt = {"batch": column, "context": fixed}, {"prompts": 1, "tokens": np.array(tokens)[None, :]}
         longer_tokens = attention(**sequences, **prompt) - attention(**prompt)
         longer_tokens = longer_tokens - longer_tokens[:, :1]
@@ -456,7 +464,7 @@ def _tables(
         least = minimum_steps(lambda slow: mixed_step(model, system, **smallest, engine=slow).total, launching).tolist()
     return {
         "batches": batches, "contexts": contexts, "prompts": prompts, "tokens": tokens, "prefixes": prefixes,
-        "decode": decode.tolist(), "rows": rows.tolist(), "heads": heads.tolist(), "attention": attended.tolist(),
+        "decode": decode.tolist(), "rows": rows.tolist(), "attention": attended.tolist(),
         "shared": shared.tolist(), "shared_batches": shared_batches, "shared_tokens": shared_tokens,
         "joint": longer.tolist(), "joint_tokens": longer_tokens.tolist(),
         "least": least, "graph_tokens": float(launching.overheads.graph_tokens),

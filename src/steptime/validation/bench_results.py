@@ -37,14 +37,15 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName, 
 from steptime.hardware.number_formats import number_format
 from steptime.models.model_loading import load_model
 from steptime.number_checks import MOST_CHIPS, whole_number
-from steptime.physics.engine import TYPICAL
+from steptime.physics.engine import TYPICAL, load_engine
 from steptime.units import count
 from steptime.validation.harness_results import HARNESS_NAMES, inferencex_columns, is_inferencex, split_results
 from steptime.validation.run_table import AXES, COLUMNS, DRAWN_SPREAD, OPTIONAL, REQUESTS, SPREAD, as_read, checker, read_runs
 
 OPTIONS = {
-    "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
-    "ep": "--ep WAYS", "weight_dtype": "--weights FORMAT", "expert_dtype": "--experts FORMAT", "kv_dtype": "--kv FORMAT",
+    "model": "--model NAME", "engine": "--engine NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES",
+    "dp": "--dp GROUPS", "ep": "--ep WAYS", "weight_dtype": "--weights FORMAT", "expert_dtype": "--experts FORMAT",
+    "kv_dtype": "--kv FORMAT",
 }  # fmt: skip
 SETTING_COLUMNS = {option.removeprefix("--").split()[0]: column for column, option in OPTIONS.items()}
 """Values that result files lack: the argument, and the column of a run that it fills."""
@@ -205,6 +206,8 @@ def _check_given(overrides: Mapping[str, str], catalog: str | None) -> None:
             whole_number(axis, count(overrides[axis], axis), maximum=MOST_CHIPS)
     if "system" in overrides:
         load_system(overrides["system"], catalog)
+    if "engine" in overrides:
+        load_engine(overrides["engine"], catalog)
     if "model" in overrides:
         load_model(overrides["model"], catalog=catalog)
     for column in ("weight_dtype", "expert_dtype"):
@@ -376,16 +379,16 @@ def convert_result(result: Any, overrides: Mapping[str, str], *, id_: str) -> di
 
     # Requests in flight are not in the file; they follow from the load and the measured times.
     flight, at_once = _in_flight(result, rate=rate, ttft=ttft, decoding=tpot * (means["output"] - 1))
-    settings = dict.fromkeys(OPTIONS, "") | MAY_LACK | _read_server_info(server or {}) | _written(result) | dict(overrides)
     backend = str(result.get("backend") or result.get("endpoint_type") or "")
     engine = next((name for start, name in ENGINES.items() if backend.startswith(start)), TYPICAL)
+    settings = dict.fromkeys(OPTIONS, "") | MAY_LACK | _read_server_info(server or {}) | {"engine": engine} | _written(result)
     date = re.match(r"(\d{4})(\d\d)(\d\d)-", str(result.get("date", "")))
     return {
         "id": id_,
-        "engine": engine,
         "engine_version": str(server.get("version", "") if server else ""),
         "measured": "-".join(date.groups()) if date else "",
         **settings,
+        **overrides,
         **{f"{key}_tokens": str(max(1, round(mean))) for key, mean in means.items()},
         **{f"{key}_mean": f"{mean:.6g}" for key, mean in means.items()},
         SPREAD: f"{_spread(result):.4g}",

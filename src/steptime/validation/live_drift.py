@@ -30,16 +30,18 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError, RangeError, install_hint
-from steptime.hardware.number_formats import number_format
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million, with_rent
 from steptime.models.model import stored_formats
 from steptime.models.model_loading import load_model
+from steptime.physics.chip_memory import memory_per_chip
+from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
-from steptime.units import percent
+from steptime.units import percent, show
 from steptime.validation.bench_results import SETTING_COLUMNS, convert_result, read_rows
 from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.engine_metrics import Scrape, Window, fetch_text, is_restarted, read_scrape, window_between
 from steptime.validation.predictions import grouped, predict, resolve_engine
+from steptime.validation.run_table import AXES
 
 # Share of its weight that a window keeps for each later one.
 FADING: Final = 0.98
@@ -163,13 +165,19 @@ class Watcher:
         self.replicas, self.catalog, self.settings = replicas, catalog, settings
         system = load_system(str(settings["system"]), catalog)
         self.system = system if rent is None else with_rent(system, rent)
-        # A wrong name or format ends here, before the first scrape. Without a format the server has those of the config.
+        # Wrong settings end here, before the first scrape. Without a format the server has those of the config.
         weights, experts = stored_formats(load_model(str(settings["model"]), catalog=catalog))
         if not settings.get("weights"):
             self.settings = {**settings, "weights": weights, "experts": settings.get("experts") or experts}
-        for name in ("weights", "experts"):
-            if settings.get(name):
-                number_format(str(settings[name]))
+        formats: dict[str, Any] = {name: str(self.settings.get(name) or "") for name in ("weights", "experts", "kv")}
+        model = load_model(str(settings["model"]), catalog=catalog, **formats)
+        layout = Layout(**{axis: int(settings.get(axis) or 1) for axis in AXES})
+        room = float(memory_per_chip(model, self.system, batch=0, context=0, layout=layout).cache_room)
+        if room < 0:
+            raise RangeError(
+                f"tp, pp, dp and ep: the weights of {model.name} need {show(-room, 'B')} more than the memory of a chip; give "
+                "the sizes of the server, and its formats"
+            )
         self.sums = DriftSums()
         self.predictions: dict[tuple[Any, ...], tuple[dict[str, tuple[float, ...]], dict[str, float]]] = {}
 

@@ -82,7 +82,7 @@ def _compared(
     source = source or os.path.basename(path)
     bad = [(place, run) for place, run in enumerate(runs) if isinstance(run, str)]
     if bad and not skip_bad:
-        raise DataFileError(path, f"{bad[0][1]}; --skip-bad leaves such rows out", bad[0][0] + 2)
+        raise DataFileError(path, f"{bad[0][1].rstrip('.')}; --skip-bad leaves such rows out", bad[0][0] + 2)
     left_out = [f"{rows[place].get('id') or f'line {place + 2}'}: {reason}" for place, reason in bad]
     readable = [run for run in runs if isinstance(run, TrainingRun)]
     matching_runs = [run for run in readable if engine is None or engine.name in (run.stack, TYPICAL)]

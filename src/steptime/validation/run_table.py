@@ -470,7 +470,7 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
             kind = "time" if name.endswith("_s") and name not in RATES else "number"
             return f"{name} must be a {kind} greater than 0, got {short_repr(text)}"
         if value > (longest := LONGEST_SECONDS.get(name, math.inf)):
-            hint = f"times are in seconds, not in milliseconds; {value / 1000:g}?"
+            hint = f"times are in seconds, not in milliseconds; write {value / 1000:g}"
             return f"{name} must be at most {longest:,.0f} s, got {short_repr(text)}: {hint}"
         if name == REQUESTS and value < 1:
             return f"{name} must be at least 1, got {short_repr(text)}"

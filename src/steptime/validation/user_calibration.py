@@ -51,13 +51,14 @@ Group = tuple[str, str, str, str]
 
 
 def load_anchor(
-    runs: Runs | None = None, *, engine: Engine | None = None, catalog: str | None = None, **settings: str | int
+    runs: Runs | None = None, *, engine: Engine | str | None = None, catalog: str | None = None, **settings: str | int
 ) -> Anchors:
     """Compare a user's runs with predictions: the `anchor=` of a plan, step or run.
 
     Args:
         runs: File, folder, several of them, or rows as dicts by column; by default the runs stored by `steptime anchors`.
-        engine: Engine for the runs with its name, instead of the shipped one.
+        engine: Engine for the runs with its name, instead of the shipped one; or the name of the engine that served the runs of
+            a JSON result.
         catalog: Folder of additional catalogue entries.
         **settings: Values that JSON results lack (`system="hgx-h200", tp=4, weights="fp8"`).
 
@@ -69,6 +70,28 @@ def load_anchor(
     """
     if runs is None:
         return kept_anchors(catalog)
+    if isinstance(engine, str):
+        return read_anchors(runs, {**settings, "engine": engine}, catalog=catalog)
+    return read_anchors(runs, settings, engine=engine, catalog=catalog)
+
+
+def read_anchors(
+    runs: Runs, settings: Mapping[str, str | int], *, engine: Engine | None = None, catalog: str | None = None
+) -> Anchors:
+    """Compare runs with predictions, as `load_anchor` does.
+
+    Args:
+        runs: Files, folders or rows.
+        settings: Values that JSON results lack, by argument; `engine` is the name of the engine that served them.
+        engine: Engine for the runs with its name, instead of the shipped one.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Correction factors.
+
+    Raises:
+        InputError: As for `load_anchor`.
+    """
     try:
         rows, _ = read_rows(runs, settings, False, catalog)
     except NotTold:

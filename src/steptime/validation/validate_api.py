@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from steptime.errors import InputError
+from steptime.errors import InputError, short_repr
 from steptime.models.model_loading import release_notes
 from steptime.physics.bias_correction import Anchors
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
@@ -21,7 +21,7 @@ from steptime.validation.error_summary import MEASURED, Predictions, report
 from steptime.validation.mlperf_data_sets import submission_notes
 from steptime.validation.predictions import predict, resolve_engine
 from steptime.validation.published_deployments import is_scripted
-from steptime.validation.run_table import LOOPS, POOLS, in_runs, run_kind, unread_columns
+from steptime.validation.run_table import ENGINES, LOOPS, POOLS, in_runs, run_kind, unread_columns
 from steptime.validation.user_calibration import far_runs
 
 QUANTITY_LABELS = {"tpot": "TPOT", "ttft": "TTFT", "ttft_median": "TTFT, median", "output_tok_s": "output tok/s"}
@@ -224,8 +224,22 @@ def validate(
         scripted=sum(is_scripted(row) for row, reason in zip(rows, predictions.reason, strict=True) if not reason),
         unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
-        notes=(*release_notes((row["model"] for row in rows), catalog), *submission_notes(rows), *_corrections(anchor), *far),
+        notes=(
+            *release_notes((row["model"] for row in rows), catalog),
+            *submission_notes(rows),
+            *_unknown_engines(rows if engine is None else (), catalog),
+            *_corrections(anchor),
+            *far,
+        ),
     )
+
+
+def _unknown_engines(rows: Iterable[Mapping[str, str]], catalog: str | None) -> list[str]:
+    """Say which engines of the rows are none of the catalogue, so that the typical one stands for them."""
+    names = sorted({row["engine"] for row in rows} - {TYPICAL})
+    unknown = [short_repr(name) for name in names if resolve_engine(name, catalog=catalog).name == TYPICAL]
+    choices = ", ".join(name for name in ENGINES if name != TYPICAL)
+    return [f"engine {', '.join(unknown)} is not known ({choices}): {TYPICAL} predicts its runs"] if unknown else []
 
 
 def _corrections(anchor: Anchors | None) -> list[str]:

@@ -356,6 +356,8 @@ def _read_question(question: Question, values: Mapping[str, Any]) -> dict[str, A
     if rent is not None:
         grades["USD"] = rent.grade
     title, summary = result.headline() if isinstance(result, Result) else ("", {})
+    if not answers.get("fits", True):
+        title = f"Does not fit: needs {float(answers['memory_share']):.3g} times the memory of a chip. {title}"
     basis = {
         "engine": getattr(result, "engine", None),
         "layout_evidence": getattr(result, "evidence", None) or None,

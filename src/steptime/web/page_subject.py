@@ -140,7 +140,7 @@ def catalogue_file(kind: str, name: object) -> Path:
     names_by_alias = names(kind)
     if folded(name) not in names_by_alias:
         every = [*dict.fromkeys(names_by_alias.values()), *names_by_alias]
-        raise UnknownName(kind.removesuffix("s"), name, every, "The list shows all.")
+        raise UnknownName(kind.removesuffix("s"), name, every, f"The list of {kind} shows all.")
     return files(kind)[names_by_alias[folded(name)]]
 
 
@@ -320,7 +320,7 @@ def _engine(system: System, name: str) -> Engine:
         return engine_for(system, IDEAL if name else None)
     names_by_alias = names("engines")
     if folded(name) not in names_by_alias:
-        raise UnknownName("engine", name, [*names_by_alias.values(), IDEAL.name], "The list shows all.")
+        raise UnknownName("engine", name, [*names_by_alias.values(), IDEAL.name], "The list of engines shows all.")
     return engine_for(system, load_engine(files("engines")[names_by_alias[folded(name)]]))
 
 
