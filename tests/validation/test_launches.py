@@ -311,13 +311,13 @@ def test_scripts_without_a_flag_keep_the_cache_in_sixteen_bits():
 @each("version, measured, ranks, share", [
     ("dynamo-trt nan", "2026-01-14", "8", 1.0),
     ("dynamo-trt 0.5.1-rc0.pre3", "2025-12-19", "8", 1.0),
-    ("dynamo-trt nan", "2026-01-14", "1", 0.765),  # TRTLLM_ENABLE_PDL
+    ("dynamo-trt nan", "2026-01-14", "1", 1.0),  # although its script sets TRTLLM_ENABLE_PDL
     ("dynamo-trt 0.8.1.post2", "2026-02-05", "8", 0.765),
     ("1.1.0rc2.post2", "2026-02-05", "1", 1.0),
     ("1.2.0rc6.post2", "2026-01-14", "1", 0.765),
 ])  # fmt: skip
 def test_pools_run_the_release_of_their_image(version, measured, ranks, share):
-    """TensorRT-LLM launches kernels before their predecessors end since 1.2; in 1.1 if the script of a pool asks for it."""
+    """TensorRT-LLM launches kernels before their predecessors end since 1.2."""
     sizes = {"tp": "8", "dp": "1", "ep": "8"} if ranks == "1" else {"tp": "1", "dp": ranks, "ep": ranks}
     row = apart(**DECEMBER | sizes | {"engine": "trtllm", "engine_version": version, "measured": measured})
     given = with_constants(load_engine("trtllm"), {"launch_time": share})
