@@ -122,7 +122,7 @@ def main() -> None:
     title = "ML.ENERGY: real prompts and ends, top-p; models left out of its three constants"
     lines.append(line(title, energy.left_out, inside, energy.rows))
     every = [row for path in paths for row in read_runs(path)[0]]
-    for kind, title in ((DRAFTED, "speculative tokens, in no fit"), (POOLS, "separate pools, in no fit")):
+    for kind, title in ((DRAFTED, "speculative tokens, in no fit"), (POOLS, "separate pools, two constants fitted to them")):
         lines.append(line(title, *predicted([row for row in every if run_kind(row) == kind and row.get("tpot_s")])))
     lines += table("Models", "model", left, lambda row: row["model"].rpartition("/")[2])
     lines += table("Systems", "system", left, lambda row: row["system"])
