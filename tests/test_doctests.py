@@ -20,10 +20,15 @@ WITH_EXAMPLES = sorted(
 )
 
 
+# Examples that take a third of a second or more, of modules that have tests of their own too.
+LONG = {f"steptime.{name}" for name in ("lecture.story", "reversible.avalanche", "scaling.rl_step", "scaling.sizing_plots")}
+
 TORCH = {f"steptime.reversible.{name}" for name in ("reversible_blocks", "reversible_stacks")}  # which are of the extra torch
 
 
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough) if name in LONG else name for name in WITH_EXAMPLES]
+)
 def test_examples(name):
     if name in TORCH:
         pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'steptime[torch]'")

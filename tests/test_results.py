@@ -41,7 +41,7 @@ from steptime.scaling.compute_optimal import optimal, predict_losses
 from steptime.svg import curve, stacked
 from steptime.validation.engine_metrics import read_scrape, window_between
 from steptime.validation.live_drift import Watcher
-from tests.conftest import each
+from tests.conftest import CHOICE_ALONE, each
 from tests.validation.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
@@ -293,8 +293,8 @@ def test_tables_have_units_in_their_columns(made, name):
 
 
 def test_what_the_tables_hold(made):
-    front = made("plan").to_dataframe()
-    assert list(front["ttft_s"]) == [point.ttft for point in made("plan").front]
+    plan = st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1, quick=True, **CHOICE_ALONE | {"front": True})
+    assert list(plan.to_dataframe()["ttft_s"]) == [point.ttft for point in plan.front]
     steps = made("steps").to_dataframe()
     np.testing.assert_array_equal(steps["total_s"], made("steps").total)
     terms = [name for name in steps if name.endswith("_s") and not name.startswith(("total", "lower", "upper", "waits"))]
@@ -501,7 +501,7 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
 @pytest.mark.parametrize(
     ("words", "schema"),
     [
-        ("plan llama-3.1-8b hgx-h100 --chips 1", "plan"),
+        ("plan llama-3.1-8b hgx-h100 --chips 1 --mode aggregated", "plan"),
         ("step llama-3.1-8b hgx-h100", "step"),
         ("sensitivity step llama-3.1-8b hgx-h100", "sensitivity"),
         ("sweep step llama-3.1-8b hgx-h100 --over batch=1,2", "sweep"),
@@ -509,7 +509,7 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
         ("simulate llama-3.1-8b hgx-h100 --rate 5 --requests 50", "simulation"),
         ("simulate llama-3.1-8b hgx-h100 --find-rate --requests 50 --speed 60 --output 16", "highest-rate"),
         ("validate {runs}", "validation"),
-        ("train llama-3.1-8b hgx-h100 --chips 8 --batch 64", "training"),
+        ("train llama-3.1-8b hgx-h100 --chips 8 --batch 64 --tp 1 --pp 1 --cp 1", "training"),
         ("models --like llama-3.1", "models"),
         ("models llama-3.1-8b", "model"),
         ("models llama-3.1-8b llama-3.1-70b", "comparison"),
