@@ -162,11 +162,11 @@ def test_a_fixed_layout_is_named_as_the_cause():
 def test_limits_have_a_probability(sizes):
     """A limit at the estimate is met with one half, and at the end of the 90 % range with 95 %."""
     seconds = sizes[128][0]
-    found = solve(deadline=f"{seconds}s")
+    found = solve(deadline=f"{seconds}s", **FIXED)
     assert found.limits == {"deadline": seconds}
     assert found.limit_probability["deadline"] == pytest.approx(0.5, abs=1e-6)
-    wide = solve(budget=math.ceil(found.run.usd_high))
-    cheap = solve(budget=math.ceil(sizes[64][1] * 1.01))
+    wide = solve(budget=math.ceil(found.run.usd_high), **FIXED)
+    cheap = solve(budget=math.ceil(sizes[64][1] * 1.01), **FIXED)
     assert wide.limit_probability["budget"] > 0.5
     _, chances = run_limits(found.run, found.run.high, found.run.usd_high)
     assert chances == pytest.approx({"deadline": 0.95, "budget": 0.95})
