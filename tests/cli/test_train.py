@@ -470,7 +470,7 @@ def test_another_batch_is_named_where_the_chips_do_not_divide_it():
     """80 sequences on 48 chips: 48 and 96 are whole; the speed-up counts tokens."""
     found = answer("train llama-3.1-8b hgx-h100 --chips 48 --seq 4096 --batch 80")
     changes = {change["description"]: change["faster"] for change in found["changes"]}
-    whole = answer("train llama-3.1-8b hgx-h100 --chips 48 --seq 4096 --batch 96")
+    whole = st.train("llama-3.1-8b", "hgx-h100", chips=48, seq=4096, batch=96, changes=False).to_dict()
     expected = whole["step"]["tokens_per_s_per_chip"] / found["step"]["tokens_per_s_per_chip"]
     assert changes["--batch 96"] == pytest.approx(expected, rel=1e-3)
     assert expected > 1.02
