@@ -10,6 +10,7 @@ import pickle
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, partial
 from itertools import islice
@@ -235,7 +236,19 @@ LONG = {
     "scaling", "self-hosting",
 }  # fmt: skip
 """What takes more than a third of a second to make."""
-EACH = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MAKE]
+QUICK = [name for name in MAKE if name not in LONG]
+
+
+def each_result(law: Callable[..., None]) -> Callable[..., None]:
+    """Check a law for the results that are made soon each day, and for the others in the slow stage."""
+
+    @pytest.mark.parametrize(
+        "names", [pytest.param(QUICK, id="quick"), pytest.param(sorted(LONG), id="long", marks=pytest.mark.slow)]
+    )
+    def check(made, names):
+        each("name", names)(law)(made=made)
+
+    return check
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +257,7 @@ def made():
     return cache(lambda name: MAKE[name]())
 
 
-@pytest.mark.parametrize("name", EACH)
+@each_result
 def test_a_repr_is_short_and_says_what_it_is(made, name):
     text = repr(made(name))
     assert 10 < len(text) < 400
@@ -253,7 +266,7 @@ def test_a_repr_is_short_and_says_what_it_is(made, name):
     assert "nan" not in text.casefold()
 
 
-@pytest.mark.parametrize("name", EACH)
+@each_result
 def test_json_is_strict_and_plain(made, name):
     result = made(name)
     data = result.to_dict()
@@ -263,7 +276,7 @@ def test_json_is_strict_and_plain(made, name):
         assert next(iter(data)) == "schema"
 
 
-@pytest.mark.parametrize("name", EACH)
+@each_result
 def test_html_is_a_small_table(made, name):
     text = made(name)._repr_html_()
     assert text.startswith("<table>")
@@ -278,7 +291,7 @@ def test_html_is_escaped(made):
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; co" in plan._repr_html_()
 
 
-@pytest.mark.parametrize("name", EACH)
+@each_result
 def test_tables_have_units_in_their_columns(made, name):
     result = made(name)
     if not isinstance(result, Tabular):
