@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from steptime.processes import can_fork, map_in_processes
-from tests.conftest import every
+from tests.conftest import each, every
 
 forks = pytest.mark.skipif(
     not sys.platform.startswith("linux") or len(os.sched_getaffinity(0)) < 2, reason="nothing forks here"
@@ -65,9 +65,7 @@ def test_map_in_processes_failure_is_raised_and_lost_worker_is_done_again():
     assert run(lost + "print(map_in_processes(work, [1, 2, 3]))").stdout == "[1, 2, 3]\n"
 
 
-@pytest.mark.parametrize(
-    "setting", ["signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "sys.stdout.close()", "sys.stdout = None"]
-)
+@each("setting", ["signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "sys.stdout.close()", "sys.stdout = None"])
 def test_map_in_processes_in_an_odd_process_answers(setting):
     done = run(f"{setting}\nprint(map_in_processes(abs, [-1, -2]), file=sys.stderr)")
     assert (done.returncode, done.stderr) == (0, "[1, 2]\n")

@@ -82,7 +82,7 @@ def test_a_model_is_a_path_or_a_dict_and_a_system_a_path():
     assert st.decode_step(read_file(model)["config"], str(system), **PASSES["decode_step"]).total == usual
 
 
-@pytest.mark.parametrize("name", [*PASSES, "plan"])
+@each("name", [*PASSES, "plan"])
 def test_a_name_that_is_unknown_has_its_nearest(name):
     given = {"workload": WORK} if name == "plan" else PASSES[name]
     function = getattr(st, name)

@@ -12,6 +12,7 @@ import pkgutil
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, partial
 from itertools import islice
@@ -43,7 +44,7 @@ from steptime.scaling.compute_optimal import optimal, predict_losses
 from steptime.svg import curve, stacked
 from steptime.validation.engine_metrics import read_scrape, window_between
 from steptime.validation.live_drift import Watcher
-from tests.conftest import each
+from tests.conftest import CHOICE_ALONE, each
 from tests.validation.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]
@@ -237,7 +238,19 @@ LONG = {
     "scaling", "self-hosting",
 }  # fmt: skip
 """What takes more than a third of a second to make."""
-EACH = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MAKE]
+QUICK = [name for name in MAKE if name not in LONG]
+
+
+def each_result(law: Callable[..., None]) -> Callable[..., None]:
+    """Check a law for the results that are made soon each day, and for the others in the slow stage."""
+
+    @pytest.mark.parametrize(
+        "names", [pytest.param(QUICK, id="quick"), pytest.param(sorted(LONG), id="long", marks=pytest.mark.slow)]
+    )
+    def check(made, names):
+        each("name", names)(law)(made=made)
+
+    return check
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +259,7 @@ def made():
     return cache(lambda name: MAKE[name]())
 
 
-@pytest.mark.parametrize("name", EACH)
+@each_result
 def test_a_repr_is_short_and_says_what_it_is(made, name):
     text = repr(made(name))
     assert 10 < len(text) < 400
@@ -255,7 +268,7 @@ def test_a_repr_is_short_and_says_what_it_is(made, name):
     assert "nan" not in text.casefold()
 
 
-@pytest.mark.parametrize("name", EACH)
+@each_result
 def test_json_is_strict_and_plain(made, name):
     result = made(name)
     data = result.to_dict()
@@ -265,7 +278,7 @@ def test_json_is_strict_and_plain(made, name):
         assert next(iter(data)) == "schema"
 
 
-@pytest.mark.parametrize("name", EACH)
+@each_result
 def test_html_is_a_small_table(made, name):
     text = made(name)._repr_html_()
     assert text.startswith("<table>")
@@ -280,7 +293,7 @@ def test_html_is_escaped(made):
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; co" in plan._repr_html_()
 
 
-@pytest.mark.parametrize("name", EACH)
+@each_result
 def test_tables_have_units_in_their_columns(made, name):
     result = made(name)
     if not isinstance(result, Tabular):
@@ -295,8 +308,8 @@ def test_tables_have_units_in_their_columns(made, name):
 
 
 def test_what_the_tables_hold(made):
-    front = made("plan").to_dataframe()
-    assert list(front["ttft_s"]) == [point.ttft for point in made("plan").front]
+    plan = st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1, quick=True, **CHOICE_ALONE | {"front": True})
+    assert list(plan.to_dataframe()["ttft_s"]) == [point.ttft for point in plan.front]
     steps = made("steps").to_dataframe()
     np.testing.assert_array_equal(steps["total_s"], made("steps").total)
     terms = [name for name in steps if name.endswith("_s") and not name.startswith(("total", "lower", "upper", "waits"))]
@@ -503,7 +516,7 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
 @pytest.mark.parametrize(
     ("words", "schema"),
     [
-        ("plan llama-3.1-8b hgx-h100 --chips 1", "plan"),
+        ("plan llama-3.1-8b hgx-h100 --chips 1 --mode aggregated", "plan"),
         ("step llama-3.1-8b hgx-h100", "step"),
         ("sensitivity step llama-3.1-8b hgx-h100", "sensitivity"),
         ("sweep step llama-3.1-8b hgx-h100 --over batch=1,2", "sweep"),
@@ -511,7 +524,7 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
         ("simulate llama-3.1-8b hgx-h100 --rate 5 --requests 50", "simulation"),
         ("simulate llama-3.1-8b hgx-h100 --find-rate --requests 50 --speed 60 --output 16", "highest-rate"),
         ("validate {runs}", "validation"),
-        ("train llama-3.1-8b hgx-h100 --chips 8 --batch 64", "training"),
+        ("train llama-3.1-8b hgx-h100 --chips 8 --batch 64 --tp 1 --pp 1 --cp 1", "training"),
         ("models --like llama-3.1", "models"),
         ("models llama-3.1-8b", "model"),
         ("models llama-3.1-8b llama-3.1-70b", "comparison"),

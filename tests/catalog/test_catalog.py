@@ -14,7 +14,7 @@ from steptime.catalog.hardware_loading import load_chip, load_system
 from steptime.errors import DataFileError, RangeError, UnitError, UnknownName
 from steptime.hardware.what_if import read_changes, read_figure, settable, vary
 from steptime.units import GRADES
-from tests.conftest import each
+from tests.conftest import CHOICE_ALONE, each
 
 CHIPS = (
     "a100",
@@ -218,9 +218,7 @@ def test_a_figure_that_was_set_has_no_longer_the_source_of_its_data_sheet(rack, 
     swept = vary(rack, {"chip.hbm.bandwidth": np.array([1e12, 2e12])})
     assert swept.figures["chip.hbm.bandwidth"].text == "1.00 TB/s to 2.00 TB/s, shape (2,)"
     asked = st.Workload(input_tokens=1000, output_tokens=100)
-    assert not [
-        words for words in st.plan("llama-3.1-8b", changed, asked, chips=1, alternatives=False).warnings if "rent" in words
-    ]
+    assert not [words for words in st.plan("llama-3.1-8b", changed, asked, chips=1, **CHOICE_ALONE).warnings if "rent" in words]
 
 
 def test_an_empty_name_of_a_model_is_no_folder(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ import steptime as st
 from steptime.cli import main as cli_main
 from steptime.cli.main import EXAMPLES, app_for, main
 from steptime.cli.views.plan_view import plan_view
-from tests.conftest import each, every
+from tests.conftest import CHOICE_ALONE, each, every
 
 MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
 
@@ -150,7 +150,8 @@ def test_a_step_whose_weights_do_not_fit_names_a_number_of_chips():
 
 def test_a_front_of_mean_speeds_says_so_where_the_plan_has_a_percentile(closed_forms):
     """A row of the front may have a higher speed and a lower cost than the plan, whose speed is that of 90 % of requests."""
-    means = st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=0.02), chips=1)
+    work, only = st.Workload(input_tokens=512, output_tokens=128), CHOICE_ALONE | {"front": True}
+    means = st.plan("llama-3.1-8b", "hgx-h100", work, st.Slo(tpot=0.02), chips=1, **only)
     assert len(means.front) > 1
     shown = {}
     for percentile in ("mean", "p90"):
@@ -267,9 +268,7 @@ def test_every_command_runs_at_80_columns(words, closed_forms):
     assert "Traceback" not in shown.stderr
 
 
-@pytest.mark.parametrize(
-    "words", ["models deepseek-v3", "systems gb200-nvl72", "engines", "models --like llama", "step llama-3.1-8b hgx-h100"]
-)
+@each("words", ["models deepseek-v3", "systems gb200-nvl72", "engines", "models --like llama", "step llama-3.1-8b hgx-h100"])
 def test_every_command_speaks_json(words):
     json.loads(run(words + " --json").stdout)
 
@@ -720,3 +719,11 @@ def test_one_sequence_decodes_and_the_range_has_a_cause_in_words():
     assert "1 sequence decodes with 1,000 tokens" in shown
     assert "Width of the range" in shown
     assert "others 0" not in shown
+
+
+def test_step_explain_names_the_parts_of_a_range():
+    """A mixer with a state has a time that no run determines, and RWKV has no run at all."""
+    shown = " ".join(run("step rwkv7-2.9b hgx-h100 --batch 8 --context 2000 --engine vllm --explain").stdout.split())
+    causes = shown.partition("Width of the range")[2].partition(" Operator ")[0]
+    assert "a mixer with a recurrent state" in causes
+    assert "an architecture without measured runs" in causes

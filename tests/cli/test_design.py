@@ -27,7 +27,7 @@ def test_the_best_comes_first_then_the_front_beside_what_stands_today(columns):
 
 
 def test_a_plan_is_asked_unless_a_step_is(closed_forms):
-    limits = "--chips 1 --speed 40 --ttft 2 --input 2k --output 200"
+    limits = "--chips 1 --mode aggregated --speed 40 --ttft 2 --input 2k --output 200"
     words = f"design llama-3.1-8b hgx-h100 --over arch.kv_heads=2,8 --arch.equal total {limits}"
     data = json.loads(run(words + " --json").stdout)
     assert data["schema"] == "steptime.design/2"

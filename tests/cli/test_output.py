@@ -80,7 +80,7 @@ def headers(lines: list[str]) -> set[str]:
     return {word for number in rules for word in lines[number - 1].split()}
 
 
-@pytest.mark.parametrize("columns", [46, 60, 80])
+@each("columns", [46, 60, 80])
 def test_the_list_of_systems_shows_rents_however_narrow(columns):
     lines = run("systems --full", columns=columns).stdout.splitlines()
     (row,) = (line for line in lines if line.strip().startswith("gb200-nvl72"))

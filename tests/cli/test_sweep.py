@@ -161,10 +161,11 @@ def test_a_system_without_a_rent_says_so():
 
 
 def test_points_without_an_answer_are_not_among_those_of_the_sentence(closed_forms):
-    text = " ".join(run("sweep plan llama-3.1-8b hgx-h100 --chips 1 --over speed=20,4000").stdout.split())
+    asked = "sweep plan llama-3.1-8b hgx-h100 --chips 1 --mode aggregated --over"
+    text = " ".join(run(f"{asked} speed=20,4000").stdout.split())
     assert "at every point with an answer. " in text
     assert text.count("reaches 4,000 tok/s") == 1
-    refused = run("sweep plan llama-3.1-8b hgx-h100 --chips 1 --over speed=3000,4000")
+    refused = run(f"{asked} speed=3000,4000")
     assert (refused.returncode, refused.stdout.startswith("None of 2 points has an answer.")) == (1, True)
     assert "─" not in refused.stdout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -30,10 +31,20 @@ from steptime.models.model import (
 from steptime.physics.chip_memory import weights_per_chip
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal
-from tests.conftest import each
+from tests.conftest import each, every
 
 NAMES = tuple(files("models"))
 BASES = ("Family",)
+
+
+def each_model(law: Callable[[str], None]) -> Callable[[int], None]:
+    """Check a law for every third model of the catalogue each day, and for the others in the slow stage."""
+
+    @pytest.mark.parametrize("third", every(3, range(3)))
+    def check(third: int) -> None:
+        each("name", NAMES[third::3])(law)()
+
+    return check
 
 
 def modules() -> dict[str, list[type[Family]]]:
@@ -75,7 +86,7 @@ def test_a_family_is_the_same_by_its_source_and_among_all():
     assert family_named("") is family_named("no_such_kind") is None
 
 
-@each("name", NAMES)
+@each_model
 def test_parameters_and_bytes(name):
     model = st.load_model(name)
     total, active = total_parameters(model), active_parameters(model)
@@ -90,7 +101,7 @@ def test_parameters_and_bytes(name):
     assert not routed or active < total - stored_only
 
 
-@each("name", NAMES)
+@each_model
 def test_the_cache_grows_linearly_or_stays_bounded(name):
     model = st.load_model(name)
     windows = [a.window * a.stride for layer, _ in model.layers for a in layer.attention if math.isfinite(a.window)]
@@ -105,7 +116,7 @@ def test_the_cache_grows_linearly_or_stays_bounded(name):
     assert kv_bytes_per_token(model) + state_bytes(model) > 0, "a model remembers what it has read"
 
 
-@each("name", NAMES)
+@each_model
 def test_flops_are_twice_what_a_token_multiplies_by(name):
     """Each active parameter is multiplied and added once: all but tables, norms, biases and towers.
 

@@ -200,7 +200,7 @@ def test_what_is_no_config_at_all_is_refused(junk: dict[str, Any]) -> None:
     assert not check(junk)
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "layer_types", "quantization_config", "torch_dtype"])
+@each("field", ["hidden_size", "num_hidden_layers", "layer_types", "quantization_config", "torch_dtype"])
 def test_a_number_too_long_to_print_is_refused(field: str) -> None:
     for config in (found[0] for found in configs().values()):
         check({**shortened(config), field: 10**5000})

@@ -298,7 +298,7 @@ def test_a_plan_takes_the_steps_and_says_what_it_was_before():
     assert st.plan(**asked).anchor is st.plan(**asked).unanchored is None
 
 
-@pytest.mark.parametrize("ratios", [None, (1.3, 1.3), (1.8, 1.0)])
+@each("ratios", [None, (1.3, 1.3), (1.8, 1.0)])
 def test_steps_of_a_plan_agree_with_its_time_per_token(ratios, closed_forms):
     """First tokens as predicted, with slower steps, take prefill work as predicted: in the run and in the steps."""
     pytest.importorskip("numba")

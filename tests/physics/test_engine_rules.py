@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 import steptime as st
 from steptime.physics.engine import load_engine
@@ -265,7 +264,7 @@ def test_a_latent_takes_any_ways_of_its_heads(deepseek, rack):
     assert {m.tp for m in found if m.cp == 1 and m.dp == 1 and m.ep > 1} == {2, 4, 8, 16}  # 32 cut blocks of the dense layers
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "typical"])
+@each("engine", ["vllm", "sglang", "trtllm", "typical"])
 def test_layouts_that_exchange_have_as_many_experts_on_every_chip(deepseek, rack, engine):
     found = [m for m in legal(deepseek, rack, 72, engine=load_engine(engine)) if m.dp > 1 and m.ep > 1]
     assert {m.dp * m.group for m in found} >= {24, 36, 40, 64, 72}

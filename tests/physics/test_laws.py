@@ -22,7 +22,7 @@ from steptime.physics.network_time import all_reduce, members_by_level
 from steptime.physics.operator_time import overlap
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning import steady_state as serving
-from tests.conftest import CHOICE_ALONE, examples, machine, one_matrix, sparse_matrix
+from tests.conftest import CHOICE_ALONE, each, examples, machine, one_matrix, sparse_matrix
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "gpt2")
 KNOBS = ("chip.hbm.bandwidth", "chip.peak", "scale_up.bandwidth", "scale_out.bandwidth")
@@ -142,7 +142,7 @@ def test_any_figure_of_the_machine_may_be_an_array(deepseek, rack):
         assert swept.total[i] == pytest.approx(float(one.total))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 @given(tokens=some.integers(1, 5000))
 @examples(15)
 def test_prefill_costs_the_matmul_flops_of_its_decode_steps(name, tokens):
@@ -155,7 +155,7 @@ def test_prefill_costs_the_matmul_flops_of_its_decode_steps(name, tokens):
     )
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "mistral-7b-v0.1", "gpt-oss-20b", "gemma-3-27b"])
+@each("name", ["llama-3.1-8b", "mistral-7b-v0.1", "gpt-oss-20b", "gemma-3-27b"])
 @given(tokens=some.integers(1, 9000), prefix=some.integers(0, 9000))
 @examples(10)
 def test_prefill_equals_the_sum_of_its_decode_steps_in_attention(name, tokens, prefix):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import pytest
 
 from steptime.physics.layout_space import pairs, replicas
 from tests.conftest import each
@@ -35,7 +34,7 @@ def fits(size: int, chips: int, first: int, second: int, counts: tuple[int, int]
     return packs(tuple(sorted(domains_of(size, chips))), tuple(pieces))
 
 
-@pytest.mark.parametrize("size", [4, 5, 8])
+@each("size", [4, 5, 8])
 def test_two_sizes_are_packed_as_well_as_can_be(size):
     """Every pair that is told fits, and one more of either does not beside the other."""
     for chips in (size - 1, size, 2 * size + 3, 3 * size):

@@ -20,7 +20,7 @@ from steptime.physics.uncertainty import (
     step_range,
     uncertain_constants,
 )
-from tests.conftest import every, examples, machine, one_matrix
+from tests.conftest import each, every, examples, machine, one_matrix
 
 SHIPPED = ("vllm", "sglang", "trtllm", "typical")
 STEPS = {
@@ -107,7 +107,7 @@ def test_an_engine_without_a_fit_gets_the_wide_range():
     assert step_range(one_matrix(), machine(), engine=engine, **given_) == pytest.approx((WIDE[0] * seconds, WIDE[1] * seconds))
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@each("name", SHIPPED)
 def test_chips_that_were_never_measured_get_at_least_the_wide_range(name):
     engine = load_engine(name)
     assert measured_on(engine, st.load_system("mi300x-8")) == (name in ("sglang", "typical"))

@@ -70,7 +70,8 @@ def test_the_soonest_first_token_is_that_of_low_rates():
     assert not closed_plan(**asked, workload=work, slo=st.Slo(ttft=soonest * 0.95)).feasible
 
 
-@pytest.mark.parametrize("percentile", ["mean", pytest.param("p90", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("percentile", ["mean", "p90"])
 def test_the_soonest_first_token_of_a_simulated_refusal_can_be_had_and_no_sooner_one(percentile):
     """The named time is at the percentile, as the limit is, and that of requests that meet one another at random."""
     settings = {"percentile": percentile, "alternatives": False, "elasticities": False, "front": False}

@@ -13,7 +13,7 @@ from steptime.hardware.system import Rent
 from steptime.models.model import with_kv
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
 from steptime.planning.plan_result import Alternative
-from tests.conftest import every, machine, matrix, model_of, one_matrix
+from tests.conftest import each, every, machine, matrix, model_of, one_matrix
 from tests.planning.cases import MODEL, NODES, WHOLE, WORK, closed_plan, equal_requests, shared
 
 CHAT = equal_requests(input_tokens=2000, output_tokens=500)
@@ -146,7 +146,7 @@ def test_without_a_rent_a_choice_is_told_in_output():
     assert "cheaper" not in found.why
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "llama-3.1-8b", "deepseek-v3", "deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V4-Flash", "google/gemma-3-27b-it",

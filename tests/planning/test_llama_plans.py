@@ -12,7 +12,7 @@ from steptime.launch.launch_commands import launch_commands
 from steptime.physics.layout import Layout, host_chips
 from steptime.physics.uncertainty import LARGE_BATCH, distances
 from steptime.workload.workload import Workload
-from tests.conftest import each
+from tests.conftest import CHOICE_ALONE, each
 
 WORK = Workload(input_tokens=1024, output_tokens=1024)
 
@@ -90,7 +90,7 @@ def test_a_plan_without_runs_on_a_chip_names_the_engine_that_has_them(system, en
 
 
 def test_plans_of_llama_cpp_have_one_pool_of_tensor_parallel_replicas(closed_forms):
-    given = {"engine": "llama.cpp", "percentile": "mean", "quick": True}
+    given = {"engine": "llama.cpp", "percentile": "mean", "quick": True, **CHOICE_ALONE}
     plan = st.plan(st.load_model("llama-3.3-70b", weights="q4_k_m"), "rtx-4090-8", WORK, **given)
     (pool,) = plan.pools
     assert pool.layout.chips == pool.layout.tp > 1

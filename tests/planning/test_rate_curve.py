@@ -80,8 +80,8 @@ def test_a_steep_figure_is_found_by_halving():
     assert len(line.asked) <= 14
 
 
-@pytest.mark.parametrize("first", [1.0, 9.0, 60.0])
-@pytest.mark.parametrize("grows_at", np.linspace(8.0, 8.9, 4))
+@each("first", [1.0, 9.0, 60.0])
+@each("grows_at", np.linspace(8.0, 8.9, 4))
 def test_a_queue_that_grows_ends_a_curve_at_the_last_half_step_before(first, grows_at):
     line = Line(90, 90, grows_at)
     found = line.curve().highest(LIMITS, first)

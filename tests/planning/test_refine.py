@@ -145,7 +145,8 @@ def test_links_that_are_nine_tenths_full_set_the_rate():
 @pytest.mark.parametrize(("tpot", "alike"), [(3e-3, 1), (np.inf, 3)])
 def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_first(tpot, alike):
     given = case(slo=st.Slo(tpot=tpot))
-    found = chosen(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    options = ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given)))
+    found = chosen(given, options)
     assert 1 <= len(found) <= 3
     again = refined(given, found[0]).candidate
     assert abs(again.batch / found[0].batch - 1) < 0.02  # as good as it gets
@@ -155,7 +156,7 @@ def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_
         for c, state in zip(found, states, strict=True)
     ]
     tpots = [float(state.tpot) for state in states]
-    peaks = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    peaks = best(given, options)
     assert [(peak.rate, peak.tpot) for peak in peaks] == [pytest.approx(one) for one in zip(rates, tpots, strict=True)]
     cheap = [i for i, rate in enumerate(rates) if rate >= max(rates) * 0.9975]
     assert cheap == list(range(alike))

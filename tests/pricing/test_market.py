@@ -51,6 +51,11 @@ def llama():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(genai_prices_package, "installed", lambda: False)
         patch.setattr(planner, "find_spec", lambda name: None)
+        # Each system takes a plan: three of the eight that are plausible.
+        patch.setattr(
+            "steptime.pricing.market.plausible",
+            lambda catalog: ([load_system(n) for n in ("mi300x-8", "hgx-h200", "hgx-h100")], {}),
+        )
         return st.survey_prices("llama-3.3-70b")
 
 

@@ -247,7 +247,7 @@ def test_design_of_a_training_run_through_four_doors(client, design):
 LORA = {"model": "llama-3.1-8b", "system": "hgx-h100", "tp": 1, "lora_adapters": 8}
 
 
-@pytest.mark.parametrize("more", [{"lora_rank": 24}, {"lora_target": "attention"}, {"lora_rank": 600}, {"lora_target": "head"}])
+@each("more", [{"lora_rank": 24}, {"lora_target": "attention"}, {"lora_rank": 600}, {"lora_target": "head"}])
 def test_lora_adapters_through_four_doors(client, more):
     """Ranks up to 512, and matrices that have a name, are answered; others are refused everywhere."""
     answered = check(client, "step", {**LORA, "batch": 32, **more})

@@ -14,6 +14,7 @@ from steptime.errors import Impossible, LayoutError, RangeError
 from steptime.questions.registry import find_question
 from steptime.questions.train_question import run_limits, size_run
 from tests.conftest import each
+from tests.training.cases import FIXED
 
 RUN = {"model": "llama-3.1-8b", "system": "hgx-h100", "batch": 512, "seq": 4096, "tokens": "1T"}
 DAY = 86_400
@@ -28,14 +29,15 @@ def sizes():
     """Seconds and dollars by chips of the runs that fit."""
     found = {}
     for chips in (2**n for n in range(3, 10)):
-        run = st.train("llama-3.1-8b", "hgx-h100", chips=chips, seq=4096, batch=512, tokens=1e12, changes=False).run
+        asked = {"chips": chips, "seq": 4096, "batch": 512, "tokens": 1e12, "changes": False}
+        run = st.train("llama-3.1-8b", "hgx-h100", layout=FIXED, **asked).run
         found[chips] = run.seconds, run.usd
     return found
 
 
 def test_a_deadline_takes_the_fewest_chips_that_end_in_time(sizes):
     limit = sizes[128][0] * 1.05
-    found = solve(deadline=f"{limit / DAY}d")
+    found = solve(deadline=f"{limit / DAY}d", **FIXED)
     assert found.chips == min(chips for chips, (seconds, _) in sizes.items() if seconds <= limit) == 128
     assert found.run.seconds == pytest.approx(sizes[128][0])
 
@@ -43,17 +45,17 @@ def test_a_deadline_takes_the_fewest_chips_that_end_in_time(sizes):
 @pytest.mark.thorough
 def test_a_budget_takes_the_fastest_run_within_it(sizes):
     limit = sizes[64][1] * 1.001
-    found = solve(budget=f"${limit * 1.00001:.2f}")
+    found = solve(budget=f"${limit * 1.00001:.2f}", **FIXED)
     assert found.chips == max(chips for chips, (_, usd) in sizes.items() if usd <= limit)
     assert found.run.usd <= limit
 
 
 @pytest.mark.thorough
 def test_chips_that_end_in_time_must_be_within_the_budget(sizes):
-    deadline = f"{sizes[128][0] * 1.05 / DAY}d"
-    assert solve(deadline=deadline, budget=math.ceil(sizes[128][1])).chips == 128
+    asked = FIXED | {"deadline": f"{sizes[128][0] * 1.05 / DAY}d"}
+    assert solve(budget=math.ceil(sizes[128][1]), **asked).chips == 128
     with pytest.raises(Impossible, match="the cheapest, 128 chips, costs"):
-        solve(deadline=deadline, budget=math.floor(sizes[128][1] * 0.99))
+        solve(budget=math.floor(sizes[128][1] * 0.99), **asked)
 
 
 @each(
@@ -167,11 +169,11 @@ def test_a_fixed_layout_is_named_as_the_cause():
 def test_limits_have_a_probability(sizes):
     """A limit at the estimate is met with one half, and at the end of the 90 % range with 95 %."""
     seconds = sizes[128][0]
-    found = solve(deadline=f"{seconds}s")
+    found = solve(deadline=f"{seconds}s", **FIXED)
     assert found.limits == {"deadline": seconds}
     assert found.limit_probability["deadline"] == pytest.approx(0.5, abs=1e-6)
-    wide = solve(budget=math.ceil(found.run.usd_high))
-    cheap = solve(budget=math.ceil(sizes[64][1] * 1.01))
+    wide = solve(budget=math.ceil(found.run.usd_high), **FIXED)
+    cheap = solve(budget=math.ceil(sizes[64][1] * 1.01), **FIXED)
     assert wide.limit_probability["budget"] > 0.5
     _, chances = run_limits(found.run, found.run.high, found.run.usd_high)
     assert chances == pytest.approx({"deadline": 0.95, "budget": 0.95})

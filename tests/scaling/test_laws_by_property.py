@@ -12,6 +12,7 @@ from steptime.catalog.data_files import files
 from steptime.scaling.compute_optimal import cheapest, cost_at, equivalent_dense, least, optimal, own_tokens
 from steptime.scaling.lifetime_compute import Demand, at_equal_loss, equality, lifetime_bill, within
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for, with_constants
+from tests.conftest import each
 
 LOSSES = [name for name in files("laws") if load_law(name).tells_loss]
 SIZES, TOKENS = some.floats(1e8, 1e12), some.floats(1e9, 1e14)
@@ -19,7 +20,7 @@ TARGETS = some.tuples(some.floats(1e9, 3e11), some.floats(20, 2000))  # paramete
 SERVED = some.floats(1e11, 1e15)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@each("name", LOSSES)
 @given(params=SIZES, tokens=TOKENS, more=some.floats(1.01, 100))
 def test_loss_falls_with_parameters_and_with_tokens(name, params, tokens, more):
     here = float(loss(name, params, tokens))
@@ -27,7 +28,7 @@ def test_loss_falls_with_parameters_and_with_tokens(name, params, tokens, more):
     assert float(loss(name, params, tokens * more)) < here
 
 
-@pytest.mark.parametrize("name", ["clark-s-base", "clark-rl-r", "clark-hash"])
+@each("name", ["clark-s-base", "clark-rl-r", "clark-hash"])
 @given(params=some.floats(1e7, 1e10), more=some.floats(1.01, 100))
 def test_routed_losses_fall_with_parameters(name, params, more):
     assert float(loss(name, params * more, 1e11, experts=64)) < float(loss(name, params, 1e11, experts=64))
@@ -153,7 +154,7 @@ def test_rl_takes_its_share_of_the_bill_and_moves_nothing(params, tokens, served
     assert Demand(served=served, rl_share=portion).weight == Demand(served=served).weight
 
 
-@pytest.mark.parametrize("name", ["clark-s-base", "clark-rl-r", "clark-hash", "ludziejewski", "krajewski", "abnar"])
+@each("name", ["clark-s-base", "clark-rl-r", "clark-hash", "ludziejewski", "krajewski", "abnar"])
 @given(active=some.floats(1e8, 1e11), tokens=some.floats(1e10, 1e13))
 def test_one_expert_is_a_dense_model(name, active, tokens):
     """Clark and Ludziejewski at one expert; Abnar where no parameter is left out."""

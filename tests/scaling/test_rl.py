@@ -180,7 +180,7 @@ def test_a_micro_batch_of_training_has_room_for_the_longest_answer(rollouts, out
 
 def test_rollouts_that_span_steps_do_not_wait_for_the_longest():
     """Answers of 2,000 tokens on average and 32,768 at most: most of a rollout is its tail."""
-    asked = ASKED | {"output": 2000, "longest": 32768}
+    asked = ASKED | {"output": 2000, "longest": 32768, "mfu": 0.4}
     waiting, flowing = (rl_step("qwen3-30b-a3b", "hgx-h100", **asked, steps_spanned=steps) for steps in (1, 8))
     assert flowing.rollout < 0.5 * waiting.rollout
     assert (flowing.tail, waiting.tail > 0) == (0, True)

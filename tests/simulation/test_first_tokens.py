@@ -16,7 +16,7 @@ from steptime.planning.steady_state import aggregated
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
 from steptime.workload.traffic import Lengths, Traffic, open_loop
-from tests.conftest import engine, every, machine, one_matrix
+from tests.conftest import each, engine, every, machine, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK, closed_plan, equal_requests
 
 LIGHT = replace(one_matrix(kv_bytes=1e-6), width=1)  # a cache and activations that cost nothing; 20 GFLOP a token
@@ -32,7 +32,7 @@ def lone(model, system, *, layout=None, outputs=11, on=None, max_tokens=4096, **
     return float(found["first"][0]), float(found["finish"][0])
 
 
-@pytest.mark.parametrize("stages", [1, 2, 5])
+@each("stages", [1, 2, 5])
 def test_a_lone_prompt_is_under_way_through_all_stages(stages):
     """10 ms of one chip; in P parts through P stages (2P - 1) / P of 10 ms / P, or of the 2.5 ms of weights of each part."""
     layout = Layout(pp=stages, microbatches=stages)

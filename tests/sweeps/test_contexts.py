@@ -94,7 +94,11 @@ def test_curves_rise(found):
 
 
 @pytest.mark.parametrize(
-    ("engine", "shorter"), [("vllm", {"kv=fp8": "kernels for fp8", "rank=0.5": "8.8 times the arithmetic"}), ("ideal", {})]
+    ("engine", "shorter"),
+    [
+        ("vllm", {"kv=fp8": "kernels for fp8", "rank=0.5": "8.8 times the arithmetic"}),
+        pytest.param("ideal", {}, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_technique_that_reads_less_and_reaches_less_says_why(engine, shorter):
     """FlashAttention-3 on H100 was timed at 29 to 46 % of 3.35 TB/s for one KV head of a long context, 12 to 20 % in fp8."""

@@ -8,6 +8,7 @@ import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.hardware.energy import power_shares
 from steptime.questions.train_question import solve as solve_train
+from tests.training.cases import FIXED
 
 CHIP = {"tp": 8, "batch": 64, "context": 4096}
 LONG = {"input": 131072, "output": 2048, "cached": 0.98, "speed": 30}
@@ -109,7 +110,7 @@ def test_more_kv_heads_lengthen_a_training_step_by_their_flops():
     further = train_terms(**ideal, **{"arch.kv_heads": 32})["matrices"] - train_terms(**ideal)["matrices"]
     assert further == pytest.approx(6 * 2 * 24 * 128 * 4096 * 32 * 512 * 4096 / (64 * 989.4e12), rel=1e-3)
     axes = {"arch.kv_heads": [8, 32]}
-    found = st.design("train", "llama-3.1-8b", "hgx-h100", axes, chips=64, batch=512, **{"arch.equal": "total"})
+    found = st.design("train", "llama-3.1-8b", "hgx-h100", axes, chips=64, batch=512, **FIXED, **{"arch.equal": "total"})
     assert found.sweep.answers["parameters"].values.tolist() == [8030261248.0, 8030261248.0]
     assert found.sweep.answers["kv_bytes_per_token"].values.tolist() == [131072.0, 524288.0]
 
@@ -117,7 +118,7 @@ def test_more_kv_heads_lengthen_a_training_step_by_their_flops():
 def test_a_design_of_a_training_run_aims_at_rent_and_days():
     """More chips take fewer days and more rent, and twice the FLOP/s are better in both: two designs are on the front."""
     axes = {"chips": [64, 256], "times.flops": [1.0, 2.0]}
-    found = st.design("train", "llama-3.1-8b", "hgx-h100", axes, batch=512, tokens="1T")
+    found = st.design("train", "llama-3.1-8b", "hgx-h100", axes, batch=512, tokens="1T", **FIXED)
     assert (found.aims, found.front) == (("usd", "days"), (1, 3))
     usd, days = (found.sweep.answers[name].values.ravel() for name in found.aims)
     assert usd[1] == usd.min()

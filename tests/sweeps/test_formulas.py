@@ -46,7 +46,7 @@ def whole(name):
     return {key for key in inspect.signature(getattr(blackboard, name)).parameters if hints[key] is int}
 
 
-@pytest.mark.parametrize("name", every(2, LIVE))
+@pytest.mark.parametrize("name", every(3, LIVE))
 @examples(20)
 @given(data=some.data())
 def test_a_formula_is_its_closed_form(name, data):

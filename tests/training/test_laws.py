@@ -160,7 +160,7 @@ def test_a_forward_pass_of_training_is_a_prefill_but_for_the_head(name, seq):
 
 @pytest.mark.parametrize("stack", ["typical", "megatron"])
 @given(asked=steps())
-@examples(60)
+@examples(40)
 def test_the_ideal_bounds_every_stack_from_below(stack, asked):
     """A step of a dense model lies between what physics allows and what it would take if nothing were hidden."""
     name, given_, x = asked

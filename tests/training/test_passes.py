@@ -422,7 +422,7 @@ def test_rates_of_products_by_format(dtype, peak, constant):
     assert float(slower) == pytest.approx(float(fast) / 2)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8", "int8", "nvfp4"])
+@each("dtype", ["bf16", "fp8", "int8", "nvfp4"])
 def test_arrays_of_peak_rates_give_the_steps_of_each_rate(dtype):
     """An 8-bit rate at or below that of 16 bits is no unit of its own, whatever the other elements are."""
     on, kind = system("hgx-b200"), {"nvfp4": "fp4"}.get(dtype, dtype)

@@ -151,8 +151,9 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
 def test_the_change_that_is_named_does_fit():
     with pytest.raises(NothingFits, match="it fits 16 chips"):
         st.train("llama-3.1-70b", replace(system(), tiers=()), chips=8, seq=4096, batch=8, engine="megatron-lm")
-    assert st.train("llama-3.1-70b", "hgx-h100", chips=16, seq=4096, batch=16, changes=False).step.fits
-    assert st.train("llama-3.1-70b", "hgx-h100", chips=8, seq=4096, batch=8, task="lora", changes=False).step.fits
+    given = {"seq": 4096, "layout": {"tp": 8, "cp": 1}, "changes": False}
+    assert st.train("llama-3.1-70b", "hgx-h100", chips=16, batch=16, **given).step.fits
+    assert st.train("llama-3.1-70b", "hgx-h100", chips=8, batch=8, task="lora", **given).step.fits
     with pytest.raises(NothingFits, match="it fits with another recompute than none"):
         st.train(SMALL, "hgx-h100", chips=8, seq=131072, batch=8, layout={"recompute": "none", "cp": 1, "tp": 8})
 

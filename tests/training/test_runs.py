@@ -31,7 +31,7 @@ from steptime.training.training_runs import (
     young_interval,
 )
 from tests.conftest import RENT, each
-from tests.training.cases import CHIP, SMALL, job, model, system
+from tests.training.cases import CHIP, FIXED, SMALL, job, model, system
 
 HOUR, DAY = 3600.0, 86400.0
 BETWEEN = 54 * DAY / 419
@@ -157,7 +157,7 @@ def test_the_range_of_a_run_has_no_overhead_at_its_lower_end():
 
 
 def test_the_bound_of_a_run_has_no_overhead():
-    asked = {"chips": 64, "seq": 4096, "batch": 512, "tokens": 1e12, "changes": False}
+    asked = {"chips": 64, "seq": 4096, "batch": 512, "tokens": 1e12, "layout": FIXED, "changes": False}
     found = st.train(SMALL, "hgx-h100", engine="ideal", **asked).run
     assert (found.overhead, found.low, found.high) == (1.0, found.seconds, found.seconds)
     given = st.train(SMALL, "hgx-h100", engine="ideal", reliability=Reliability(overhead=1.2), **asked).run
@@ -248,7 +248,7 @@ def test_losses_that_are_given_are_certain():
 
 
 def test_the_range_of_a_run_has_the_uncertainty_of_its_failures():
-    asked = {"chips": 4096, "seq": 4096, "batch": 4096, "tokens": 1e13, "changes": False}
+    asked = {"chips": 4096, "seq": 4096, "batch": 4096, "tokens": 1e13, "layout": FIXED, "changes": False}
     found = st.train(SMALL, "hgx-h100", **asked).run
     known = st.train(SMALL, "hgx-h100", reliability=Reliability(restart=601.0, checkpoint=31.0, rate=5.5e-9), **asked).run
     assert found.low / found.seconds < known.low / known.seconds

@@ -14,7 +14,7 @@ from steptime.errors import LayoutError, RangeError, UnknownName
 from steptime.training.schedule_timeline import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, interleaved_path, step_order
-from tests.conftest import each, examples
+from tests.conftest import each, every, examples
 from tests.training.shapes import (
     FEW,
     NAMES,
@@ -53,7 +53,7 @@ def test_unknown_schedules_are_named_with_the_nearest() -> None:
         schedule_named("zb-h3")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_pass_of_every_micro_batch_is_done_once(name: str) -> None:
     for p, m, v in legal(name, (*SHAPES, *FEW)):
         order = KNOWN[name].order(p, m, v)
@@ -104,16 +104,16 @@ def test_v_half_and_v_min_idle_as_their_paper_says(name: str, share: float, p: i
     assert idle == pytest.approx(share * 3 * p, rel=0.07, abs=2.6)
 
 
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("part", every(4, range(4)))
 @pytest.mark.parametrize("name", NAMES)
 def test_in_flight_is_as_published(name: str, part: int) -> None:
-    for p, m, v in legal(name, (*SHAPES, *FEW))[part::2]:
+    for p, m, v in legal(name, (*SHAPES, *FEW))[part::4]:
         expected = PUBLISHED_IN_FLIGHT[name](p, m, v)
         assert equal(KNOWN[name], p, m, v, 1.0, 2.0, 1.0).in_flight.max() == pytest.approx(expected), (p, m, v)
         assert KNOWN[name].in_flight(p, m, v) == pytest.approx(expected), (p, m, v)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_in_flight_of_every_device(name: str) -> None:
     """Each as the walk has it; in a V a device may hold half a micro-batch less where there are few."""
     for p, m, v in legal(name):
@@ -167,7 +167,7 @@ def test_closed_forms_are_the_walk_where_kinds_of_passes_differ(
         assert said == pytest.approx(float(step), rel=EXACT.get(name, 1e-9)), (p, m, v)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("v-min",)])
+@each("name", [name for name in NAMES if name not in ("v-min",)])
 def test_hops_are_the_walk_where_they_are_short(name: str) -> None:
     schedule = KNOWN[name]
     for p, m, v in legal(name):

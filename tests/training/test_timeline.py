@@ -14,6 +14,7 @@ from steptime.errors import DataFileError, InputError
 from steptime.training.schedule_timeline import IDLE, Timeline, memory_over_time, timeline, timeline_figure, write_timeline
 from steptime.training.schedules.schedule import known_schedules
 from steptime.training.training_memory import TrainingMemory
+from tests.conftest import each
 from tests.training.shapes import NAMES, equal, legal
 
 KNOWN = known_schedules()
@@ -30,7 +31,7 @@ def printed(drawn: Timeline, width: int, title: str = "") -> list[str]:
     return text.get().splitlines()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_intervals_of_a_device_follow_one_another(name: str) -> None:
     for shape in legal(name)[::5]:
         drawn = made(name, *shape)

@@ -26,7 +26,7 @@ def test_two_stages_and_two_micro_batches_by_hand() -> None:
     assert (done.span.tolist(), done.in_flight.tolist()) == ([15, 12], [2, 1])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 @examples(10)
 @given(seed=st.integers(0, 2**32 - 1), hop=st.sampled_from([0.0, 0.3]))
 def test_the_walk_is_that_of_dictionaries(name: str, seed: int, hop: float) -> None:
@@ -44,7 +44,7 @@ def test_the_walk_is_that_of_dictionaries(name: str, seed: int, hop: float) -> N
         assert done.end[place] == pytest.approx(ends[part, d, int(order.chunk[place]), int(order.micro[place])])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_arrays_of_times_go_together_as_one_after_the_other(name: str) -> None:
     rng = np.random.default_rng(7)
     order = KNOWN[name].order(*legal(name)[-1])
@@ -55,7 +55,7 @@ def test_arrays_of_times_go_together_as_one_after_the_other(name: str) -> None:
     assert together.total == pytest.approx(np.array(alone), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 @examples(15)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_laws_of_unequal_stages(name: str, seed: int) -> None:

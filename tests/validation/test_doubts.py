@@ -10,7 +10,7 @@ import pytest
 from steptime.physics.engine import IDEAL, with_constants
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import read_runs
-from tests.conftest import every
+from tests.conftest import each, every
 from tests.validation.rows import SHARED, deepseek, plain
 
 CLIENTS = (4, 8, 16, 32, 64, 128)
@@ -83,7 +83,7 @@ def test_runs_with_drafts_that_are_recorded_as_plain_are_named(drafts, slower):
     assert "of the time predicted without speculative tokens" in found[0]
 
 
-@pytest.mark.parametrize("slower", [0.8, 1.0, 1.3])
+@each("slower", [0.8, 1.0, 1.3])
 def test_plain_runs_are_not(slower):
     assert reasons(as_measured(sweep(), slower)) == [""] * len(CLIENTS)
 

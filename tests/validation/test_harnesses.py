@@ -84,7 +84,7 @@ def test_inference_perf_equals_its_summary():
     )
 
 
-@pytest.mark.parametrize("name", ["aiperf", "guidellm", "inference_perf"])
+@each("name", ["aiperf", "guidellm", "inference_perf"])
 def test_an_llm_d_report_gives_the_row_of_the_harness_it_was_converted_from(name: str):
     converted, original = rows(f"llmd_{name}.json")[0], rows(f"{name}.json")[0]
     assert figures(converted) == pytest.approx(figures(original), rel=1e-4)

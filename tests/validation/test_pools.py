@@ -14,6 +14,7 @@ from steptime.physics.speculative_step import drafted_step
 from steptime.validation.disaggregated_loop import build_pools, closed_pools
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import served_model
+from tests.conftest import each
 from tests.validation.rows import apart
 
 
@@ -39,7 +40,7 @@ def test_one_client_has_the_pools_for_itself(drafts, gained):
     assert read < alone["ttft_median"][0] < 1.3 * read  # and the cache on its way, and the start
 
 
-@pytest.mark.parametrize("engine", ["ideal", "sglang", "trtllm"])
+@each("engine", ["ideal", "sglang", "trtllm"])
 def test_requests_in_flight_are_those_of_littles_law(engine):
     """All requests: C = X (first token + (O - 1) TPOT), at every load, and more of them are never served less."""
     clients = (1, 4, 16, 64, 256, 1024, 4096)

@@ -112,6 +112,7 @@ def test_constants_of_one_chip_predict_two(two_chips, of_one):
     assert waiting == pytest.approx(172, abs=3)  # its timeseries.csv, at 40 s
 
 
+@pytest.mark.thorough
 @needs_runs
 def test_constants_of_two_chips_predict_one(one_chip, of_two):
     assert within(one_chip, replay(one_chip, of_two), 0.10, 0.10, 0.07), ratios(one_chip, replay(one_chip, of_two))

@@ -193,9 +193,10 @@ def test_an_answer_that_takes_too_long_is_given_up(monkeypatch):
 
 
 def test_pages_of_other_hosts_are_not_answered_and_nothing_may_be_loaded_from_elsewhere():
-    local = TestClient(app_for(), base_url="http://localhost")
+    app = app_for()
+    local = TestClient(app, base_url="http://localhost")
     assert local.get("/").status_code == 200
-    assert TestClient(app_for(), base_url="http://evil.example").get("/api/start").status_code == 400
+    assert TestClient(app, base_url="http://evil.example").get("/api/start").status_code == 400
     for path in ("/", "/workbench"):
         policy, *others = local.get(path).headers.get_list("content-security-policy")
         assert not others

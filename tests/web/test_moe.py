@@ -20,7 +20,7 @@ def drawn(table, column):
     return [np.nan if one is None else one for one in table[column][:20:2]]
 
 
-@pytest.mark.parametrize("law", ["clark-s-base", "ludziejewski", "abnar"])
+@each("law", ["clark-s-base", "ludziejewski", "abnar"])
 def test_points_are_those_of_the_library(law):
     table = asked(active=1, tokens=0.1, law=law)["tables"]["mixtures"]
     rows = st.moe_board(1e9, experts=table["experts"][:20:2], tokens=0.1e12, law=law).rows

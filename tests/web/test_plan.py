@@ -20,7 +20,9 @@ def ask(**given):
 
 def plan(speed):
     workload = st.Workload(input_tokens=2048, output_tokens=512)
-    return st.plan("openai/gpt-oss-120b", "hgx-h100", workload, st.Slo(tpot=1 / speed, ttft=2.0), alternatives=False)
+    return st.plan(
+        "openai/gpt-oss-120b", "hgx-h100", workload, st.Slo(tpot=1 / speed, ttft=2.0), alternatives=False, elasticities=False
+    )
 
 
 def test_numbers_are_those_of_a_plan():

@@ -41,9 +41,7 @@ def test_request_of_another_site_is_refused(path, headers):
         assert CLIENT.post(path, json={}, headers=headers).status_code == 403
 
 
-@pytest.mark.parametrize(
-    "headers", [{}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "same-origin", "origin": "http://localhost:8421"}]
-)
+@each("headers", [{}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "same-origin", "origin": "http://localhost:8421"}])
 def test_request_of_the_page_itself_or_of_a_program_is_answered(headers):
     assert CLIENT.get("/api/start", headers=headers).status_code == 200
     assert CLIENT.post("/api/boards/step", json={}, headers=headers).status_code == 200

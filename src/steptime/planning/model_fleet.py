@@ -51,6 +51,7 @@ from steptime.planning.fleet_program import (
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import NO_LAYOUT, check_limits, plan
 from steptime.planning.slo_probability import check_percentile
+from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, unit
 from steptime.units import HOUR, counted, parse
 from steptime.workload.day_profile import HOURS, read_day
@@ -442,49 +443,57 @@ def fleet_options(
     Returns:
         Options, and reasons by position of model and system.
     """
+    answers = map_in_processes(partial(_model_options, systems), list(enumerate(models)))
+    options = [option for model_options, _ in answers for option in model_options]
+    return options, {place: reason for _, reasons in answers for place, reason in reasons.items()}
+
+
+def _model_options(
+    systems: Sequence[FleetSystem], numbered: tuple[int, FleetModel]
+) -> tuple[list[FleetOption], dict[tuple[int, int], str]]:
+    """Return the deployments of one model, and why it has none on a system."""
+    m, model = numbered
     options: list[FleetOption] = []
     reasons: dict[tuple[int, int], str] = {}
-    machines = [system.loaded or load_system(system.name) for system in systems]
-    for m, model in enumerate(models):
-        config_model = model.loaded or load_model(model.name, weights=model.weights, experts=model.experts, kv=model.kv)
-        searches: dict[tuple[int, int], Callable[..., Plan]] = {}
-        for s, (system, machine) in enumerate(zip(systems, machines, strict=True)):
-            if model.systems and system.name not in model.systems:
+    config_model = model.loaded or load_model(model.name, weights=model.weights, experts=model.experts, kv=model.kv)
+    searches: dict[tuple[int, int], Callable[..., Plan]] = {}
+    for s, system in enumerate(systems):
+        if model.systems and system.name not in model.systems:
+            continue
+        machine, engine = system.loaded or load_system(system.name), system.engine or None
+        loaded = config_model if model.weights else default_formats(config_model, engine_for(machine, engine))
+        best, larger, reason = 0.0, 0, "no size fits"
+        search = partial(
+            plan, loaded, machine, model.workload, model.slo, engine=engine, alternatives=False, elasticities=False,
+            front=False, percentile=model.percentile, sure=model.sure,
+        )  # fmt: skip
+        sizes = _sizes(min(system.chips, machine.chips))
+        for chips in sizes:
+            try:
+                deployment = search(chips=chips, quick=True, diagnostics=False)
+            # The weights or the requests do not fit so few chips.
+            except Impossible as problem:
+                reason = _in_keys(str(problem))
                 continue
-            engine = system.engine or None
-            loaded = config_model if model.weights else default_formats(config_model, engine_for(machine, engine))
-            best, larger, reason = 0.0, 0, "no size fits"
-            search = partial(
-                plan, loaded, machine, model.workload, model.slo, engine=engine, alternatives=False, elasticities=False,
-                front=False, percentile=model.percentile, sure=model.sure,
-            )  # fmt: skip
-            sizes = _sizes(min(system.chips, machine.chips))
-            for chips in sizes:
-                try:
-                    deployment = search(chips=chips, quick=True, diagnostics=False)
-                # The weights or the requests do not fit so few chips.
-                except Impossible as problem:
-                    reason = _in_keys(str(problem))
-                    continue
-                if not deployment.feasible:
-                    reason = _in_keys(deployment.reason)
-                    if best:
-                        break
-                    continue
-                per_chip = deployment.requests_per_second / chips
-                if per_chip > best * (GAIN if best else 1.0):
-                    options.append(_as_option(deployment, m, s, chips * system.usd_per_chip_hour))
-                    best = per_chip
-                if larger >= LARGER:
+            if not deployment.feasible:
+                reason = _in_keys(deployment.reason)
+                if best:
                     break
-                larger += 1
-            if not best:
-                reasons[m, s], searches[sizes[-1], s] = reason, search
-        # A quick search does not say which limit is too short.
-        unreached = [(chips, s) for chips, s in searches if reasons[m, s] == NO_LAYOUT]
-        if unreached and all(option.model != m for option in options):
-            chips, s = max(unreached)
-            reasons[m, s] = _in_keys(searches[chips, s](chips=chips).reason) or NO_LAYOUT
+                continue
+            per_chip = deployment.requests_per_second / chips
+            if per_chip > best * (GAIN if best else 1.0):
+                options.append(_as_option(deployment, m, s, chips * system.usd_per_chip_hour))
+                best = per_chip
+            if larger >= LARGER:
+                break
+            larger += 1
+        if not best:
+            reasons[m, s], searches[sizes[-1], s] = reason, search
+    # A quick search does not say which limit is too short.
+    unreached = [(chips, s) for chips, s in searches if reasons[m, s] == NO_LAYOUT]
+    if unreached and not options:
+        chips, s = max(unreached)
+        reasons[m, s] = _in_keys(searches[chips, s](chips=chips).reason) or NO_LAYOUT
     return options, reasons
 
 
