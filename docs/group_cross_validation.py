@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import eq
+from operator import and_
 
 import numpy as np
 from engine_cross_validation import (
@@ -43,8 +43,8 @@ STEP, PASSES = 1e-3, 25
 # What is left out with a group: positions of the labels of `labels_of`.
 ALL_AT_ONCE = "models, systems and releases at once"
 LEAVING_OUT = {"groups": (0,), "models": (1,), "systems": (2,), "releases": (3,), ALL_AT_ONCE: (1, 2, 3)}
-# The same for first tokens, whose loops have no release.
-FIRST_TOKENS = {"groups": (0,), "models": (1,), "systems": (2,), "models and systems at once": (1, 2)}
+# The same for first tokens.
+FIRST_TOKENS = {name: kinds for name, kinds in LEAVING_OUT.items() if name != "releases"}
 
 
 def solve(errors: Array, slopes: Array, start: Array, prior: tuple[Array, Array]) -> Array:
@@ -84,16 +84,18 @@ def simulated(groups: list[Runs], target: Array, of: Constants, typical: Array, 
     return [loops[id(runs)] for runs in reading(groups)]
 
 
-def first_token_errors(groups: list[Runs], loops: list[Loops], first: FirstTokens, kinds: tuple[int, ...], count: int) -> Array:
-    """Return log(predicted / measured) of TTFT by index, without runs that share a label (`group_labels`, kinds 0 to 2)."""
-    errors, prompted = np.full(count, np.nan), reading(groups)
-    labels = [tuple(group_labels(runs)[kind] for kind in kinds) for runs in prompted]
-    for name in sorted(set(labels)):
+def first_token_errors(
+    groups: list[Runs], loops: list[Loops], first: FirstTokens, kinds: tuple[int, ...], rows: list[dict[str, str]]
+) -> Array:
+    """Return log(predicted / measured) of TTFT by index, without groups of runs that share a label (kinds of `labels_of`)."""
+    errors, prompted = np.full(len(rows), np.nan), reading(groups)
+    labels = [tuple(frozenset(labels_of(runs, rows)[kind]) for kind in kinds) for runs in prompted]
+    for name in dict.fromkeys(labels):
         for engine in sorted({runs.engine for runs, own in zip(prompted, labels, strict=True) if own == name}):
             pairs = [
                 (runs, loop)
                 for runs, loop, own in zip(prompted, loops, labels, strict=True)
-                if not any(map(eq, own, name)) and engine in (runs.engine, TYPICAL)
+                if not any(map(and_, own, name)) and engine in (runs.engine, TYPICAL)
             ]
             training = [runs for runs, _ in pairs]
             told, weight = first.select(training), pair_weights(training, first)
@@ -164,7 +166,7 @@ def leave_out(paths: Sequence[str]) -> LeftOut:
         inside[name], widths[name] = held_by_others(left, labels[1], in_order)
     first = measured_first_tokens(rows)
     loops = simulated(groups, target, of, start, first)
-    late = {name: first_token_errors(groups, loops, first, kinds, len(rows))[index] for name, kinds in FIRST_TOKENS.items()}
+    late = {name: first_token_errors(groups, loops, first, kinds, rows)[index] for name, kinds in FIRST_TOKENS.items()}
     return LeftOut(in_order, labels, by_name, inside, widths, late)
 
 
