@@ -493,10 +493,14 @@ def engines_page() -> str:
         "",
         "An engine is a set of physical constants, shared by all models and chips (`physics/engine_parameters.py`). The",
         "ideal engine has the defaults: every efficiency 1, every overhead 0. Shipped engines are fitted to public runs",
-        "([validation.md](validation.md)): constants in *italics* are fitted, the others come from measurements of single",
-        "kernels. An engine file is TOML: `name`, `title`, a table `[constants]` with any of the names below (missing names",
-        "have the default), `[source]`, and `[fit]` as written by `steptime calibrate`. *Read by*: `step`, every step and",
-        "its users; `plan`; `simulator`; `runs`, rows of measured runs. Written by `docs/generate.py`.",
+        "([validation.md](validation.md)). Constants in *italics* are fitted to time per token, as are the factors of experts.",
+        "The waits of first tokens (`seconds_per_request` to `seconds_to_start`) are fitted to time to first token, without a",
+        "variance. The others come from timings of kernels, engines' code and published counts, and a few from public runs.",
+        "Comments in `docs/engine_cross_validation.py` name each source. `[fit.prior]` of an engine file has their deviations.",
+        "",
+        "An engine file is TOML: `name`, `title`, a table `[constants]` with any of the names below (missing names have the",
+        "default), `[source]`, and `[fit]` as written by `steptime calibrate`. *Read by*: `step`, every step and its users;",
+        "`plan`; `simulator`; `runs`, rows of measured runs. Written by `docs/generate.py`.",
     ]
     for group, kind in GROUPS.items():
         lines += ["", f"## {group.capitalize()}", "", inspect.cleandoc(kind.__doc__ or ""), ""]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import and_
 
 import numpy as np
 from engine_cross_validation import (
@@ -42,6 +43,8 @@ STEP, PASSES = 1e-3, 25
 # What is left out with a group: positions of the labels of `labels_of`.
 ALL_AT_ONCE = "models, systems and releases at once"
 LEAVING_OUT = {"groups": (0,), "models": (1,), "systems": (2,), "releases": (3,), ALL_AT_ONCE: (1, 2, 3)}
+# The same for first tokens.
+FIRST_TOKENS = {name: kinds for name, kinds in LEAVING_OUT.items() if name != "releases"}
 
 
 def solve(errors: Array, slopes: Array, start: Array, prior: tuple[Array, Array]) -> Array:
@@ -81,16 +84,18 @@ def simulated(groups: list[Runs], target: Array, of: Constants, typical: Array, 
     return [loops[id(runs)] for runs in reading(groups)]
 
 
-def first_token_errors(groups: list[Runs], loops: list[Loops], first: FirstTokens, kind: int, count: int) -> Array:
-    """Return log(predicted / measured) of TTFT by index, without runs of the same group, model or system (kinds 0 to 2)."""
-    errors, prompted = np.full(count, np.nan), reading(groups)
-    labels = [group_labels(runs)[kind] for runs in prompted]
-    for name in sorted(set(labels)):
+def first_token_errors(
+    groups: list[Runs], loops: list[Loops], first: FirstTokens, kinds: tuple[int, ...], rows: list[dict[str, str]]
+) -> Array:
+    """Return log(predicted / measured) of TTFT by index, without groups of runs that share a label (kinds of `labels_of`)."""
+    errors, prompted = np.full(len(rows), np.nan), reading(groups)
+    labels = [tuple(frozenset(labels_of(runs, rows)[kind]) for kind in kinds) for runs in prompted]
+    for name in dict.fromkeys(labels):
         for engine in sorted({runs.engine for runs, own in zip(prompted, labels, strict=True) if own == name}):
             pairs = [
                 (runs, loop)
                 for runs, loop, own in zip(prompted, loops, labels, strict=True)
-                if own != name and engine in (runs.engine, TYPICAL)
+                if not any(map(and_, own, name)) and engine in (runs.engine, TYPICAL)
             ]
             training = [runs for runs, _ in pairs]
             told, weight = first.select(training), pair_weights(training, first)
@@ -110,8 +115,8 @@ class LeftOut:
 
     rows: the runs; labels: their group, model, system and release, of shape (4, runs); errors: log(predicted / measured) by
     what was left out; inside: whether the 90 % range that follows from the groups of other models holds the run; widths: ratio
-    of its ends, by the kind of data that was left out; first_tokens: errors of TTFT with groups, models or systems left out,
-    where waits are fitted without them and steps are those of all runs.
+    of its ends, by the kind of data that was left out; first_tokens: errors of TTFT by what was left out (`FIRST_TOKENS`);
+    waits are fitted without it, and steps are those of all runs.
     """
 
     rows: list[dict[str, str]]
@@ -161,10 +166,7 @@ def leave_out(paths: Sequence[str]) -> LeftOut:
         inside[name], widths[name] = held_by_others(left, labels[1], in_order)
     first = measured_first_tokens(rows)
     loops = simulated(groups, target, of, start, first)
-    late = {
-        name: first_token_errors(groups, loops, first, kinds[0], len(rows))[index]
-        for name, kinds in LEAVING_OUT.items() if kinds in ((0,), (1,), (2,))
-    }  # fmt: skip
+    late = {name: first_token_errors(groups, loops, first, kinds, rows)[index] for name, kinds in FIRST_TOKENS.items()}
     return LeftOut(in_order, labels, by_name, inside, widths, late)
 
 

@@ -28,6 +28,10 @@ LEAST_OF_CURVE, LEAST_OF_ROW = 3, 5
 CURVE = ("model", "system", "engine", "engine_version", "tp", "pp", "dp", "ep", "weight_dtype", "expert_dtype")
 LENGTHS = ("input_tokens", "output_tokens")
 HEAD = "| {first} | runs | median | p90 | bias | shape | inside 90 % |\n|---|---:|---:|---:|---:|---:|---:|"
+FIRST_HEAD = """Waits are fitted without what is left out; times of steps are those of all runs.
+
+| left out | runs | median | p90 | bias | shape |
+|---|---:|---:|---:|---:|---:|"""
 INTRO = """# Scoreboard
 
 Time per output token of {runs:,} public runs that no fit has seen: the runs of a group (model, system, engine) are predicted
@@ -109,10 +113,11 @@ def main() -> None:
         inside = left.inside[name]
         share = np.mean([inside[left.labels[0] == group].mean() for group in large_groups(left.labels)])
         lines.append(f"{line(name, errors, inside, left.rows)} {percent(share)} | {left.widths[name]:.2f} |")
-    lines += ["", "## First tokens", "", "| left out | runs | median | p90 | bias |", "|---|---:|---:|---:|---:|"]
+    lines += ["", "## First tokens", "", FIRST_HEAD]
     for name, errors in left.first_tokens.items():
-        off = np.expm1(errors[np.isfinite(errors)])
-        lines.append(f"| {name} | {len(off):,} | {quantiles(off)} |")
+        known = np.isfinite(errors)
+        shape = shape_error(errors[known], [row for row, at in zip(left.rows, known, strict=True) if at])
+        lines.append(f"| {name} | {known.sum():,} | {quantiles(np.expm1(errors[known]))} | {percent(shape, 1)} |")
     lines += ["", "## Load generators and kinds", "", HEAD.format(first="runs")]
     lines.append(line("greedy closed loops, left out as above", left.errors[HARDEST], left.inside[HARDEST], left.rows))
     energy = fit_sampling(str(folder / ENERGY))
@@ -122,7 +127,7 @@ def main() -> None:
     title = "ML.ENERGY: real prompts and ends, top-p; models left out of its three constants"
     lines.append(line(title, energy.left_out, inside, energy.rows))
     every = [row for path in paths for row in read_runs(path)[0]]
-    for kind, title in ((DRAFTED, "speculative tokens, in no fit"), (POOLS, "separate pools, in no fit")):
+    for kind, title in ((DRAFTED, "speculative tokens, in no fit"), (POOLS, "separate pools, two constants fitted to them")):
         lines.append(line(title, *predicted([row for row in every if run_kind(row) == kind and row.get("tpot_s")])))
     lines += table("Models", "model", left, lambda row: row["model"].rpartition("/")[2])
     lines += table("Systems", "system", left, lambda row: row["system"])

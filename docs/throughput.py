@@ -204,7 +204,7 @@ TEXT = """
 - **Ranges** add to the range of a closed loop: tuning of the benchmark, deviation between groups, layouts, and half of the
   loss at the end of a run of unknown length (`validation/scenario_uncertainty.py`).
 - **Server above Offline.** {pairs} runs within limits have an Offline run of the same deployment. {above} of them are
-  predicted above it.
+  predicted above it: a file with both takes the prediction of Offline as the limit of the others.
 - **Left without a prediction or refused:** {refused}.
 """
 

@@ -719,3 +719,11 @@ def test_one_sequence_decodes_and_the_range_has_a_cause_in_words():
     assert "1 sequence decodes with 1,000 tokens" in shown
     assert "Width of the range" in shown
     assert "others 0" not in shown
+
+
+def test_step_explain_names_the_parts_of_a_range():
+    """A mixer with a state has a time that no run determines, and RWKV has no run at all."""
+    shown = " ".join(run("step rwkv7-2.9b hgx-h100 --batch 8 --context 2000 --engine vllm --explain").stdout.split())
+    causes = shown.partition("Width of the range")[2].partition(" Operator ")[0]
+    assert "a mixer with a recurrent state" in causes
+    assert "an architecture without measured runs" in causes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +68,17 @@ def test_energy_coefficients_of_generations():
     assert h200.byte == h100.byte
     assert h100.flops["fp8"] == pytest.approx(h100.flops["bf16"] / 2, rel=0.01)
     assert mi300x.spread > max(h100.spread, b200.spread)
+
+
+def test_the_page_of_energy_has_the_shipped_coefficients():
+    lines = (Path(__file__).parents[2] / "docs/energy.md").read_text(encoding="utf-8").splitlines()
+    for name, title in (("hgx-h100", "Hopper"), ("hgx-b200", "Blackwell")):
+        one = energy_coefficients(load_system(name))
+        row = next(line for line in lines if line.startswith(f"| {title} |"))
+        figures = [1e12 * one.byte, 1e12 * one.flops["bf16"], 1e12 * one.link_byte]
+        assert [float(cell.split()[0]) for cell in row.split("|")[2:6]] == [
+            pytest.approx(figure, rel=0.02) for figure in (one.static / one.limit, *figures)
+        ]
 
 
 def test_energy_coefficients_unknown_power_has_no_energy():

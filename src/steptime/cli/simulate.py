@@ -292,7 +292,8 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
 
     # Step times of --range: both ends of the 90 % range, wider outside the measured runs.
     has_adapters = model.adapters is not None
-    flags = distances(engine, system, arguments["layout"], arguments["prefill"], adapters=has_adapters) if output.range_ else ()
+    layouts = arguments["layout"], arguments["prefill"]
+    flags = distances(engine, system, *layouts, model=model, adapters=has_adapters) if output.range_ else ()
     ends = widest(engine, system, widening(flags)) if output.range_ else ()
     slower = {slowness: once(slowness=slowness) for slowness in ends}
     _write(run, output)

@@ -54,7 +54,7 @@ def step(
         from steptime.cli.views.widgets import more_line
 
         console = make_console()
-        console.print(step_view(summary, console.width, full=output.full))
+        console.print(step_view(summary, console.width, full=output.full, explain=explain))
         if explain:
             from steptime.cli.views.plan_view import FORMULAS, lines_table, sources_table
             from steptime.cli.views.widgets import footnote

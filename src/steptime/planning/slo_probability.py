@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -205,7 +205,8 @@ def pool_flags(
         Pairs of a kind of distance and booleans by candidate, for each pool; the same ones on one system.
     """
     reach = case.workload.input_tokens + case.workload.output_tokens
-    kinds = {"drafts": bool(case.speculation.drafts), "adapters": case.model.adapters is not None}
+    has_adapters = case.model.adapters is not None
+    kinds: dict[str, Any] = {"model": case.model, "drafts": bool(case.speculation.drafts), "adapters": has_adapters}
     if reader is None or case.prefill_system is None:
         flags = distances(case.engine, case.system, layout, reader, **kinds, context=reach, batch=batch)
         return flags, flags

@@ -350,7 +350,7 @@ def step_summary(
         notes.append(without_units)
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
     flags = () if limits is None else distances(
-        engine, system, layout, drafts=bool(drafts), adapters=has_adapters, context=reach, batch=work["batch"]
+        engine, system, layout, model=model, drafts=bool(drafts), adapters=has_adapters, context=reach, batch=work["batch"]
     )  # fmt: skip
     if unmeasured := unmeasured_engine_warning(engine, system):
         notes.append(unmeasured)

@@ -381,12 +381,12 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         phase = inputs.get("phase", "decode")
         # Errors of decode and of prefill were fitted separately.
         regime = REGIMES[0] if phase == "decode" else REGIMES[1]
-        flags = distances(engine, system, layout, adapters=model.adapters is not None)
+        flags = distances(engine, system, layout, model=model, adapters=model.adapters is not None)
         scatter = _scatter(engine, system, regime, widening(flags))
         lengths = {name: f"the {name}" for name in LENGTHS.get(phase, DECODE)}
     else:
         chips = float(inputs.get("chips") or system.chips)
-        scatter = _planned_scatter(inputs, engine, system)
+        scatter = _planned_scatter(inputs, model, engine, system)
         lengths = {"input": "the prompt length", "output": "the output length"}
     parameters = [
         *_figures(system, answer, chips),
@@ -644,7 +644,7 @@ def _scatter(
         )  # fmt: skip
 
 
-def _planned_scatter(input_values: InputValues, engine: Engine, system: System) -> Iterator[Unsure]:
+def _planned_scatter(input_values: InputValues, model: Model, engine: Engine, system: System) -> Iterator[Unsure]:
     """Yield the scatter of a plan, in the regime and at the distance of the best plan."""
     if not has_range(engine):
         return
@@ -657,7 +657,7 @@ def _planned_scatter(input_values: InputValues, engine: Engine, system: System) 
     pools = deployment.pools
     has_drafts, has_adapters = (bool(input_values.get(name)) for name in ("drafts", "lora_adapters"))
     layouts = (pool.layout for pool in pools)
-    extrapolation = distances(engine, system, *layouts, drafts=has_drafts, adapters=has_adapters)
+    extrapolation = distances(engine, system, *layouts, model=model, drafts=has_drafts, adapters=has_adapters)
     yield from _scatter(engine, system, str(latency_regime(_input_share(pools[-1]))), widening(extrapolation))
 
 

@@ -103,7 +103,7 @@ def predict_pools(rows: list[dict[str, str]], model: Model, system: System, engi
     launch = pool_launch(rows[0])
     prefill, engine = (with_gathering(engine, gathers) for gathers in (launch.gathers_prefill, launch.gathers_decode))
     figures = closed_pools(pools, engine, prefill)
-    flags = distances(engine, system, pools.decode, pools.prefill)
+    flags = distances(engine, system, pools.decode, pools.prefill, model=model)
     return with_ranges(figures, engine, REGIMES[0], WAITS[1], system, flags) | {"reason": collect_doubts(rows, pools, engine)}
 
 

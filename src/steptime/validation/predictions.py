@@ -387,7 +387,7 @@ def _predicted(runs: Runs, corrected: Engine, simulated: bool) -> dict[str, Arra
     waiting = wait_regime(loop.ttft, loop.prompt_seconds)
     figures = {"tpot": token_time, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
     reach = runs.input_tokens + runs.output_tokens
-    flags = distances(corrected, runs.system, runs.layout, drafts=bool(runs.drafts), context=reach)
+    flags = distances(corrected, runs.system, runs.layout, model=runs.model, drafts=bool(runs.drafts), context=reach)
     variances = time_variances(runs, engine) if has_range(engine) else None
     return with_ranges(figures, corrected, regime, waiting, runs.system, flags, variances, point) | {"bound": loop.decode.bound}
 

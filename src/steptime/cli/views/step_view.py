@@ -54,13 +54,14 @@ RATES = {
 }
 
 
-def step_view(card: StepSummary, width: int, *, full: bool = False) -> RenderableType:
+def step_view(card: StepSummary, width: int, *, full: bool = False, explain: bool = False) -> RenderableType:
     """Return one step as text: its time, its rates, the time of each operator, and memory.
 
     Args:
         card: A step with its layout, rates and memory.
         width: Columns of the terminal.
         full: Whether to add the time by resource.
+        explain: Whether to say what makes the range as wide as it is, as `full` does too.
 
     Returns:
         Something that a console prints.
@@ -78,7 +79,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
         ("Bound by", RESOURCES[str(card.bound)][0]),
         *_power(card.energy),
         ("Fits", f"no, {misfit}" if misfit else "yes"),
-        ("Width of the range", _range_causes(card.range_shares) if full else ""),
+        ("Width of the range", _range_causes(card.range_shares) if full or explain else ""),
     ]
     return Group(
         _answer(card, misfit),
