@@ -144,6 +144,7 @@ def test_dollars_of_a_training_run_are_uncertain_about_its_rent_and_not_about_a_
     assert "overhead" not in {swing["name"] for swing in priced["swings"]}
 
 
+@pytest.mark.thorough
 def test_a_searched_training_run_is_as_uncertain_as_train_says():
     """The rent is the answer about a run; its step has the range of a search, 1.26 at the upper end and not 1.20."""
     asked = "llama-3.1-8b hgx-h100 --chips 8 --batch 64 --tokens 1T --json"

@@ -86,6 +86,7 @@ def test_formats_without_runs_on_chips_of_a_maker_are_said(dtype, name, says):
     assert "; ".join(unlike_measured_runs(training_engine(None, system(name)), system(name), asked, 8)) == says
 
 
+@pytest.mark.thorough
 def test_formats_with_runs_are_those_of_the_measured_runs():
     paths = [SHARED, SHARED.with_name("training_more.csv")]
     if not SHARED.exists():

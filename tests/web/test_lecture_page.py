@@ -360,6 +360,7 @@ def test_the_call_of_a_claim_runs_as_it_is_written_and_gives_the_computed_number
         np.testing.assert_allclose(values, claim.statement.computed, rtol=1e-12, err_msg=code)
 
 
+@pytest.mark.thorough
 def test_one_factor_and_no_reason_that_repeats_its_number():
     for place, statement in statements():
         assert statement.factor == WITHIN_FACTOR, place
