@@ -196,7 +196,7 @@ def test_a_range_with_adapters_is_wider_on_both_sides():
         ratios.append([end / total for end in step_range(model, "hgx-h100", **on)])
     (low, high), (lower, higher) = ratios
     assert lower < low < 1 < high < higher
-    flags = distances(load_engine("vllm"), st.load_system("hgx-h100"), Layout(), adapters=True)
+    flags = distances(load_engine("vllm"), st.load_system("hgx-h100"), Layout(), model=model)
     assert [flag for flag, applies in flags if applies] == [WITH_ADAPTERS]
 
 

@@ -282,7 +282,8 @@ def anchors(_):
     point = OperatingPoint(layout=Layout(tp=np.array([1, 2, 4])), load=np.array([[3.0], [50.0]]), context=4000.0)
     engine, own = replace(st.load_engine("vllm"), anchor=anchor()), anchor()
     system, near = st.load_system("hgx-h100"), OperatingPoint(load=20.0)
-    flags = distances(engine, system, Layout(tp=8, pp=2, dp=2), drafts=True, adapters=True, context=2e5, batch=3000)
+    adapted = lora_adapters.with_adapters(st.load_model("llama-3.1-8b"), 8, rank=16)
+    flags = distances(engine, system, Layout(tp=8, pp=2, dp=2), model=adapted, drafts=True, context=2e5, batch=3000)
     return {
         quantity: [own.correction(quantity, at) for at in (point, OperatingPoint(), OperatingPoint(load=7.0))]
         + [own.half_width(quantity, point), own.scale(quantity), getattr(own, quantity)]

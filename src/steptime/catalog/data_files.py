@@ -300,8 +300,7 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         return by_folded[folded_name]
     # Aliases are read from the files. Most resemble the name of their file, so the files with similar names come first.
     for path in sorted(paths.values(), key=lambda path: folded_name not in folded(path.stem)):
-        labels = map(folded, list_aliases(path))
-        if any(folded_name in (label, label.rpartition("/")[2]) for label in labels):
+        if any(is_name_of(alias, name) for alias in list_aliases(path)):
             return path
     # The name after the owner is enough where one entry has it.
     owned = [path for key, path in paths.items() if folded(key).rpartition("/")[2] == folded_name]
@@ -331,6 +330,22 @@ def _other_kind(kind: str, name: str, catalog: str | os.PathLike[str] | None) ->
     folder = {"models": "systems", "systems": "models"}.get(kind, "")
     names = did_you_mean(name, files(folder, catalog), cutoff=0.65) if folder else ()
     return f"A {folder.removesuffix('s')} has a similar name: {', '.join(names)}. " if names else ""
+
+
+def is_name_of(label: str, name: str) -> bool:
+    """Whether a user's name is a label, with or without its owner.
+
+    Args:
+        label: Name or alias of an entry.
+        name: Name as a user gives it.
+
+    Returns:
+        True or false.
+
+    >>> [is_name_of("Qwen/QwQ-32B", name) for name in ("qwen/qwq-32b", "QwQ_32B", "Qwen")]
+    [True, True, False]
+    """
+    return folded(name) in (folded(label), folded(label).rpartition("/")[2])
 
 
 def list_aliases(path: Path) -> list[str]:

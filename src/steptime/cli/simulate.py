@@ -291,9 +291,8 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
         run = _with_progress(len(traffic), output.json, once)
 
     # Step times of --range: both ends of the 90 % range, wider outside the measured runs.
-    has_adapters = model.adapters is not None
     layouts = arguments["layout"], arguments["prefill"]
-    flags = distances(engine, system, *layouts, model=model, adapters=has_adapters) if output.range_ else ()
+    flags = distances(engine, system, *layouts, model=model) if output.range_ else ()
     ends = widest(engine, system, widening(flags)) if output.range_ else ()
     slower = {slowness: once(slowness=slowness) for slowness in ends}
     _write(run, output)

@@ -16,10 +16,10 @@ from steptime.catalog.data_files import (
     check_entry_name,
     entry_labels,
     find,
-    folded,
     is_dir,
     is_entry_name,
     is_file,
+    is_name_of,
     list_aliases,
     looks_like,
     read_file,
@@ -509,12 +509,8 @@ def _at_alias(model: Model, path: Path, name: str) -> Model:
 
     An alias of another name, such as a later version, gets a note.
     """
-
-    def is_named(label: str) -> bool:
-        return folded(name) in (folded(label), folded(label).rpartition("/")[2])
-
-    alias = next((alias for alias in list_aliases(path) if "/" in alias and is_named(alias)), "")
-    if not alias or is_named(model.name):
+    alias = next((alias for alias in list_aliases(path) if "/" in alias and is_name_of(alias, name)), "")
+    if not alias or is_name_of(model.name, name):
         return model
     is_other = not {*parse_release(model.name).core} <= {*parse_release(alias).core}
     notes = (f"{alias} has the shape of {model.name}", *model.notes) if is_other else model.notes

@@ -149,7 +149,6 @@ def distances(
     *,
     model: Model | None = None,
     drafts: bool = False,
-    adapters: bool = False,
     context: Number = 0.0,
     batch: Number = 0.0,
 ) -> tuple[tuple[Distance, Array], ...]:
@@ -162,9 +161,8 @@ def distances(
         system: The system.
         layout: Layout of the replicas, which may contain arrays.
         reader: Layout of the prefill pool of a disaggregated deployment. Its runs had speculative tokens too.
-        model: The model; None for one like those of measured runs.
+        model: The model, with its LoRA adapters; None for one like those of measured runs.
         drafts: Whether there are speculative tokens.
-        adapters: Whether there are LoRA adapters.
         context: Tokens of a sequence.
         batch: Sequences that decode on a replica.
 
@@ -186,7 +184,7 @@ def distances(
         (GROUPS, np.logical_and(groups > 1, system.chip.vendor == "AMD")),
         (STAGED, stages > 1),
         (WITH_DRAFTS, np.asarray(drafts and not is_disaggregated)),
-        (WITH_ADAPTERS, np.asarray(adapters)),
+        (WITH_ADAPTERS, np.asarray(model is not None and model.adapters is not None)),
         (LONG_CONTEXT, np.asarray(context) > LONGEST_MEASURED),
         (FEW_RUNS, np.asarray(has_few_runs)),
         (LARGE_BATCH, np.asarray(batch) > LARGEST_BATCH.get(engine.name, math.inf)),
@@ -666,8 +664,7 @@ def explained_step_range(
     prompt = np.asarray(inputs.get("prefix", 0)) + np.asarray(inputs.get("tokens", 0))
     longest = np.maximum(inputs.get("context", 0), prompt)
     flags = distances(
-        engine, loaded_system, layout, model=loaded_model, drafts=bool(drafts), adapters=loaded_model.adapters is not None,
-        context=longest, batch=inputs.get("batch", 0),
+        engine, loaded_system, layout, model=loaded_model, drafts=bool(drafts), context=longest, batch=inputs.get("batch", 0),
     )  # fmt: skip
     regime = np.where(reads, REGIMES[1], REGIMES[0])
     point = OperatingPoint(layout=layout, load=inputs.get("batch", 0), context=inputs.get("context", 0))

@@ -205,8 +205,7 @@ def pool_flags(
         Pairs of a kind of distance and booleans by candidate, for each pool; the same ones on one system.
     """
     reach = case.workload.input_tokens + case.workload.output_tokens
-    has_adapters = case.model.adapters is not None
-    kinds: dict[str, Any] = {"model": case.model, "drafts": bool(case.speculation.drafts), "adapters": has_adapters}
+    kinds: dict[str, Any] = {"model": case.model, "drafts": bool(case.speculation.drafts)}
     if reader is None or case.prefill_system is None:
         flags = distances(case.engine, case.system, layout, reader, **kinds, context=reach, batch=batch)
         return flags, flags

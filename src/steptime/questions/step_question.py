@@ -337,7 +337,7 @@ def step_summary(
         )
     if drafts and (words := drafter_words(model)):
         notes.append(words)
-    if has_adapters := model.adapters is not None:
+    if model.adapters is not None:
         plain = timed(replace(model, adapters=None), system, engine=engine).total
         longer = 100 * (float(np.mean(step.total / plain)) - 1)
         notes.append(f"without LoRA adapters a step takes {show(float(np.mean(plain)), 's')}; with them {longer:.1f} % longer")
@@ -350,7 +350,7 @@ def step_summary(
         notes.append(without_units)
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
     flags = () if limits is None else distances(
-        engine, system, layout, model=model, drafts=bool(drafts), adapters=has_adapters, context=reach, batch=work["batch"]
+        engine, system, layout, model=model, drafts=bool(drafts), context=reach, batch=work["batch"]
     )  # fmt: skip
     if unmeasured := unmeasured_engine_warning(engine, system):
         notes.append(unmeasured)

@@ -381,7 +381,7 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         phase = inputs.get("phase", "decode")
         # Errors of decode and of prefill were fitted separately.
         regime = REGIMES[0] if phase == "decode" else REGIMES[1]
-        flags = distances(engine, system, layout, model=model, adapters=model.adapters is not None)
+        flags = distances(engine, system, layout, model=model)
         scatter = _scatter(engine, system, regime, widening(flags))
         lengths = {name: f"the {name}" for name in LENGTHS.get(phase, DECODE)}
     else:
@@ -655,9 +655,8 @@ def _planned_scatter(input_values: InputValues, model: Model, engine: Engine, sy
     if not deployment.feasible:
         return
     pools = deployment.pools
-    has_drafts, has_adapters = (bool(input_values.get(name)) for name in ("drafts", "lora_adapters"))
     layouts = (pool.layout for pool in pools)
-    extrapolation = distances(engine, system, *layouts, model=model, drafts=has_drafts, adapters=has_adapters)
+    extrapolation = distances(engine, system, *layouts, model=model, drafts=bool(input_values.get("drafts")))
     yield from _scatter(engine, system, str(latency_regime(_input_share(pools[-1]))), widening(extrapolation))
 
 
