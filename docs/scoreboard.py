@@ -28,7 +28,7 @@ LEAST_OF_CURVE, LEAST_OF_ROW = 3, 5
 CURVE = ("model", "system", "engine", "engine_version", "tp", "pp", "dp", "ep", "weight_dtype", "expert_dtype")
 LENGTHS = ("input_tokens", "output_tokens")
 HEAD = "| {first} | runs | median | p90 | bias | shape | inside 90 % |\n|---|---:|---:|---:|---:|---:|---:|"
-FIRST_HEAD = """Waits are fitted without what is left out; times of steps are those of all runs.
+FIRST_HEAD = """Waits are fitted without the left-out runs. Times of steps are those of all runs.
 
 | left out | runs | median | p90 | bias | shape |
 |---|---:|---:|---:|---:|---:|"""

@@ -20,8 +20,8 @@ $$ w = b + p n, \qquad r = \frac{(\sum_i w_i)^2}{\sum_i w_i^2} = \frac{(b + p n)
 
 $D$, $R$, $A$ and $J$ are then without experts. Elsewhere experts depend on rows only, so that these parts include them.
 
-Where one kernel takes prompts and decoding sequences in one call (`attention_kernels.JointKernel`), $J$ is without attention,
-and the attention of sequences is longer with prompts: $D$ has a second table for such passes, and a third table by $b$ and $n$.
+Where one kernel takes prompts and decoding sequences in one call (`attention_kernels.JointKernel`), the attention of sequences
+is longer with prompts. $J$ is then without attention. $D$ has a second table for such passes, and a third one by $b$ and $n$.
 """
 
 from __future__ import annotations
