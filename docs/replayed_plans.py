@@ -124,7 +124,7 @@ def question(seed: int, number: int) -> Question:
         try:
             equal = replace(workload, input_spread=0.0, output_spread=0.0)
             # The front comes from closed forms: it needs no simulated finalists.
-            with mock.patch.object(planner, "_has_simulator", return_value=False):
+            with mock.patch.object(planner, "has_simulator", return_value=False):
                 front = replace(asked, percentile="mean", workload=equal).answer(evidence="any", front=True).front
         except InputError:
             continue

@@ -127,7 +127,7 @@ def test_a_fleet_of_few_replicas_has_as_many_as_drawn_requests_need(monkeypatch,
     assert planner._fewest_replicas(given, deployment, 3.5, 2.0, 6) == replicas
     assert all((slo.tpot, slo.ttft, rate) == pytest.approx((0.011, 1.1, 3.5)) for slo, _, rate in tried)
     assert planner._fewest_replicas(given, deployment, 13.0, 2.0, 6) == 7
-    monkeypatch.setattr(planner, "_has_simulator", lambda: False)
+    monkeypatch.setattr(planner, "has_simulator", lambda: False)
     assert planner._fewest_replicas(given, deployment, 3.5, 2.0, 6) == 2
 
 

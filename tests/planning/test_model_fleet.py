@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import math
@@ -36,7 +37,7 @@ from steptime.planning.model_fleet import FleetChoice, FleetModel, FleetSystem, 
 from steptime.planning.planner import NO_LAYOUT
 from tests.conftest import each
 
-pytest.importorskip("scipy")
+scipy = pytest.importorskip("scipy")
 FLEET = """
 budget = 100
 [[models]]
@@ -295,6 +296,75 @@ def test_each_model_has_a_deployment_at_any_rate(rate):
     assert possible_share([one], [rate], [8]) == pytest.approx(1.0)
 
 
+def test_the_lines_of_the_solver_are_no_part_of_an_answer(monkeypatch, capfd):
+    import scipy.optimize
+
+    solver = scipy.optimize.milp
+
+    def talkative(*arguments, **settings):
+        ctypes.CDLL(None).puts(b"HighsMipSolverData")
+        return solver(*arguments, **settings)
+
+    monkeypatch.setattr(scipy.optimize, "milp", talkative)
+    print("before")
+    assert solve_fleet([option(0, 0, 1, 1.0, 2.0)], [1.0], [8]).tolist() == [1]
+    print("after")
+    assert capfd.readouterr().out == "before\nafter\n"
+
+
+def test_plans_replace_the_bounds_that_an_answer_uses_until_it_uses_plans_alone(monkeypatch):
+    """A system whose bound costs more than the plans of another one is not planned; one whose plan disappoints is left."""
+    rates = {("a", "cheap"): 4.0, ("a", "dear"): 9.0, ("a", "slow"): 2.0, ("b", "cheap"): 4.0, ("b", "dear"): 4.0}
+    truths = {("a", "cheap"): 1.0, ("a", "dear"): 9.0, ("b", "cheap"): 4.0, ("b", "dear"): 4.0}
+    rents, asked = {"cheap": 1.0, "dear": 2.0, "slow": 1.5}, []
+
+    def made(pair, table):
+        place = pair.model.name, pair.system.name
+        return [option(pair.m, pair.s, 1, table[place], rents[place[1]])] if place in table else []
+
+    def planned(pair):
+        asked.append((pair.model.name, pair.system.name))
+        return made(pair, truths), ""
+
+    monkeypatch.setattr(model_fleet, "_likely_options", lambda pair: made(pair, rates))
+    monkeypatch.setattr(model_fleet, "_planned_options", planned)
+    monkeypatch.setattr(model_fleet, "map_in_processes", lambda work, items: [work(item) for item in items])
+    work = st.Workload(input_tokens=9, output_tokens=9)
+    models = [FleetModel(name=name, rate=4.0, workload=work, slo=st.Slo()) for name in ("a", "b")]
+    systems = [FleetSystem(name=name, chips=8, usd_per_chip_hour=rent) for name, rent in rents.items()]
+    fleet = plan_fleet(models, systems)
+    # 4 requests/s of "a" on "cheap" seem to need one chip and need four, at 4 USD/h; one of "dear" costs 2.
+    assert [(row.model, row.system) for row in fleet.choices] == [("a", "dear"), ("b", "cheap")]
+    assert (fleet.usd_per_hour, fleet.options, fleet.planned) == (3.0, 5, 3)
+    assert asked == [("a", "cheap"), ("b", "cheap"), ("a", "dear")]
+    # Without an answer every pair is planned, and the reason is that of plans.
+    asked.clear()
+    few = plan_fleet([replace(model, rate=1000.0) for model in models], systems)
+    assert (few.feasible, few.planned, len(asked)) == (False, 4, 5)
+
+
+@pytest.mark.slow
+def test_a_fleet_of_few_plans_costs_what_one_of_all_plans_costs(tmp_path):
+    pytest.importorskip("numba")
+    text = "".join(
+        f'[[models]]\nname = "{name}"\nrate = {rate}\ninput = {size}\noutput = 256\nspeed = 25\nttft = 3\n\n'
+        for name, rate, size in (("llama-3.1-8b", 60, 1024), ("qwen3-30b-a3b", 40, 4096), ("llama-3.3-70b", 2, 2048))
+    )
+    text += "".join(f'[[systems]]\nname = "{name}"\nchips = 8\n\n' for name in ("hgx-h100", "mi300x-8", "hgx-b200", "l40s-8"))
+    models, systems, _ = read_fleet(written(tmp_path, text))
+    few = plan_fleet(models, systems)
+    options, _, planned = model_fleet.fleet_options(models, systems)
+    assert few.planned < planned == len(options)
+    counts = solve_fleet(options, [model.rate for model in models], [system.chips for system in systems])
+    rent = sum(float(count) * one.usd_per_hour for count, one in zip(counts, options, strict=True))
+    assert few.usd_per_hour == pytest.approx(rent)
+    # No plan serves more than the bound of closed forms.
+    for one in options:
+        subject, settings = model_fleet.Pair(one.model, one.system, models[one.model], systems[one.system]).subject()
+        bound = model_fleet.BEYOND * model_fleet.likely_rate(*subject, chips=one.chips, **settings)
+        assert 0.3 * bound < one.rate < bound
+
+
 def test_of_two_fleets_of_one_rent_the_smaller_counts():
     options = [option(0, 0, 4, 10.0, 8.0), option(0, 1, 2, 10.0, 8.0)]
     assert solve_fleet(options, [10.0], [8, 8]).tolist() == [0, 1]
@@ -327,8 +397,8 @@ def test_twelve_models_on_eight_systems_are_solved_in_ten_seconds():
 def drawn(monkeypatch):
     """Options in place of plans."""
 
-    def made(models, systems):
-        return [option(0, 0, 1, 10.0, 2.0), option(1, 0, 4, 2.0, 8.0), option(1, 1, 2, 3.0, 8.0)], {}
+    def made(models, systems, in_use):
+        return [option(0, 0, 1, 10.0, 2.0), option(1, 0, 4, 2.0, 8.0), option(1, 1, 2, 3.0, 8.0)], {}, 3
 
     monkeypatch.setattr(model_fleet, "fleet_options", made)
 
@@ -429,8 +499,8 @@ def test_chips_that_do_not_suffice_are_the_reason(drawn, tmp_path):
 
 
 def test_a_model_without_a_home_is_the_reason(monkeypatch, tmp_path):
-    nothing = [option(0, 0, 1, 10.0, 2.0)], {(1, 0): "no layout holds the weights.", (1, 1): "too slow"}
-    monkeypatch.setattr(model_fleet, "fleet_options", lambda models, systems: nothing)
+    nothing = [option(0, 0, 1, 10.0, 2.0)], {(1, 0): "no layout holds the weights.", (1, 1): "too slow"}, 1
+    monkeypatch.setattr(model_fleet, "fleet_options", lambda *_: nothing)
     fleet = plan_fleet(*read_fleet(written(tmp_path, FLEET)))
     assert fleet.reason.startswith("meta-llama/Llama-3.1-70B" if "meta" in fleet.reason else "llama-3.1-70b")
     assert "hgx-b200: too slow" in fleet.reason
@@ -603,7 +673,7 @@ def by_size(monkeypatch):
         model = FleetModel(name="a", rate=1.0, weights="fp8", workload=work, slo=st.Slo())
         kind = FleetSystem(**{"name": "s", "chips": 64, "usd_per_chip_hour": 3.0} | system)
         asked.clear()
-        return model_fleet.fleet_options([replace(model, percentile="p95", sure=0.9)], [kind])
+        return model_fleet.fleet_options([replace(model, percentile="p95", sure=0.9)], [kind])[:2]
 
     return sizes, asked, options
 
@@ -682,7 +752,7 @@ def test_rows_of_a_day_share_the_rent_of_their_system_by_chip_hours():
 def test_a_fleet_counts_its_chips_its_range_and_its_rent_apart(monkeypatch):
     """Peaks of 4 chips at two hours: 4 + 1 chips at $2 serve both; with its own chips for its peak, each has 4."""
     one = replace(option(0, 0, 1, 1.0, 2.0), slowest=0.5, fastest=2.0, engine="vllm")
-    monkeypatch.setattr(model_fleet, "fleet_options", lambda *_: ([one, replace(one, model=1)], {}))
+    monkeypatch.setattr(model_fleet, "fleet_options", lambda *_: ([one, replace(one, model=1)], {}, 2))
     work = st.Workload(input_tokens=9, output_tokens=9)
     hours = (*[4.0] * 12, *[1.0] * 12)
     models = [

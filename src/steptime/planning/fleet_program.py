@@ -23,8 +23,12 @@ References:
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -115,6 +119,8 @@ def solve_day(
     reserved_rent: Sequence[float],
     on_demand_rent: Sequence[float] | None = None,
     budget: float = math.inf,
+    *,
+    is_draft: bool = False,
 ) -> DaySolution | None:
     """Return the deployments of each hour, and the reserved and on-demand chips, with the lowest mean rent.
 
@@ -125,6 +131,7 @@ def solve_day(
         reserved_rent: Rent of a reserved chip of each system [USD/h], due all day.
         on_demand_rent: Rent of a chip on demand [USD/h], due in hours of use; infinite where a system has no such rent.
         budget: Limit on the mean rent [USD/h].
+        is_draft: Of a large day, return the relaxed program, which has fractions of deployments.
 
     Returns:
         The solution; None if the chips or the budget do not suffice.
@@ -157,6 +164,8 @@ def solve_day(
     if solved is None:
         return None
     counts, bound = solved
+    if is_draft and not is_small:
+        return DaySolution(counts, np.zeros(systems), np.zeros((systems, hours)), bound, 0.0)
     if not is_small:
         by_hour = _hour_by_hour(options, rates, limits, price, extra, used, counts)
         if by_hour is None:
@@ -431,13 +440,14 @@ def _minimum(
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError:
         raise InputError(f"a fleet needs scipy: {install_hint('simulate')}") from None
-    solved = milp(
-        cost,
-        integrality=np.ones(len(cost)) if integral is None else integral,
-        bounds=Bounds(0, np.full(len(cost), np.inf) if largest is None else largest),
-        constraints=[LinearConstraint(matrix, lb=low, ub=high) for matrix, low, high in rows],
-        options={"time_limit": PATIENCE, "mip_rel_gap": gap, **({"node_limit": nodes} if nodes else {})},
-    )
+    with _quiet_solver():
+        solved = milp(
+            cost,
+            integrality=np.ones(len(cost)) if integral is None else integral,
+            bounds=Bounds(0, np.full(len(cost), np.inf) if largest is None else largest),
+            constraints=[LinearConstraint(matrix, lb=low, ub=high) for matrix, low, high in rows],
+            options={"time_limit": PATIENCE, "mip_rel_gap": gap, **({"node_limit": nodes} if nodes else {})},
+        )
     if solved.x is None and solved.status == 2:
         return None
     if solved.x is None and nodes:
@@ -445,3 +455,25 @@ def _minimum(
     if solved.x is None:
         raise InputError(f"fleet: the solver found no answer in {PATIENCE:g} s; leave out models or systems")
     return solved
+
+
+@contextmanager
+def _quiet_solver() -> Iterator[None]:
+    """Discard what the solver's C++ code prints: the output of the process may be JSON."""
+    try:
+        output, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    except OSError:
+        # The process has no output.
+        yield
+        return
+    sys.stdout.flush()
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        # Lines in a buffer would be printed at the end of the process.
+        with suppress(OSError, AttributeError, TypeError):
+            ctypes.CDLL(None).fflush(None)
+        os.dup2(output, 1)
+        os.close(output)
+        os.close(nothing)

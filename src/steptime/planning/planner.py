@@ -56,7 +56,7 @@ from steptime.planning.plan_problem import (
     with_evidence,
 )
 from steptime.planning.plan_result import Alternative, Plan, Point, SingleSystem, chosen_point, median_and_range
-from steptime.planning.plan_search import absent_because, fitting, ranked, search
+from steptime.planning.plan_search import absent_because, fitting, ranked, rows_within, search
 from steptime.planning.refinement import FINALISTS, best
 from steptime.planning.session_hits import SessionCase
 from steptime.planning.slo_probability import check_percentile, check_sure, point, target_levels
@@ -216,7 +216,7 @@ def plan(
     cap = math.inf if power_cap is None else _read_power(power_cap)
     if spare and rate is None and power_cap is None:
         raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate), or a power (--power-cap)")
-    levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
+    levels = target_levels(workload, slo, percentile, simulated=has_simulator())
     model, system = model_and_system(model, system, engine)
     problem = _make_problem(model, system, workload, slo, chips, engine, anchor)
     modes = _modes_of_engine(problem.engine, modes)
@@ -283,12 +283,63 @@ def likely_prefill(
     Raises:
         InputError: The two systems cannot exchange KV caches.
     """
-    levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
+    levels = target_levels(workload, slo, percentile, simulated=has_simulator())
     model, system = model_and_system(model, system, engine)
     problem = _make_problem(model, system, workload, slo, chips, engine, None)
     problem = with_prefill_system(problem, model, resolve_system(prefill_system), None)
     case = replace(problem, limits=slo, slo=levels[0], levels=tuple(levels), percentile=percentile, front=False)
     return likely_pair(case, evidence)
+
+
+def likely_rate(
+    model: ModelLike,
+    system: SystemLike,
+    workload: Workload,
+    slo: Slo,
+    *,
+    chips: int,
+    engine: Engine | str | None = None,
+    percentile: str = "p90",
+    sure: float | None = None,
+) -> float:
+    """Return about the highest rate of a quick plan, by closed forms, which say which plans are worth their simulation.
+
+    Args:
+        model: Model.
+        system: System.
+        workload: Requests.
+        slo: Limits at the percentile.
+        chips: Number of chips.
+        engine: Engine.
+        percentile: Percentile of the limits.
+        sure: Probability of meeting each limit.
+
+    Returns:
+        Requests/s; 0 where no layout fits or meets the limits.
+    """
+    model, system = model_and_system(model, system, engine)
+    problem = _make_problem(model, system, workload, slo, chips, engine, None)
+    levels = tuple(target_levels(workload, slo, percentile, simulated=has_simulator()))
+    case = replace(
+        problem, limits=slo, slo=levels[0], levels=levels, percentile=percentile, sure=sure, rough=True, front=False,
+        diagnostics=False,
+    )  # fmt: skip
+    _check_lengths(case, None)
+    modes = _modes_of_engine(case.engine, MODES)
+    for kind in EVIDENCE if has_range(case.engine) else (ANY,):
+        of_kind = with_evidence(case, kind)
+        subjects = [(of_kind, modes), (_symmetric_problem(of_kind, modes), (DISAGGREGATED,))]
+        rates = [
+            float(np.max(table.rate[rows]))
+            for subject, its_modes in subjects
+            if subject is not None
+            for table in search(subject, its_modes, fitting(subject))
+            for level in subject.levels
+            if len(rows := rows_within(replace(subject, slo=level), table))
+        ]
+        if rates:
+            return max(rates)
+    return 0.0
 
 
 def _with_cheaper_plans(
@@ -496,7 +547,7 @@ def _fewest_replicas(case: PlanProblem, deployment: Plan, rate: float, served: f
     requests show how many it needs.
     """
     low, high = replicas_for(rate, served), count
-    if not _has_simulator():
+    if not has_simulator():
         return low
     from steptime.planning.plan_replay import replay_pools
 
@@ -659,11 +710,11 @@ def _planned(
     peaks: list[Candidate] = []
     selection: list[Selection] = []
     if estimates is not None and (candidates := ranked(estimates, tables)):
-        uses_peaks = alternatives or elasticities or not _has_simulator()
-        tuned = FINALISTS if _has_simulator() else TUNED_ALONE
+        uses_peaks = alternatives or elasticities or not has_simulator()
+        tuned = FINALISTS if has_simulator() else TUNED_ALONE
         peaks = [peak.candidate for peak in best(estimates, candidates, tuned)] if uses_peaks else candidates[:1]
         selection = [Selection(candidate) for candidate in peaks]
-        if _has_simulator():
+        if has_simulator():
             # numba takes a third of a second to import.
             from steptime.planning.finalists import list_finalists, simulate_finalists
 
@@ -676,7 +727,7 @@ def _planned(
         # Layouts with less evidence are tried next, and nobody reads the reason of a rough search.
         if case.evidence != ANY or case.rough:
             return replace(common, reason=NO_LAYOUT)
-        is_simulated = case.diagnostics and _has_simulator()
+        is_simulated = case.diagnostics and has_simulator()
         return replace(common, reason=unreachable(case, modes, layouts, simulated=is_simulated))
     first, runners_up = selection[0], selection[1:]
     choices = list_choices(estimates, modes) if alternatives else ()
@@ -742,13 +793,13 @@ def _searched_problems(case: PlanProblem) -> list[PlanProblem]:
 
     Finalists meet the limit of the user in either case.
     """
-    if case.rough or case.sure is not None or math.isinf(case.limits.tpot) or not _has_simulator():
+    if case.rough or case.sure is not None or math.isinf(case.limits.tpot) or not has_simulator():
         return [case]
     levels = tuple(replace(level, tpot=SLACK * level.tpot) for level in case.levels)
     return [case, replace(case, slo=levels[0], levels=levels, slack=SLACK, front=False)]
 
 
-def _has_simulator() -> bool:
+def has_simulator() -> bool:
     """Return whether numba, which compiles the simulator, is installed."""
     return find_spec("numba") is not None
 

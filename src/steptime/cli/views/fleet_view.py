@@ -45,7 +45,7 @@ def fleet_view(fleet: ModelFleet) -> Any:
         limits.add_row(*row, speed, first, chance)
     chips = ", ".join(f"{name}: {text}" for name, text in figures.items())
     planned, solved = in_digits(fleet.plan_seconds), in_digits(fleet.solve_seconds)
-    times = f"{counted(fleet.options, 'option')} from plans in {planned} s, solved in {solved} s."
+    times = f"{counted(fleet.options, 'option')}, {fleet.planned:,} of them planned, in {planned} s; solved in {solved} s."
     note = (
         "Requests/s: capacity. Tokens/s: output of each user. Meets limits: probability of meeting the hardest limit, at this "
         "percentile of requests."
