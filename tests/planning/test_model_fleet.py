@@ -360,8 +360,8 @@ def test_a_fleet_of_few_plans_costs_what_one_of_all_plans_costs(tmp_path):
     assert few.usd_per_hour == pytest.approx(rent)
     # No plan serves more than the bound of closed forms.
     for one in options:
-        subject, settings = model_fleet.Pair(one.model, one.system, models[one.model], systems[one.system]).subject()
-        bound = model_fleet.BEYOND * model_fleet.likely_rate(*subject, chips=one.chips, **settings)
+        pair = model_fleet.Pair(one.model, one.system, models[one.model], systems[one.system])
+        bound = model_fleet.BEYOND * pair.with_inputs(model_fleet.likely_rate)(chips=one.chips)
         assert 0.3 * bound < one.rate < bound
 
 

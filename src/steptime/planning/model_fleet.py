@@ -24,6 +24,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -52,7 +53,7 @@ from steptime.planning.fleet_program import (
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import NO_LAYOUT, check_limits, has_simulator, likely_rate, plan
 from steptime.planning.slo_probability import check_percentile
-from steptime.processes import map_in_processes
+from steptime.processes import Answer, map_in_processes
 from steptime.result_base import Tabular, unit
 from steptime.units import HOUR, counted, parse
 from steptime.workload.day_profile import HOURS, read_day
@@ -68,7 +69,7 @@ BEYOND: Final = 1.35
 # Part of a deployment above which a relaxed program uses it.
 LEAST_PART: Final = 1e-6
 # What the plans of options leave out.
-QUICK: Final = {"alternatives": False, "elasticities": False, "front": False}
+QUICK: Final[dict[str, Any]] = {"alternatives": False, "elasticities": False, "front": False}
 MODEL_KEYS: Final = (
     "name", "rate", "rates", "day", "peak_hour", "input", "output", "cached", "speed", "ttft", "percentile", "sure", "weights",
     "experts", "kv", "systems",
@@ -445,14 +446,15 @@ class Pair(NamedTuple):
     model: FleetModel
     system: FleetSystem
 
-    def subject(self) -> tuple[tuple[Model, System, Workload, Slo], dict[str, Any]]:
-        """Return what a plan is asked for, and how."""
+    def with_inputs(self, function: Callable[..., Answer]) -> Callable[..., Answer]:
+        """Return `plan` or `likely_rate` of this pair."""
         model, system = self.model, self.system
         machine, engine = system.loaded or load_system(system.name), system.engine or None
         loaded = model.loaded or load_model(model.name, weights=model.weights, experts=model.experts, kv=model.kv)
         loaded = loaded if model.weights else default_formats(loaded, engine_for(machine, engine))
-        settings = {"engine": engine, "percentile": model.percentile, "sure": model.sure}
-        return (loaded, machine, model.workload, model.slo), settings
+        return partial(
+            function, loaded, machine, model.workload, model.slo, engine=engine, percentile=model.percentile, sure=model.sure
+        )
 
     def sizes(self) -> list[int]:
         """Return the chips of possible deployments: powers of two."""
@@ -520,8 +522,7 @@ def fleet_options(
         unreached = [(pair.sizes()[-1], pair.s) for place, pair in pairs.items() if pair.m == m and reasons[place] == NO_LAYOUT]
         if unreached:
             chips, s = max(unreached)
-            subject, settings = pairs[m, s].subject()
-            reasons[m, s] = _in_keys(plan(*subject, chips=chips, **QUICK, **settings).reason) or NO_LAYOUT
+            reasons[m, s] = _in_keys(pairs[m, s].with_inputs(plan)(chips=chips, **QUICK).reason) or NO_LAYOUT
     planned = [option for place, pair_options in by_pair.items() if place in reasons for option in pair_options]
     considered = sum(map(len, by_pair.values()))
     return planned, {place: reason for place, reason in reasons.items() if reason}, considered
@@ -530,9 +531,9 @@ def fleet_options(
 def _likely_options(pair: Pair) -> list[FleetOption]:
     """Return the deployments of a model on a system with bounds of their rates."""
     options: list[FleetOption] = []
-    subject, settings = pair.subject()
+    likely = pair.with_inputs(likely_rate)
     for chips in pair.sizes():
-        if rate := likely_rate(*subject, chips=chips, **settings):
+        if rate := likely(chips=chips):
             rent = chips * pair.system.usd_per_chip_hour
             options.append(FleetOption(model=pair.m, system=pair.s, chips=chips, rate=BEYOND * rate, usd_per_hour=rent))
         if len(options) > LARGER:
@@ -544,10 +545,10 @@ def _planned_options(pair: Pair) -> tuple[list[FleetOption], str]:
     """Return the deployments of a model on a system, or why there is none."""
     options: list[FleetOption] = []
     best, larger, reason = 0.0, 0, "no size fits"
-    subject, settings = pair.subject()
+    search = pair.with_inputs(plan)
     for chips in pair.sizes():
         try:
-            deployment = plan(*subject, chips=chips, **QUICK, quick=True, diagnostics=False, **settings)
+            deployment = search(chips=chips, **QUICK, quick=True, diagnostics=False)
         # The weights or the requests do not fit so few chips.
         except Impossible as problem:
             reason = _in_keys(str(problem))
