@@ -16,6 +16,7 @@ from steptime.planning import finalists, simulated_rate
 from steptime.planning.finalists import (
     Course,
     Finalist,
+    SimulatedPool,
     _is_slow,
     _leaders,
     _limits,
@@ -217,6 +218,19 @@ def test_large_pools_whose_steps_are_too_slow_are_tried_with_fewer_slots(readers
     run = replace(simulated_rate._missed_run(1.0, 0.01), binding=binding)
     similar = finalists._similar(case(16), Finalist(candidate=apart, pools=(), run=run), [])
     assert (replace(apart, batch=64 / math.sqrt(2)) in similar) == has_fewer
+
+
+@each("slots, batch, binding, has_more", [
+    (64, 64.0, "saturation", True), (64, 60.0, "saturation", False), (64, 64.0, "speed", False),
+    (10**6, 1e6, "saturation", False),
+])  # fmt: skip
+def test_a_full_decode_pool_whose_steps_are_fast_enough_is_tried_with_more_slots(slots, batch, binding, has_more):
+    """Not if the slots that it has are not full, or if no more sequences fit in its memory."""
+    pool = SimulatedPool(role="decode", layout=APART.layout, batch=batch, max_num_seqs=slots)
+    run = replace(simulated_rate._missed_run(1.0, 0.01), binding=binding, batch=batch)
+    apart = replace(APART, batch=batch)
+    similar = finalists._similar(case(16), Finalist(candidate=apart, pools=(pool,), run=run), [])
+    assert (replace(apart, batch=batch * math.sqrt(2)) in similar) == has_more
 
 
 # Varied requests with a limit on the first token of 99 %.

@@ -113,6 +113,8 @@ LARGE_LOSS = 0.06
 LEAST_CHECKED = 3
 # Most finalists that are confirmed with turns of sessions.
 MOST_WITH_TURNS = 3
+# Share of its slots that a full pool has taken.
+FULL = 0.98
 # Rates that are tried until a candidate meets the limits, and after how many those are dropped that are too late when alone.
 MOST_LEVELS, QUIET_LEVEL = 24, 3
 # Factor on the rate of closed forms up to which a candidate is among the first ones that may serve it.
@@ -318,10 +320,21 @@ def _similar(case: PlanProblem, leader: Finalist, finalists: Iterable[Candidate]
     # Where steps with all slots are too slow for the percentile, fewer slots may serve more.
     if reader is not None and reader.replicas >= LARGE_POOL and leader.run.binding == "speed":
         similar.append(replace(leader.candidate, batch=leader.candidate.batch / math.sqrt(2)))
+    if reader is not None and _has_full_slots(case, leader):
+        similar.append(replace(leader.candidate, batch=leader.candidate.batch * math.sqrt(2)))
     # A pool of other readers helps where prompts wait for it.
     if reader is not None and leader.run.binding in ("first token", "prefill rate") and reader.replicas <= MANY_READERS:
         similar += other_readers(case, leader.candidate)
     return [neighbour for neighbour in dict.fromkeys(similar) if neighbour not in finalists]
+
+
+def _has_full_slots(case: PlanProblem, leader: Finalist) -> bool:
+    """Return whether all slots of a decode pool are taken, its steps are fast enough, and more sequences fit."""
+    if leader.run.binding != "saturation":
+        return False
+    slots, candidate = leader.pools[-1].max_num_seqs, leader.candidate
+    most = min(case.slots, case.pinned.max_num_seqs or math.inf, _fitting_sequences(case, candidate.layout))
+    return leader.run.batch >= FULL * slots and slots < most
 
 
 def _is_slow(case: PlanProblem, candidate: Candidate) -> bool:
