@@ -114,7 +114,7 @@ LEAST_CHECKED = 3
 # Most finalists that are confirmed with turns of sessions.
 MOST_WITH_TURNS = 3
 # Share of its slots that a full pool has taken.
-FULL = 0.98
+FULL_SHARE = 0.98
 # Rates that are tried until a candidate meets the limits, and after how many those are dropped that are too late when alone.
 MOST_LEVELS, QUIET_LEVEL = 24, 3
 # Factor on the rate of closed forms up to which a candidate is among the first ones that may serve it.
@@ -333,8 +333,8 @@ def _has_full_slots(case: PlanProblem, leader: Finalist) -> bool:
     if leader.run.binding != "saturation":
         return False
     slots, candidate = leader.pools[-1].max_num_seqs, leader.candidate
-    most = min(case.slots, case.pinned.max_num_seqs or math.inf, _fitting_sequences(case, candidate.layout))
-    return leader.run.batch >= FULL * slots and slots < most
+    largest = min(case.slots, case.pinned.max_num_seqs or math.inf, _fitting_sequences(case, candidate.layout))
+    return leader.run.batch >= FULL_SHARE * slots and slots < largest
 
 
 def _is_slow(case: PlanProblem, candidate: Candidate) -> bool:
