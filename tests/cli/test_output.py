@@ -342,7 +342,7 @@ def test_a_system_printed_as_a_template_is_read_again_as_a_system(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "runs.csv:1: is empty: its first line names the columns"),
+        ("", "runs.csv:1: is empty: give a CSV table"),
         (RUNS.replace(",", ";"), "runs.csv:1: separates its columns by ';'; separate them by commas"),
         (
             RUNS.replace("concurrency", "concurency"),

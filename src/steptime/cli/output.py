@@ -501,7 +501,7 @@ def compiled_part() -> str:
     for module, name, part in COMPILED_PARTS:
         function: Any = getattr(sys.modules.get(f"steptime.simulation.{module}"), name, None)
         if hasattr(function, "stats") and function.stats.cache_misses and not function.signatures:
-            return f"compiling {part}, once (about 20 seconds)"
+            return f"compiling {part}, once (20 to 60 seconds)"
     return ""
 
 

@@ -365,7 +365,7 @@ def as_read(row: Mapping[str, str], systems: Container[str]) -> dict[str, str]:
 def _wrong_header(header: list[str]) -> str:
     """Return the problem with the column names; "" if there is no problem."""
     if not any(header):
-        return "is empty: its first line names the columns"
+        return "is empty: give a CSV table, whose first line names the columns, or the JSON of a benchmark"
     missing = [name for name in COLUMNS if name not in header]
     if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
         return f"separates its columns by {mark!r}; separate them by commas"
