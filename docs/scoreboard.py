@@ -52,10 +52,10 @@ engine replays them. Means:
 SATURATION = """## Saturation points
 
 A closed loop with $N$ clients has two bounds of its throughput: $N$ times the throughput per client at the lowest load, and the
-highest throughput. They meet at the saturation point $N^*$
-([Denning and Buzen 1978](https://doi.org/10.1145/356733.356735)). With more clients, requests wait for each other. A curve
-saturates if its last doubling of clients adds less than {gain}: {curves} of {all} curves of {least} loads or more. The
-others have no measured saturation point. Throughput follows from both times by Little's law. Left out: {left}.
+highest throughput. They meet at the saturation point $N^*$ ([Denning and Buzen 1978](https://doi.org/10.1145/356733.356735)).
+With more clients, requests wait for each other. A curve
+saturates if its last doubling of clients adds less than {gain}: {curves} of {all} curves of {least} loads or more. The others
+have no measured saturation point. Throughput follows from both times by Little's law. Left out: {left}.
 
 | figure | curves | median | p90 | bias |
 |---|---:|---:|---:|---:|"""
