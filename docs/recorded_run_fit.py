@@ -8,14 +8,18 @@ example is arithmetic efficiency when a slow link dominates.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from steptime.catalog.hardware_loading import load_system
 from steptime.hardware.system import System
 from steptime.models.model import Model
+from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine, constant, label_values, with_constants
 from steptime.physics.layout import Layout
@@ -43,15 +47,66 @@ STEP = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A recorded run of one replica: requests, their first and last token times [s], and how it was served."""
+    """A recorded run of one replica: requests, their times [s], and how it was served.
+
+    queued, scheduled, first, last: end of the host's work before the queue, of the queue, of the first and of the last token.
+    """
 
     traffic: Traffic
+    queued: Array
+    scheduled: Array
     first: Array
     last: Array
     model: Model
     system: System
     layout: Layout
     policy: Policy
+
+
+# Recorded runs of vLLM 0.19 (casys-kaist/LLMServingSim): folder, model, system, layout, and limits by its meta.json.
+RECORDED = (
+    ("RTX4090_Llama-3.1-8B", "llama-3.1-8b", "rtx-4090-8", Layout(), (256, 41_408)),
+    ("RTXPRO6000_Qwen3-32B", "qwen3-32b", "rtx-pro-6000-2", Layout(tp=2), (128, 400_000)),
+)
+
+
+def read_recorded(folder: Path) -> list[Recorded]:
+    """Read the recorded runs of `RECORDED`.
+
+    Args:
+        folder: Folder of their folders.
+
+    Returns:
+        The runs; times start with the first arrival.
+    """
+    runs = []
+    for name, model, system, layout, (slots, tokens) in RECORDED:
+        rows = [json.loads(line) for line in (folder / name / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
+        column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
+        # Clients and engine have two clocks.
+        offset = np.min(column["queued_ts"] - column["arrival_time"])
+        start = column["arrival_time"].min() + offset
+        traffic = Traffic(
+            arrival=column["arrival_time"] + offset - start, inputs=column["input_toks"], outputs=column["output_toks"]
+        )
+        queued, scheduled, first, last = (
+            column[f"{event}_ts"] - start for event in ("queued", "scheduled", "first_token", "last_token")
+        )
+        policy = Policy(max_num_seqs=slots, max_num_batched_tokens=2048, kv_tokens=tokens)
+        runs.append(
+            Recorded(
+                traffic=traffic,
+                queued=queued,
+                scheduled=scheduled,
+                first=first,
+                last=last,
+                model=load_model(model),
+                system=load_system(system),
+                layout=layout,
+                policy=policy,
+            )
+        )
+    return runs
 
 
 def replay(run: Recorded, engine: Engine) -> Any:

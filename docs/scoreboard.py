@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from curve_figures import LAYOUT, LEAST_LOADS, LENGTHS, MOST_GAIN, first_token_ratios, saturation_ratios
 from fit_sampling import fit_sampling
 from group_cross_validation import ALL_AT_ONCE, LeftOut, large_groups, leave_out
+from recorded_run_fit import read_recorded, replay
 
 from steptime.number_checks import Array
-from steptime.units import percent, percent_change
+from steptime.physics.engine import load_engine
+from steptime.units import percent, percent_change, show
+from steptime.validation.engine_fit import log_tpot, measured_first_tokens
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import DRAFTED, POOLS, read_runs, run_kind
 
@@ -23,15 +27,38 @@ ENERGY = "mlenergy.csv"
 PAGE = Path(__file__).parent / "scoreboard.md"
 HARDEST = ALL_AT_ONCE
 UNKNOWN = "(not recorded)"
-# Fewest loads of a curve whose shape is scored, and fewest runs of a row of the table.
-LEAST_OF_CURVE, LEAST_OF_ROW = 3, 5
-CURVE = ("model", "system", "engine", "engine_version", "tp", "pp", "dp", "ep", "weight_dtype", "expert_dtype")
-LENGTHS = ("input_tokens", "output_tokens")
+RECORDED = "vllm_runs"
+# Fewest runs of a row of the table.
+LEAST_OF_ROW = 5
 HEAD = "| {first} | runs | median | p90 | bias | shape | inside 90 % |\n|---|---:|---:|---:|---:|---:|---:|"
 FIRST_HEAD = """Waits are fitted without the left-out runs. Times of steps are those of all runs.
 
 | left out | runs | median | p90 | bias | shape |
 |---|---:|---:|---:|---:|---:|"""
+PARTS_HEAD = """TTFT of {left}, in parts. Differences between runs of a curve separate them:
+
+- queue: TTFT minus that of the lowest load of its curve, where the measured one at least doubles;
+- prefill: slope of TTFT by prompt tokens, at the lowest load of a layout with two or more lengths of prompts;
+- host and first step: the rest at the same loads, extrapolated to a prompt of no tokens.
+
+| part | differences | median | p90 | bias |
+|---|---:|---:|---:|---:|"""
+PARTS = {"queue": "queue", "prefill": "prefill", "host": "host and first step"}
+RECORDED_HEAD = """vLLM 0.19 recorded the queue and the prefill of each of 300 requests, which are in no fit. The shipped
+engine replays them. Means:
+
+| run | queue measured | predicted | prefill measured | predicted |
+|---|---:|---:|---:|---:|"""
+SATURATION = """## Saturation points
+
+A closed loop with $N$ clients has two bounds of its throughput: $N$ times the throughput per client at the lowest load, and the
+highest throughput. They meet at the saturation point $N^*$ ([Denning and Buzen 1978](https://doi.org/10.1145/356733.356735)).
+With more clients, requests wait for each other. A curve
+saturates if its last doubling of clients adds less than {gain}: {curves} of {all} curves of {least} loads or more. The others
+have no measured saturation point. Throughput follows from both times by Little's law. Left out: {left}.
+
+| figure | curves | median | p90 | bias |
+|---|---:|---:|---:|---:|"""
 INTRO = """# Scoreboard
 
 Time per output token of {runs:,} public runs that no fit has seen: the runs of a group (model, system, engine) are predicted
@@ -52,11 +79,11 @@ of an error from the median error of its curve (one layout and length, {least} l
 def shape_error(errors: Array, rows: Sequence[dict[str, str]]) -> float:
     """Return the median distance of errors from the median of their curve; NaN without curves."""
     # Real outputs end where they end, so that a task stands for its lengths.
-    keys = np.array([" ".join(row[name] for name in (*CURVE, *(("task",) if row.get("task") else LENGTHS))) for row in rows])
+    keys = np.array([" ".join(row[name] for name in (*LAYOUT, *(("task",) if row.get("task") else LENGTHS))) for row in rows])
     distances = []
     for key in set(keys):
         curve = errors[keys == key]
-        if len(curve) >= LEAST_OF_CURVE:
+        if len(curve) >= LEAST_LOADS:
             distances.append(np.abs(np.expm1(curve - np.median(curve))))
     return float(np.median(np.concatenate(distances))) if distances else float("nan")
 
@@ -72,6 +99,37 @@ def quantiles(off: Array) -> str:
     """Return the median and 90th percentile of errors without their sign, and the bias."""
     median, p90 = np.quantile(np.abs(off), (0.5, 0.9))
     return f"{percent(median, 1)} | {percent(p90, 1)} | {percent_change(np.median(off))}"
+
+
+def measured_and_predicted(left: LeftOut) -> tuple[Array, Array]:
+    """Return measured and predicted TTFT and TPOT [s] of the hardest leaving-out, each of shape (2, runs)."""
+    pairs = measured_first_tokens(left.rows).seconds, np.exp(log_tpot(left.rows))
+    errors = left.first_tokens[HARDEST], left.errors[HARDEST]
+    ttft, tpot = (np.stack([seconds, seconds * np.exp(off)]) for seconds, off in zip(pairs, errors, strict=True))
+    return ttft, tpot
+
+
+def ratio_line(label: str, ratios: Array) -> str:
+    """Return a row of predicted over measured figures."""
+    return f"| {label} | {len(ratios):,} | {quantiles(ratios - 1)} |"
+
+
+def curve_tables(left: LeftOut, folder: Path) -> list[str]:
+    """Return the tables of the parts of first tokens and of saturation points."""
+    ttft, tpot = measured_and_predicted(left)
+    parts = first_token_ratios(left.rows, ttft)
+    lines = ["", PARTS_HEAD.format(left=HARDEST), *(ratio_line(words, parts[part]) for part, words in PARTS.items())]
+    lines += ["", RECORDED_HEAD]
+    engine = load_engine("vllm")
+    for run in read_recorded(folder / RECORDED):
+        found, arrival = replay(run, engine), np.asarray(run.traffic.arrival)
+        pairs = run.scheduled - run.queued, found["scheduled"] - arrival, run.first - run.scheduled
+        means = [show(float(np.mean(seconds)), "s") for seconds in (*pairs, found["first"] - found["scheduled"])]
+        lines.append(f"| {run.model.name}, {run.system.name} | {' | '.join(means)} |")
+    ratios, count = saturation_ratios(left.rows, ttft, tpot)
+    words = {"gain": percent(MOST_GAIN), "curves": len(ratios), "all": count, "least": LEAST_LOADS, "left": HARDEST}
+    lines += ["", SATURATION.format(**words)]
+    return [*lines, ratio_line("saturation point: clients", ratios[:, 0]), ratio_line("highest throughput", ratios[:, 1])]
 
 
 def table(title: str, first: str, left: LeftOut, label: Callable[[dict[str, str]], str]) -> list[str]:
@@ -102,7 +160,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     paths = [str(folder / name) for name in FILES]
     left = leave_out(paths)
-    lines = [INTRO.format(runs=len(left.rows), least=LEAST_OF_CURVE)]
+    lines = [INTRO.format(runs=len(left.rows), least=LEAST_LOADS)]
     lines += [
         "## What is left out",
         "",
@@ -118,6 +176,7 @@ def main() -> None:
         known = np.isfinite(errors)
         shape = shape_error(errors[known], [row for row, at in zip(left.rows, known, strict=True) if at])
         lines.append(f"| {name} | {known.sum():,} | {quantiles(np.expm1(errors[known]))} | {percent(shape, 1)} |")
+    lines += curve_tables(left, folder)
     lines += ["", "## Load generators and kinds", "", HEAD.format(first="runs")]
     lines.append(line("greedy closed loops, left out as above", left.errors[HARDEST], left.inside[HARDEST], left.rows))
     energy = fit_sampling(str(folder / ENERGY))

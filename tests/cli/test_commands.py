@@ -662,6 +662,9 @@ def test_errors_are_json_where_json_is_asked_for():
 @pytest.mark.slow
 def test_explanations_are_json_where_json_is_asked_for():
     found = json.loads(run("plan deepseek-v3 gb200-nvl72 --chips 8 --mode aggregated --explain --json").stdout)["explanation"]
+    assert {name: sum(parts.values()) for name, parts in found["range_shares"].items()} == pytest.approx(
+        dict.fromkeys(("cost", "speed", "first token"), 1.0)
+    )
     (pool,) = found["pools"]
     assert any(rule.startswith("time per token = ") for rule in pool["equations"])
     assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prefill chunk"]

@@ -225,6 +225,10 @@ def test_shares_of_a_range_add_up_and_small_ones_are_together():
         "a group of runs that no fit has seen": pytest.approx(math.log(1.25) ** 2 / total),
         "far": pytest.approx(0.04 / total), "others": pytest.approx(1e-4 / total),
     }  # fmt: skip
+    # First tokens have their own range, 1.7, and their own difference.
+    late = [(SimpleNamespace(words="far", high=0.2, late=0.5), True)]
+    first = range_shares(on, np.array([0.0]), late, "prompt", "ttft")
+    assert first["far"] == pytest.approx(0.25 / (0.25 + float(np.log(factors(on, "ttft", "prompt")[1])) ** 2))
     # A slope of 2 in a constant of variance 0.04: 0.16, of which the fitted runs have 0.06.
     wide = range_shares(fitted(parameter_variance={"tpot": {"decode": 0.06}}), np.array([2.0]))
     own, group = 1.6448536**2 * 0.1, math.log(1.25) ** 2

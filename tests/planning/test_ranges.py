@@ -11,7 +11,7 @@ import steptime as st
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.physics.layout import Layout
 from steptime.planning import plan_intervals
-from steptime.planning.plan_intervals import OPTIMISM, OPTIMISM_DEVIATION, candidate_ranges, chosen_range
+from steptime.planning.plan_intervals import CHOICE_WORDS, OPTIMISM, OPTIMISM_DEVIATION, candidate_ranges, chosen_range
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.refinement import matched_rate
 from tests.conftest import engine, machine, one_matrix
@@ -54,6 +54,17 @@ def test_the_ideal_has_none():
     state = evaluate_state(case, shares(10), 10, 2048)
     found = candidate_ranges(case, shares(10), state, None, 0.5)
     assert found == dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
+
+
+def test_shares_of_the_ranges_say_what_they_are_made_of():
+    """Speed errs by 1.25 as a group, cost also by the choice of the layout: 1.645 x 0.15 of the logarithm."""
+    found, *_ = ranges(shares(40), fitted(NARROW))
+    group = "a group of runs that no fit has seen"
+    assert found["range_shares"]["speed"] == found["range_shares"]["first token"] == {group: pytest.approx(1.0)}
+    own, choice = np.log(1.25) ** 2, (1.645 * OPTIMISM_DEVIATION) ** 2
+    assert found["range_shares"]["cost"] == pytest.approx(
+        {CHOICE_WORDS: choice / (own + choice), group: own / (own + choice)}, rel=1e-6
+    )
 
 
 @pytest.mark.usefixtures("without_optimism")

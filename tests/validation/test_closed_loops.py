@@ -175,6 +175,17 @@ def test_a_prompt_waits_for_room_for_its_output_on_tensorrt_llm_alone():
 
 
 @pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+@pytest.mark.parametrize(("clients", "together"), [(4, 4), (64, 32)])
+def test_first_prompts_of_vllm_wait_for_the_tokenization_of_their_batch(clients, together):
+    pytest.importorskip("numba")
+    (runs,) = grouped([plain(concurrency=str(clients), requests=str(10 * clients))])
+    alone, batched = (validate.simulate_loops(runs, replace(IDEAL, kernel_engine=name)) for name in ("sglang", "vllm"))
+    # 2 us a token of 1,024; a tenth of the requests start the run. A median request does not.
+    waits = np.array([0.0, 2e-6, 0.0, 0.0, 0.0])
+    assert batched.ttft(waits) - alone.ttft(waits) == pytest.approx(0.1 * (together - 1) * 2e-6 * 1024, rel=1e-2)
+    assert batched.ttft(waits, median=True) == pytest.approx(alone.ttft(waits, median=True))
+
+
 def test_drafted_loops_are_simulated_with_their_drafts():
     """Tokens of a simulated loop of one client come as fast as those of the closed form but for prompts."""
     (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3", length_spread="0.1")])

@@ -8,7 +8,6 @@ copies: 23.9 GB/s, of which vLLM reaches two thirds) is a figure of their system
 from __future__ import annotations
 
 import csv
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 pytest.importorskip("scipy")
 
-from recorded_run_fit import NOISE, PRIOR, Recorded, differences, fit, replay
+from recorded_run_fit import NOISE, PRIOR, Recorded, differences, fit, read_recorded, replay
 
 import steptime as st
 from steptime.physics.engine import load_engine, with_constants
@@ -26,37 +25,27 @@ from steptime.simulation.replica_pools import serve
 from steptime.simulation.run_metrics import timeline
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import sample_pace
-from steptime.workload.traffic import Lengths, Traffic, open_loop
+from steptime.workload.traffic import Lengths, open_loop
+from tests.conftest import each
 
 RUNS = Path(__file__).parents[3] / "shared/data/measured/vllm_runs"
 needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the measured vLLM runs are not beside this checkout")
 VLLM = load_engine("vllm")
 
 
-def measured(folder, model, system, layout, policy):
-    rows = [json.loads(line) for line in (RUNS / folder / "requests.jsonl").read_text().splitlines()]
-    column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
-    offset = np.min(column["queued_ts"] - column["arrival_time"])  # two clocks
-    start = column["arrival_time"].min() + offset
-    return Recorded(
-        traffic=Traffic(
-            arrival=column["arrival_time"] + offset - start, inputs=column["input_toks"], outputs=column["output_toks"]
-        ),
-        first=column["first_token_ts"] - start, last=column["last_token_ts"] - start,
-        model=st.load_model(model), system=st.load_system(system), layout=layout, policy=policy,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def recorded():
+    return read_recorded(RUNS)
 
 
 @pytest.fixture(scope="module")
-def one_chip():
-    policy = Policy(max_num_seqs=256, max_num_batched_tokens=2048, kv_tokens=41_408)  # its meta.json
-    return measured("RTX4090_Llama-3.1-8B", "llama-3.1-8b", "rtx-4090-8", st.Layout(), policy)
+def one_chip(recorded):
+    return recorded[0]
 
 
 @pytest.fixture(scope="module")
-def two_chips():
-    policy = Policy(max_num_seqs=128, max_num_batched_tokens=2048, kv_tokens=400_000)
-    return measured("RTXPRO6000_Qwen3-32B", "qwen3-32b", "rtx-pro-6000-2", st.Layout(tp=2), policy)
+def two_chips(recorded):
+    return recorded[1]
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +130,23 @@ def test_the_shipped_engine_without_a_fit(one_chip, two_chips):
         assert within(run, replay(run, VLLM), 0.20, 0.20, 0.20), ratios(run, replay(run, VLLM))
 
 
+@needs_runs
+@each("chips, queue, prefill", [(1, 0.15, 0.05), (2, 0.10, 0.30)])
+def test_parts_of_first_tokens_are_near_recorded_ones(one_chip, two_chips, chips, queue, prefill):
+    """Queue and prefill as vLLM has them in its metrics, by the shipped engine; means over 300 requests."""
+    run = (one_chip, two_chips)[chips - 1]
+    found = replay(run, VLLM)
+    assert np.mean(found["scheduled"] - run.traffic.arrival) == pytest.approx(np.mean(run.scheduled - run.queued), rel=queue)
+    assert np.mean(found["first"] - found["scheduled"]) == pytest.approx(np.mean(run.first - run.scheduled), rel=prefill)
+
+
 @pytest.mark.thorough
 def test_a_fit_finds_the_constants_that_made_a_run():
     """A run replayed with a faster memory is fitted back to it; links of one chip stay at the prior."""
     made = with_constants(VLLM, {"memory_efficiency": 0.93, "attention_time": 0.95})
     blank = Recorded(
-        traffic=open_loop(60.0, 150, Lengths(mean=400), Lengths(mean=200)), first=np.zeros(150), last=np.zeros(150),
+        traffic=open_loop(60.0, 150, Lengths(mean=400), Lengths(mean=200)),
+        **dict.fromkeys(("queued", "scheduled", "first", "last"), np.zeros(150)),
         model=st.load_model("llama-3.1-8b"), system=st.load_system("hgx-h100"), layout=st.Layout(),
         policy=Policy(max_num_seqs=32, max_num_batched_tokens=2048),
     )  # fmt: skip

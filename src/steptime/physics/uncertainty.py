@@ -411,8 +411,24 @@ def with_variances(
     Returns:
         Pairs of a value and a variance, from one evaluation.
     """
-    pairs = [_value_and_slopes(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
+    pairs = with_slopes(function, engine, dimensions=dimensions)
     return [(value, parameter_variance(slopes, engine)) for value, slopes in pairs]
+
+
+def with_slopes(
+    function: Callable[[Engine], tuple[Number, ...]], engine: Engine, *, dimensions: int = 0
+) -> list[tuple[Array, Array]]:
+    """Return each value of a function with the slopes of its logarithm by constant.
+
+    Args:
+        function: Function of an engine that returns several values.
+        engine: The engine.
+        dimensions: Number of axes of the function's other input.
+
+    Returns:
+        Pairs of a value and slopes of shape (constants, ...), from one evaluation.
+    """
+    return [_value_and_slopes(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
 
 
 def measured_on(engine: Engine, system: System) -> bool:
@@ -585,15 +601,20 @@ def step_range(
 
 
 def range_shares(
-    engine: Engine, gradient: Array, flags: Iterable[tuple[Distance, Array]] = (), regime: str = REGIMES[0]
+    engine: Engine,
+    gradient: Array,
+    flags: Iterable[tuple[Distance, Array]] = (),
+    regime: str = REGIMES[0],
+    quantity: str = "tpot",
 ) -> dict[str, float]:
-    """Return what the upper half of a 90 % range of a time per token is made of, as shares of its square.
+    """Return what the upper half of a 90 % range of a time is made of, as shares of its square.
 
     Args:
         engine: The engine.
         gradient: Slopes of the logarithm of the time by constant, of shape (constants,).
         flags: Differences from measured runs, and whether they apply.
-        regime: One of `REGIMES`.
+        regime: One of `REGIMES`, or of `WAITS` for "ttft".
+        quantity: "tpot" or "ttft".
 
     Returns:
         Shares by source, the largest first; they add up to 1. Sources below 1 % are together.
@@ -602,16 +623,19 @@ def range_shares(
     >>> {name: round(share, 2) for name, share in range_shares(engine, np.array([0.3])).items()}
     {'seconds_per_state_layer': 0.51, 'a group of runs that no fit has seen': 0.49}
     """
-    high = float(factors(engine, "tpot", regime)[1])
+    high = float(factors(engine, quantity, regime)[1])
     parts = {GROUP_WORDS: math.log(high) ** 2}
     variance = float(parameter_variance(gradient, engine))
-    excess = Z90**2 * max(0.0, float(_excess_variance(engine, "tpot", regime, variance)))
+    excess = Z90**2 * max(0.0, float(_excess_variance(engine, quantity, regime, variance)))
     if excess > 0:
         contributions = gradient * (constants_covariance(engine) @ gradient) / variance
         parts |= {
             name: excess * max(0.0, share) for name, share in zip(uncertain_constants(engine), contributions, strict=True)
         }
-    parts |= {flag.words: flag.high**2 for flag, applies in flags if np.any(applies)}
+    is_token = quantity == "tpot"
+    parts |= {
+        flag.words: (flag.high if is_token else max(flag.high, flag.late)) ** 2 for flag, applies in flags if np.any(applies)
+    }
     total = sum(parts.values())
     shares = {
         name: float(part / total) for name, part in sorted(parts.items(), key=lambda item: -item[1]) if part >= 0.01 * total

@@ -102,6 +102,7 @@ def delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
                              "throughput": "requests_per_second"}.items()
     }  # fmt: skip
     closed_ranges = candidate_ranges(case, candidate, state, prefill, closed["utilisation"])
+    shares = closed_ranges.pop("range_shares", {})
     ranges = {
         name: ends and (ends[0] * scale[name.removesuffix("_range")], ends[1] * scale[name.removesuffix("_range")])
         for name, ends in closed_ranges.items()
@@ -136,6 +137,7 @@ def delivered(case: PlanProblem, selection: Selection) -> dict[str, Any]:
         ),
         "drafted": _drafted(case, candidate),
         "session_run": None if selection.run is None else selection.run.session,
+        "range_shares": shares,
         **ranges,
     }
 

@@ -281,6 +281,10 @@ class Plan(Tabular):
     throughput_range: tuple[float, float] | None = field(
         default=None, metadata=unit("tok/s", "90 % range of output tokens per second over all chips", key=f"{PER_CHIP}_range")
     )
+    range_shares: dict[str, dict[str, float]] = field(
+        default_factory=dict,
+        metadata=unit("share", "what the upper halves of the ranges of cost, speed and first token are made of", left_out=True),
+    )
     prefill_usd_per_million_tokens: float = field(
         default=math.nan,
         metadata=unit("USD", "rent of the prefill chip-time per million input tokens", key="prefill_usd_per_million_tokens"),

@@ -15,6 +15,10 @@ The first requests of a run wait $s$ seconds more, for kernels that are compiled
 SGLang report means and medians. Their means are later by 2 to 8 s for each of the first requests than a queue explains, for any
 number of these requests. A mean includes this wait for the share of requests that start a run. A median does not.
 
+vLLM's server tokenizes up to $T$ = 32 prompts together in one thread (`TOKENIZED_TOGETHER`). So the first requests of a run
+enter the queue when all prompts of their batch are tokenized. The mean includes $b I (\min(C, T) - 1)$ for their share. Later
+batches are tokenized while the chips run the prefill of earlier ones.
+
 $Q$ depends slightly on $a$ and $b$: a later request finds others in the queue. `fit` fits the five constants to measured times,
 in their logarithms, with a prior. Its loss almost ignores outliers, because deployments have flags that no column records
 (tokens sent in groups, batches that wait to fill, limits on sequences).
@@ -52,6 +56,9 @@ NOISE = 0.05
 STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))
 # Start values of s [s], combined with each of these.
 STARTING = (0.03, 1.0, 3.0)
+# Prompts that a server tokenizes at once, by engine: vLLM, utils/async_utils.py, AsyncMicrobatchTokenizer (max_batch_size 32,
+# ThreadPoolExecutor with one worker). Others tokenize prompts one by one, while chips run the prefill of earlier ones.
+TOKENIZED_TOGETHER = {"vllm": 32.0}
 # Simulated rounds with MANY_CLIENTS or more, and with fewer; the rounds after the first represent the rest of the run.
 ROUNDS, ROUNDS_OF_FEW_CLIENTS, MANY_CLIENTS = 4, 10, 16
 
@@ -62,7 +69,7 @@ class Loops:
 
     queued, half: mean and median time from entry in the queue to the end of prefill [s]; step: mean time of a decode step [s];
     prompt: mean prompt tokens; groups: data-parallel ranks; interval: decode steps between two checks for new output; starting:
-    share of the requests that start the run.
+    share of the requests that start the run; batch: prompts that are tokenized together at the start.
     """
 
     queued: Array
@@ -72,6 +79,7 @@ class Loops:
     groups: Array
     interval: Array
     starting: Array
+    batch: Array
 
     def ttft(self, constants: Array, *, median: bool = False) -> Array:
         """Return the time to first token.
@@ -85,8 +93,9 @@ class Loops:
         """
         a, b, n, w, start = constants
         steps = n + w * (self.groups > 1) + self.interval - 1
-        waited = self.half if median else self.queued + start * self.starting
-        seconds: Array = a + b * self.prompt + waited + steps * self.step
+        tokenized = b * self.prompt
+        waited = self.half if median else self.queued + self.starting * (start + tokenized * (self.batch - 1))
+        seconds: Array = a + tokenized + waited + steps * self.step
         return seconds
 
 
@@ -192,9 +201,11 @@ def closed_loops(
             queued[k], half[k], step[k], prompt[k] = _loop(pace, policy, int(table[k, 4]), lengths, int(total[k]), seed)
     intervals = np.broadcast_to(np.asarray(interval, dtype=np.float64), n)
     share = np.minimum(table[:, 4] / total, 1.0)
+    together = np.minimum(table[:, 4], TOKENIZED_TOGETHER.get(engine.kernel_engine, 1.0))
     return Loops(
-        queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=intervals, starting=share
-    )
+        queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=intervals, starting=share,
+        batch=together,
+    )  # fmt: skip
 
 
 def _loop(

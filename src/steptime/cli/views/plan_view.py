@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.step_view import TERM_NAMES, bounds, memory_bar, own_runs, resource_table, term_table
+from steptime.cli.views.step_view import TERM_NAMES, bounds, memory_bar, own_runs, range_causes, resource_table, term_table
 from steptime.cli.views.terminal_plots import Axis, Curve, draw, log10, nice
 from steptime.cli.views.widgets import (
     Form,
@@ -748,7 +748,7 @@ def explain_json(
         prefill_system: The system of the prefill pool, if it is another one.
 
     Returns:
-        Equations and passes by pool, and the sources of model and system.
+        Equations and passes by pool, what the ranges are made of, and the sources of model and system.
     """
     # The KV cache has the number format of the engine.
     model, drafts = as_served(model, system, engine), plan.speculation.drafts
@@ -768,7 +768,8 @@ def explain_json(
         for machine in machines
         for row in sources_json(machine)
     ]
-    return {"pools": pools, "model_source": dict(model.source), "sources": figures}
+    shares = {name: dict(parts) for name, parts in plan.range_shares.items()}
+    return {"pools": pools, "range_shares": shares, "model_source": dict(model.source), "sources": figures}
 
 
 def _passes(pool: Pool) -> Iterator[tuple[str, Any, bool]]:
@@ -797,6 +798,9 @@ def explanation_view(explanation: dict[str, Any], system: System, prefill_system
             parts += [Text(), heading(f"A {step['pass']}: {show(step['total_s'], 's')} (bounds {limits})")]
             parts.append(lines_table(step["lines"]))
         parts.append(Text(FORMULAS, style="bright_black"))
+    if explanation["range_shares"]:
+        parts += [Text(), heading("Width of the 90 % ranges, upwards")]
+        parts += [Text(f"  {name}: {range_causes(shares)}") for name, shares in explanation["range_shares"].items()]
     origin = explanation["model_source"] or {"url": "a local config"}
     provenance = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
     parts.append(Text(f"Model: {origin['url']}" + (f" ({provenance})" if provenance else ""), no_wrap=True, overflow="ignore"))

@@ -79,7 +79,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False, explain: boo
         ("Bound by", RESOURCES[str(card.bound)][0]),
         *_power(card.energy),
         ("Fits", f"no, {misfit}" if misfit else "yes"),
-        ("Width of the range", _range_causes(card.range_shares) if full or explain else ""),
+        ("Width of the range", range_causes(card.range_shares) if full or explain else ""),
     ]
     return Group(
         _answer(card, misfit),
@@ -104,10 +104,16 @@ def _power(energy: StepEnergy | None) -> list[tuple[str, str]]:
     return [("Power of a chip", words), ("Energy", f"{ranged(energy.joules_per_token, energy.joules_range, 'J')} per token")]
 
 
-def _range_causes(shares: Mapping[str, float]) -> str:
+def range_causes(shares: Mapping[str, float]) -> str:
     """Say which causes make the range as wide as it is.
 
-    >>> _range_causes({GROUP_WORDS: 0.91, "seconds_per_state_layer": 0.09, "others": 0.001})
+    Args:
+        shares: Shares by cause (`uncertainty.range_shares`).
+
+    Returns:
+        Words, separated by commas.
+
+    >>> range_causes({GROUP_WORDS: 0.91, "seconds_per_state_layer": 0.09, "others": 0.001})
     '91 % because a new group of runs differs from the fitted ones, 9 % from the time of a mixer with a recurrent state'
     """
     causes = []
