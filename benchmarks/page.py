@@ -1,7 +1,7 @@
 """How quickly the page answers: `python benchmarks/page.py`.
 
 The lecture as one file: first sight, and every slider of every picture dragged by a mouse that moves 60 times a second: how
-many pictures the page paints of the moves that change its number, and the processor time of one. The workbench: the first
+many pictures the page paints of the moves that change its picture, and the processor time of one. The workbench: the first
 board, a key press, a drag, fifty people at once. `python benchmarks/page.py lecture` measures the lecture alone, its window
 1,440 pixels wide; a second argument is another width.
 """
@@ -31,6 +31,7 @@ from steptime.web.lecture_page import export_lecture
 BOARDS = {"step": "batch", "cost": "batch", "plan": "speed"}
 UPDATES, EVERY = 60, 33  # of a drag, and milliseconds between them on the workbench
 RATE = 60  # moves of the mouse per second on the lecture
+BARE = "limit of the machine: an update of one attribute"
 USERS, ASKED = 50, 12  # people at once, and questions of each
 
 PRESS = """([board, input, up]) => new Promise((done) => {
@@ -52,9 +53,12 @@ DRAG = """([board, input, updates, every]) => new Promise((done) => {
   }, every);
 })"""
 
-# A drag of a slider of the lecture: where the mouse goes, how many of its moves change the number, and what the page paints.
-# A picture counts once an element differs from what it was in the frame before; its time runs from input to end of frame.
-LECTURE_DRAG = """([chapter, name, moves]) => {
+# A drag of a slider of the lecture: where the mouse goes, how many of its moves change the picture, and what the page paints.
+# A frame counts as a picture if an element of it differs from the frame before and an input of the slider came in between:
+# two moves in one frame are one picture, and axes that settle after the drag are none. Its time runs from input to end of
+# frame. The moves that change the picture are those whose values, drawn one by one after the drag, give another picture.
+# With `bare` an update writes one attribute and nothing else: what this machine and browser can show of any page.
+LECTURE_DRAG = """([chapter, name, moves, bare]) => {
   const { place } = stages.find((one) => one.about.id === chapter), about = VARIABLES.get(name);
   const slider = document.querySelector(`#${chapter} .stage input[id^='slider-${name}-']`), former = state.values[name];
   const box = slider.getBoundingClientRect(), wide = box.width - 16;
@@ -71,22 +75,29 @@ LECTURE_DRAG = """([chapter, name, moves]) => {
     };
     const differs = (one) => one.type !== "attributes" || one.target.getAttribute(one.attributeName) !== one.oldValue;
     if (!list.filter(isFirst).some(differs)) return;
+    if (!last) return;
     const began = last, { port1, port2 } = new MessageChannel();
     pictures += 1;
     last = 0;
-    port1.onmessage = () => { if (began) times.push(performance.now() - began); };
+    port1.onmessage = () => { times.push(performance.now() - began); };
     port2.postMessage(0);
   });
-  slider.addEventListener("input", onInput);
-  watcher.observe(place, { attributes: true, attributeOldValue: true, childList: true, characterData: true, subtree: true });
+  const watchersOfPage = [...watchers];
+  if (bare) watchers.splice(0, watchers.length, () => { place.dataset.moved = state.values[name]; });
+  window.beginDrag = () => {
+    slider.addEventListener("input", onInput);
+    watcher.observe(place, { attributes: true, attributeOldValue: true, childList: true, characterData: true, subtree: true });
+  };
   window.endDrag = () => {
     watcher.disconnect();
     slider.removeEventListener("input", onInput);
+    const drawn = values.map((value) => { state.values[name] = value; changing = true; update(); return place.outerHTML; });
+    watchers.splice(0, watchers.length, ...watchersOfPage);
+    delete place.dataset.moved;
     change({ [name]: former }, true);
-    return [times, pictures];
+    return [times, pictures, drawn.filter((one, n) => n && one !== drawn[n - 1]).length];
   };
-  const changes = values.filter((value, n) => n && value !== values[n - 1]).length;
-  return [box.left + 8 + begun * wide, box.top + box.height / 2, step * wide, changes];
+  return [box.left + 8 + begun * wide, box.top + box.height / 2, step * wide];
 }"""
 READABLE = """() => ["first-contentful-paint", "ready"].map((name) => performance.getEntriesByName(name)[0].startTime)"""
 
@@ -106,7 +117,7 @@ class Drag(NamedTuple):
     processor: float
 
 
-async def drag(page: Any, devtools: Any, picture: str, chapter: str, name: str) -> Drag:
+async def drag(page: Any, devtools: Any, picture: str, chapter: str, name: str, *, is_bare: bool = False) -> Drag:
     """Drag a slider by 60 moves of the mouse in a second, whether or not the page keeps up."""
 
     async def processor() -> float:
@@ -116,9 +127,11 @@ async def drag(page: Any, devtools: Any, picture: str, chapter: str, name: str) 
             if one["name"] == "TaskDuration"
         )
 
-    x, y, step, changes = await page.evaluate(LECTURE_DRAG, [chapter, name, UPDATES])
+    x, y, step = await page.evaluate(LECTURE_DRAG, [chapter, name, UPDATES, is_bare])
     await page.mouse.move(x, y)
     await page.mouse.down()
+    await page.wait_for_timeout(60)
+    await page.evaluate("beginDrag()")
     before, began, moves = await processor(), time.perf_counter(), []
     for number in range(1, UPDATES + 1):
         place = {"x": x + number * step, "y": y, "button": "left", "buttons": 1}
@@ -127,15 +140,15 @@ async def drag(page: Any, devtools: Any, picture: str, chapter: str, name: str) 
     await asyncio.gather(*moves)
     await page.wait_for_timeout(60)
     spent = await processor() - before
+    times, pictures, changes = await page.evaluate("endDrag()")
     await page.mouse.up()
-    times, pictures = await page.evaluate("endDrag()")
     # Axes settle after a drag.
     await page.wait_for_timeout(450)
     return Drag(picture, name, changes, pictures, times, spent)
 
 
 async def lecture_drags(address: str, width: int) -> list[Drag]:
-    """Drag every slider of every step, alone and with all four numbers drawn."""
+    """Drag every slider of every step, alone and with all four numbers drawn; and one of each chapter with bare updates."""
     from playwright.async_api import async_playwright
 
     drags = []
@@ -170,6 +183,8 @@ async def lecture_drags(address: str, width: int) -> list[Drag]:
                     drags += [await drag(page, devtools, title, chapter["id"], name) for name in step["controls"]]
                 if is_four:
                     await views.and_(page.locator("[value=ideal]")).check(force=True)
+                if number == 1:
+                    drags.append(await drag(page, devtools, BARE, chapter["id"], step["controls"][0], is_bare=True))
         await started.close()
     return drags
 
@@ -193,9 +208,11 @@ def lecture(width: int = 1440) -> None:
         drags = asyncio.run(lecture_drags(path.as_uri(), width))
     print("| chapter, step and picture | sliders | median | p95 | pictures of changes | processor |")
     print("|---|---|---:|---:|---:|---:|")
-    for picture, group in groupby(drags, key=attrgetter("picture")):
+    drawn, bare = ([one for one in drags if (one.picture == BARE) is is_bare] for is_bare in (False, True))
+    for picture, group in groupby(drawn, key=attrgetter("picture")):
         print_drags(picture, list(group))
-    print_drags("all", drags)
+    print_drags("all", drawn)
+    print_drags(BARE, bare)
 
 
 def print_drags(picture: str, drags: list[Drag]) -> None:

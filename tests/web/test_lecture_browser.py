@@ -392,6 +392,36 @@ def test_pictures_follow_a_drag(chromium, address):
         assert took[len(took) // 2] < 150
 
 
+FOLLOW = """() => new Promise((done) => {
+    const find = (selector) => document.querySelector(`#roofline ${selector}`);
+    const slider = find(".stage input[id^='slider-batch-']");
+    const words = (name) => written(now[name], unitOf(name), ABOUT.get(name).digits);
+    slider.value = +slider.value + 80;
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    requestAnimationFrame(() => requestAnimationFrame(() => {
+        const values = [slider, find(".point")].map((one) => one.getAttribute("aria-valuetext").split(":")[0]);
+        const first = values.map((one) => one === words("batch"));
+        setTimeout(() => {
+            const places = numbers.filter((one) => one.step?.isSeen && one.step.closest("#roofline"));
+            const stale = places.filter(({ place, name }) => place.textContent !== words(name));
+            done([first, changing, places.length, stale.length, find(".gap").textContent.includes(words("batch"))]);
+        }, 400);
+    }));
+})"""
+
+
+def test_the_words_of_a_picture_follow_while_its_slider_is_still_held(chromium, address):
+    with page_of(chromium, width=1440) as (page, said):
+        opened(page, address, "#roofline?view.lines=all")
+        scrolled(page, "roofline", 4)
+        first, is_held, places, stale, has_gap = page.evaluate(FOLLOW)
+        # Values for readers of the screen at once; sentences and the line below the picture without the end of the drag.
+        assert first == [True, True]
+        assert (is_held, stale, has_gap) == (True, 0, True)
+        assert places > 0
+        assert said == []
+
+
 NUDGE = """(by) => new Promise((done) => {
     const slider = document.querySelector("#pipelines .stage input[id^='slider-stages-']"), before = +slider.value;
     let drawn = 0;

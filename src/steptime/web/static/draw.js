@@ -77,11 +77,19 @@ function labels(data, style) {
   return [Plot.text(last, { x: "x", y: "y", text: "name", fill: (d) => colour(style.get(d.name).colour), textAnchor: "start", dx: 6, fontSize: 12, stroke: colour("paper"), strokeWidth: 4, className: "ends" })];
 }
 
+// Widths of names that were drawn before: to ask for one lays out the page.
+const WIDTHS = new Map();
+function nameWidth(text) {
+  const name = text.textContent, wide = WIDTHS.get(name) || text.getComputedTextLength();
+  if (wide) WIDTHS.set(name, wide);
+  return wide || Infinity;
+}
+
 // After drawing: move labels that overlap apart. Labels beside each other stay.
 export function spread(svg, least = 14) {
   const every = [...svg.querySelectorAll(".ends text")].map((text) => {
     const [x, y] = /translate\(([^,]+),([^)]+)\)/.exec(text.getAttribute("transform")).slice(1).map(Number);
-    return { text, x, y, end: x + (text.getComputedTextLength() || Infinity) };
+    return { text, x, y, end: x + nameWidth(text) };
   }).sort((a, b) => a.x - b.x);
   let column = [], end = -Infinity;
   for (const one of every) {

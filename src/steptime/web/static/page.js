@@ -160,8 +160,10 @@ class Board {
     // A number and its unit stay on one line.
     this.sentence.textContent = answer.sentence.replace(/(\d) (?=(%|[a-zA-Zµ]{1,2}|min|tok\/s)(\W|$))/g, "$1\u00a0");
     this.figures.replaceChildren(...answer.figures.map((one) => el("div", { title: one.words, "data-figure": one.name }, [el("dt", {}, [one.name]), el("dd", {}, [one.text])])));
-    this.formula.textContent = answer.formula.join("\n");
-    this.notes.replaceChildren(...answer.notes.map((words) => el("li", {}, [words])));
+    const formula = answer.formula.join("\n"), notes = answer.notes.join("\n");
+    if (this.formula.textContent !== formula) this.formula.textContent = formula;
+    if (this.noted !== notes) this.notes.replaceChildren(...answer.notes.map((words) => el("li", {}, [words])));
+    this.noted = notes;
     this.scripts.replaceChildren(...Object.entries(answer.scripts || {}).map(([name, text]) => {
       const button = el("button", { type: "button" }, ["copy"]);
       button.addEventListener("click", () => copy(button, text));
@@ -170,7 +172,8 @@ class Board {
     this.comparePins();
     this.element.dataset.shown = String(+(this.element.dataset.shown || 0) + 1);
     if (settled) this.picture.classList.remove("stale");
-    aim.keep();
+    // While a slider moves, its board stays where it is.
+    if (settled) aim.keep();
   }
 
   // A against B: the pinned answer stays as a pale curve and as a column beside the present one, and in the address.

@@ -40,6 +40,11 @@ function takeOver(name, attributes, parent, text) {
   if (old.textContent !== text) old.textContent = text;
   return old;
 }
+// An attribute or a text that stays is not written again: a browser would lay it out and paint it again.
+function put(element, attributes) {
+  for (const key in attributes) { const text = String(attributes[key]); if (element.getAttribute(key) !== text) element.setAttribute(key, text); }
+}
+function putText(place, text) { if (place.textContent !== text) place.textContent = text; }
 function label(parent, x, y, text, attributes = {}) {
   return svg("text", { x, y, class: "halo", ...attributes }, parent, text);
 }
@@ -97,7 +102,7 @@ class Plane {
     const { top, right, bottom, left } = this.margin;
     this.x = scale(x.low, x.high, left, this.width - right, x.log);
     this.y = scale(y.low, y.high, this.height - bottom, top, y.log);
-    for (const [key, value] of Object.entries({ x: left, y: top - 6, width: this.width - left - right, height: this.height - top - bottom + 7 })) this.clipBox.setAttribute(key, value);
+    put(this.clipBox, { x: left, y: top - 6, width: this.width - left - right, height: this.height - top - bottom + 7 });
   }
 
   mask([x1, y1, x2, y2]) {
@@ -267,7 +272,7 @@ class Chart {
   }
 
   sample(xs, all) {
-    const names = [...new Set(this.spec.lines.filter((line) => !line.of).map((line) => line.value))];
+    const names = [...new Set(this.spec.lines.filter((line) => !line.of && this.step.show.includes(line.value)).map((line) => line.value))];
     const extra = (this.spec.uprights || []).map((one) => all[one.value]).filter((v) => Number.isFinite(v) && v > xs.low && v < xs.high);
     // Few whole numbers, such as racks, have no values between them.
     const isWhole = VARIABLES.get(this.spec.x.value)?.whole && !xs.log && xs.high - xs.low <= 16;
@@ -313,16 +318,14 @@ class Chart {
     const named = [];
     for (const line of this.lines) {
       const visible = step.show.includes(line.value);
-      line.path.setAttribute("opacity", visible ? 1 : 0);
-      line.path.setAttribute("d", visible ? plane.path(xValues, columns[line.value]) : "");
+      put(line.path, { opacity: visible ? 1 : 0, d: visible ? plane.path(xValues, columns[line.value]) : "" });
       if (visible) named.push({ name: line.name, colour: line.colour, xs: xValues, ys: columns[line.value], left: line.left ?? (line.wide && step.show.length > 1) });
     }
     const { top, right, bottom, left } = plane.margin;
     // Nothing is below the floor.
     const floorY = step.floor && spec.below ? plane.y(all[spec.below]) : null;
-    for (const [key, value] of Object.entries({ x: left, y: floorY ?? 0, width: plane.width - left - right, height: floorY === null ? 0 : Math.max(plane.height - bottom - floorY, 0), opacity: floorY === null ? 0 : 1 })) this.shade.setAttribute(key, value);
-    this.shadeName.setAttribute("opacity", floorY === null ? 0 : 1);
-    if (floorY !== null) { this.shadeName.setAttribute("x", left + 14); this.shadeName.setAttribute("y", plane.height - bottom - 10); }
+    put(this.shade, { x: left, y: floorY ?? 0, width: plane.width - left - right, height: floorY === null ? 0 : Math.max(plane.height - bottom - floorY, 0), opacity: floorY === null ? 0 : 1 });
+    put(this.shadeName, { x: left + 14, y: plane.height - bottom - 10, opacity: floorY === null ? 0 : 1 });
     const boxes = [];
     redraw(this.marks, () => this.drawMarks(all, boxes));
     this.runs(all);
@@ -372,12 +375,10 @@ class Chart {
     const trueX = plane.x(at), trueY = plane.y(y), visible = Number.isFinite(trueX) && Number.isFinite(trueY);
     const px = Math.min(Math.max(trueX, left), plane.width - right), py = Math.min(Math.max(trueY, top), plane.height - bottom);
     const arrow = trueX > px + 2 ? "→ " : trueX < px - 2 ? "← " : trueY < py - 2 ? "↑ " : trueY > py + 2 ? "↓ " : "";
-    this.dot.setAttribute("display", visible ? "inline" : "none");
-    this.tag.setAttribute("display", visible ? "inline" : "none");
+    for (const one of [this.dot, this.tag]) put(one, { display: visible ? "inline" : "none" });
     if (visible) {
-      this.dot.setAttribute("cx", px);
-      this.dot.setAttribute("cy", py);
-      this.tag.textContent = arrow + written(y, unitOf(step.point) || spec.y.unit);
+      put(this.dot, { cx: px, cy: py });
+      putText(this.tag, arrow + written(y, unitOf(step.point) || spec.y.unit));
       // The number stands where it covers the fewest lines; the names of the lines make room for it.
       // A measured run counts as much as a line through the number.
       plane.traces = [...traces, this.measured(all).flatMap((one) => range(8).map(() => [plane.x(one.x), plane.y(one.y)]))];
@@ -385,13 +386,11 @@ class Chart {
       const spots = [[13, 22], [-13 - wide, -12], [13, -12], [-13 - wide, 22], [-wide / 2, -18], [-wide / 2, 30], [13, 44], [-13 - wide, 44]].map(([dx, dy]) => [px + dx, Math.max(py + dy, top + 4)]);
       if (end) spots.unshift(spots.splice(1, 1)[0]);
       const costs = spots.map(([x, base], n) => plane.conflicts([x, base - 13, x + wide, base + 4], boxes) + 0.5 * n), best = spots[costs.indexOf(Math.min(...costs))];
-      this.tag.setAttribute("x", best[0]);
-      this.tag.setAttribute("y", best[1]);
+      put(this.tag, { x: best[0], y: best[1] });
       plane.mask([best[0], best[1] - 13, best[0] + wide, best[1] + 4]);
       boxes.push([best[0], best[1] - 13, best[0] + wide, best[1] + 4], [px - 10, py - 10, px + 10, py + 10]);
     }
-    this.dot.setAttribute("aria-valuenow", at);
-    this.dot.setAttribute("aria-valuetext", `${written(at, this.variable.unit)}: ${written(y, unitOf(step.point) || spec.y.unit)}`);
+    put(this.dot, { "aria-valuenow": at, "aria-valuetext": `${written(at, this.variable.unit)}: ${written(y, unitOf(step.point) || spec.y.unit)}` });
   }
 
   // Measured runs of this model and system: their place and words; those of nearly the same context are darker.

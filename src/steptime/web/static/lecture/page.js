@@ -116,10 +116,12 @@ class Stage {
     // A step may show other values than those of the page, such as one rack before two.
     const base = withContext(DATA.pictures[this.at], isOther ? { ...state.values, ...(isSpoken ? withoutAxis(spoken, DATA.pictures[this.at]) : {}), ...step.with } : state.values);
     this.picture.draw(step, base === state.values ? now : derive(base), base, spoken);
-    this.gap.textContent = gapWords(this, spoken);
+    if (!changing) this.showGap();
     for (const [name, one] of this.sliders) one.show(name);
     if (!this.started && this.picture.seconds && !STILL.matches) { this.started = true; this.play(); }
   }
+
+  showGap() { if (this.step >= 0) putText(this.gap, gapWords(this, this.about.spoken)); }
 
   // --- play and scrub
   makePlayer(picture) {
@@ -226,8 +228,9 @@ function slider(name) {
   const show = () => {
     const value = state.values[name];
     input.value = Math.round(toTrack(one, value) * 1000);
-    output.textContent = written(value, one.unit, one.digits) + (one.suffix || "");
-    input.setAttribute("aria-valuetext", output.textContent);
+    const text = written(value, one.unit, one.digits) + (one.suffix || "");
+    putText(output, text);
+    put(input, { "aria-valuetext": text });
   };
   show();
   return { box, show };
@@ -235,14 +238,26 @@ function slider(name) {
 
 // --- numbers in sentences --------------------------------------------------------------------------------------------------------
 
-// Each number with its place in the page and what stands there now. While a number moves, only what is on the screen is written:
-// the text of the whole page takes as long as the picture.
+// Each number with its place in the page and what stands there now. While a number moves, only what is on the screen is written, ten times
+// a second: a browser takes as long for the text as for the picture. The number that is held is written at once.
 const numbers = $$("[data-name]").map((place) => ({ place, name: place.dataset.name, chapter: place.closest(".chapter")?.id, step: place.closest(".step"), isSlider: place.role === "slider" }));
-function showNumbers() {
+let wordsTimer = 0;
+function showWords() {
+  clearTimeout(wordsTimer);
+  wordsTimer = 0;
+  showNumbers();
+  if (changing) for (const stage of stages) if (stage.isSeen) stage.showGap();
+}
+function followWords() {
+  if (!changing) { showWords(); return; }
+  wordsTimer ||= setTimeout(showWords, 100);
+  showNumbers(true);
+}
+function showNumbers(onlyHeld = false) {
   const near = new Set(stages.filter((stage) => stage.visible).map((stage) => stage.about.id)), words = new Map();
   for (const one of numbers) {
     const { place, name } = one;
-    if (Object.is(one.value, now[name]) || (changing && !(one.step ? one.step.isSeen : near.has(one.chapter)))) continue;
+    if ((onlyHeld && !place.classList.contains("held")) || Object.is(one.value, now[name]) || (changing && !(one.step ? one.step.isSeen : near.has(one.chapter)))) continue;
     if (!words.has(name)) words.set(name, written(now[name], unitOf(name), ABOUT.get(name)?.digits));
     const text = words.get(name);
     one.value = now[name];
@@ -427,7 +442,7 @@ addEventListener("resize", () => {
   for (const stage of stages) { stage.stop(); stage.pictures.clear(); stage.step = -1; stage.at = null; }
   locate();
 });
-watchers.push(showNumbers, () => { for (const stage of stages) if (changing ? stage.isSeen : stage.visible) stage.sync(); });
+watchers.push(followWords, () => { for (const stage of stages) if (changing ? stage.isSeen : stage.visible) stage.sync(); });
 watchers.push(() => {
   if (changing) return;
   const query = new URLSearchParams({ model: state.model, system: state.system, "step.batch": Math.round(state.values.batch), "step.context": Math.round(state.values.context) });
