@@ -49,7 +49,7 @@ def test_validate_says_which_runs_count_otherwise_than_their_columns_say(tmp_pat
     written(tmp_path / "runs.csv", row | {"id": "a"}, row | {"id": "b"}, row | {"id": "own", "part": ""})
     written(tmp_path / "own.csv", row | {"part": ""})
     shown = (" ".join(run(f"validate {name}.csv", columns=100, folder=tmp_path).stdout.split()) for name in ("runs", "own"))
-    says = "2 runs of public benchmarks have settings of their published scripts"
+    says = "2 runs of public benchmarks, by id or part"
     assert [says in words for words in shown] == [True, False]
 
 

@@ -109,6 +109,8 @@ def test_flat_lists_and_odd_ones_are_answered():
     flat = read_prices({"input": 2, "output": 10})
     assert not flat["kv_bytes_per_token"].identifiable
     assert "no price step" in flat["kv_bytes_per_token"].reason
+    rounded = read_prices({"input": 1, "output": 1, "tiers": [{"above_tokens": 32_000, "input": 1, "output": 1 + 2**-36}]})
+    assert not rounded["kv_bytes_per_token"].identifiable
     steep = read_prices({"input": 2, "output": 10, "tiers": [{"above_tokens": 200_000, "input": 4, "output": 15}]})
     assert "input price increases more than the output price" in steep["kv_bytes_per_token"].reason
     only = read_prices({"input": 2, "output": 10, "tiers": [{"above_tokens": 200_000, "input": 4, "output": 10}]})

@@ -332,6 +332,21 @@ def reserved_per_chip(engine: Engine, system: System, layout: Layout) -> Number:
     return engine.room.reserved_bytes + buffers * (np.asarray(layout.chips) > 1)
 
 
+def does_not_fit(excess: float) -> str:
+    """Say by how much the weights exceed a chip's memory.
+
+    Args:
+        excess: Bytes of a chip's weights above its memory [B].
+
+    Returns:
+        Sentence without a full stop; "" where they fit.
+
+    >>> does_not_fit(2e9), does_not_fit(0.0)
+    ('the weights need 2.00 GB more than the memory of a chip', '')
+    """
+    return f"the weights need {show(excess, 'B')} more than the memory of a chip" if excess > 0 else ""
+
+
 def memory_per_chip(
     model: ModelLike,
     system: SystemLike,

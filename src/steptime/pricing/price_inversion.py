@@ -178,6 +178,8 @@ LARGEST_SEED: Final = 2**63 - 1
 MEMORY_SHARE = 0.77
 # Share of the peak FP8 rate in DeepSeek's prefill (reported); other sources report up to 0.60.
 HALF_BUSY: Final = 0.45
+# Smallest step of output prices, as a share of the price. Lists have at most six digits; less is rounding.
+LEAST_STEP: Final = 1e-6
 # Default speed of the standard service [tok/s].
 BASE_SPEED = 40.0
 # Minimum active parameters: sellers have no fast mode of smaller models.
@@ -416,7 +418,7 @@ def kv_bytes(price_list: PriceList, margin: Margin, ideal: Ideal, seed: int, dra
     """
     name, quantity = "kv_bytes_per_token", "KV bytes per token"
     tiers = price_list.service_rates()
-    if len(tiers) < 2 or tiers[1].output <= tiers[0].output:
+    if len(tiers) < 2 or tiers[1].output <= tiers[0].output * (1 + LEAST_STEP):
         why = "the list has no price step"
         if len(tiers) > 1 and tiers[1].input > tiers[0].input:
             why = "only the input price increases at the step, and prefill is compute-bound"

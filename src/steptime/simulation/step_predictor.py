@@ -40,7 +40,7 @@ from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, load_model
 from steptime.number_checks import Array, between
-from steptime.physics.chip_memory import memory_per_chip
+from steptime.physics.chip_memory import does_not_fit, memory_per_chip
 from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine, default_formats, engine_for, launches_kernels, model_and_system, with_launches
 from steptime.physics.layout import Layout, show_layout
@@ -49,7 +49,7 @@ from steptime.physics.op_work import has_joint_calls
 from steptime.physics.step import mixed_step
 from steptime.result_base import Result, unit
 from steptime.simulation.step_time_model import minimum_steps
-from steptime.units import percent, show
+from steptime.units import percent
 
 # Ratio of neighbouring points of an axis: the time of a roofline bends little between two of them.
 CLOSE: Final = 1.12
@@ -185,8 +185,8 @@ class StepPredictor(Result):
     def note(self) -> str:
         """The warning of errors above 1 %, or of weights that do not fit; "" otherwise."""
         notes = []
-        if self.excess > 0:
-            notes.append(f"does not fit: the weights need {show(self.excess, 'B')} more than the memory of a chip; raise tp")
+        if missing := does_not_fit(self.excess):
+            notes.append(f"{self.model} does not fit: {missing}; raise tp")
         if self.error > PROMISED:
             notes.append(
                 f"this table departs from exact steps by up to {percent(self.error, 1)}, above the "

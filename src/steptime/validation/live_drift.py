@@ -33,10 +33,10 @@ from steptime.errors import InputError, RangeError, install_hint
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million, with_rent
 from steptime.models.model import stored_formats
 from steptime.models.model_loading import load_model
-from steptime.physics.chip_memory import memory_per_chip
+from steptime.physics.chip_memory import does_not_fit, memory_per_chip
 from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
-from steptime.units import percent, show
+from steptime.units import percent
 from steptime.validation.bench_results import SETTING_COLUMNS, convert_result, read_rows
 from steptime.validation.closed_loop import solve_closed_loops
 from steptime.validation.engine_metrics import Scrape, Window, fetch_text, is_restarted, read_scrape, window_between
@@ -173,11 +173,8 @@ class Watcher:
         model = load_model(str(settings["model"]), catalog=catalog, **formats)
         layout = Layout(**{axis: int(settings.get(axis) or 1) for axis in AXES})
         room = float(memory_per_chip(model, self.system, batch=0, context=0, layout=layout).cache_room)
-        if room < 0:
-            raise RangeError(
-                f"tp, pp, dp and ep: the weights of {model.name} need {show(-room, 'B')} more than the memory of a chip; give "
-                "the sizes of the server, and its formats"
-            )
+        if missing := does_not_fit(-room):
+            raise RangeError(f"tp, pp, dp and ep: {model.name} does not fit: {missing}; give the server's sizes and formats")
         self.sums = DriftSums()
         self.predictions: dict[tuple[Any, ...], tuple[dict[str, tuple[float, ...]], dict[str, float]]] = {}
 

@@ -62,7 +62,8 @@ KIND_COLUMNS: Final = ("scenario", "part", "spec", "acceptance", *WHOLE_NUMBER_C
 # Spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and similar benchmarks do.
 DRAWN_SPREAD = 1 / 9
 # Names of public runs with such lengths; other runs have fixed lengths. Runs of a "gap analysis" are copies of InferenceX's.
-DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg|.*gap_analysis")
+# A day or "cfg" alone does not make a name theirs; the number of clients (_c64) is in each of their names.
+DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}_.*_c\d|.*_c\d+.*cfg\d|.*gap_analysis")
 AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 # The engine whose runs have weights of GGUF files.
@@ -498,8 +499,10 @@ def length_spread(row: Mapping[str, str]) -> float:
 
     >>> length_spread({"id": "2026_04_06_llama_c64"}) == length_spread({"id": "llama_c64_cfg7"}) == DRAWN_SPREAD
     True
-    >>> length_spread({"id": "llama_c64"}), length_spread({"id": "llama_c64", "length_spread": "0.5"})
-    (0.0, 0.5)
+    >>> [length_spread({"id": name}) for name in ("llama_c64", "2026-11-20 prod", "my-cfg-3")]
+    [0.0, 0.0, 0.0]
+    >>> length_spread({"id": "llama_c64", "length_spread": "0.5"})
+    0.5
     """
     if row.get(SPREAD):
         return float(row[SPREAD])

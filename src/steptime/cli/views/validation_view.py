@@ -178,8 +178,8 @@ def _simplifications(validation: Validation) -> list[str]:
         )
     if validation.scripted:
         texts.append(
-            f"{in_runs(validation.scripted)} of public benchmarks have settings of their published scripts that no column "
-            "states, such as the format of the KV cache"
+            f"{in_runs(validation.scripted)} of public benchmarks, by id or part: predictions use settings of published "
+            "scripts that no column states, such as the format of the KV cache"
         )
     undated = [row["measured"] for row in rows if row.get("measured") and not is_dated(row)]
     if undated:
