@@ -328,7 +328,7 @@ def test_text_names_the_load_and_what_drifted():
         (f"watch localhost:1 {OPTIONS} --tp 3 --once", "steptime: --tp 3 does not divide the 32 heads"),
         (
             "watch localhost:1 --model deepseek-v3 --system hgx-h100 --tp 8 --once",
-            "the weights of deepseek-ai/DeepSeek-V3 need",
+            "deepseek-ai/DeepSeek-V3 does not fit: the weights need",
         ),
     ],
 )
