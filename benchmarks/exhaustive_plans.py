@@ -38,7 +38,6 @@ from steptime.planning.plan_problem import (
     steady_state,
 )
 from steptime.planning.plan_search import chunk_sizes, fitting
-from steptime.planning.slo_probability import target_levels
 from steptime.planning.steady_state import fresh_tokens
 
 COUNT, FIRST, LARGEST_CHIPS, MOST_CANDIDATES = 30, 5000, 8, 4000
@@ -50,10 +49,9 @@ CONFIRMED = 12
 
 def problem(asked: Question) -> PlanProblem:
     """Return the problem of a question, over layouts of any evidence."""
-    levels = target_levels(asked.workload, asked.slo, asked.percentile, simulated=True)
     model, system = resolve_model(asked.model), resolve_system(asked.system)
-    case = planner._make_problem(model, system, asked.workload, asked.slo, asked.chips, None, None)
-    return replace(case, front=False, limits=asked.slo, slo=levels[0], levels=tuple(levels), percentile=asked.percentile)
+    case = planner._make_problem(model, system, asked.workload, asked.slo, asked.percentile, asked.chips, None, None)
+    return replace(case, front=False)
 
 
 def decode_batches(case: PlanProblem, candidate: Candidate) -> Iterator[float]:

@@ -332,7 +332,7 @@ def reserved_per_chip(engine: Engine, system: System, layout: Layout) -> Number:
     return engine.room.reserved_bytes + buffers * (np.asarray(layout.chips) > 1)
 
 
-def does_not_fit(excess: float) -> str:
+def words_of_excess(excess: float) -> str:
     """Say by how much the weights exceed a chip's memory.
 
     Args:
@@ -341,7 +341,7 @@ def does_not_fit(excess: float) -> str:
     Returns:
         Sentence without a full stop; "" where they fit.
 
-    >>> does_not_fit(2e9), does_not_fit(0.0)
+    >>> words_of_excess(2e9), words_of_excess(0.0)
     ('the weights need 2.00 GB more than the memory of a chip', '')
     """
     return f"the weights need {show(excess, 'B')} more than the memory of a chip" if excess > 0 else ""

@@ -216,9 +216,8 @@ def plan(
     cap = math.inf if power_cap is None else _read_power(power_cap)
     if spare and rate is None and power_cap is None:
         raise RangeError("spare: only a fleet has spare replicas; give a rate too (--rate), or a power (--power-cap)")
-    levels = target_levels(workload, slo, percentile, simulated=has_simulator())
     model, system = model_and_system(model, system, engine)
-    problem = _make_problem(model, system, workload, slo, chips, engine, anchor)
+    problem = _make_problem(model, system, workload, slo, percentile, chips, engine, anchor)
     modes = _modes_of_engine(problem.engine, modes)
     if prefill_system is not None:
         problem = with_prefill_system(problem, model, resolve_system(prefill_system), prefill_chips)
@@ -228,10 +227,6 @@ def plan(
         front=front,
         diagnostics=diagnostics,
         rough=quick,
-        limits=slo,
-        slo=levels[0],
-        levels=tuple(levels),
-        percentile=percentile,
         pinned=pinned,
         turns=turns,
     )
@@ -283,12 +278,10 @@ def likely_prefill(
     Raises:
         InputError: The two systems cannot exchange KV caches.
     """
-    levels = target_levels(workload, slo, percentile, simulated=has_simulator())
     model, system = model_and_system(model, system, engine)
-    problem = _make_problem(model, system, workload, slo, chips, engine, None)
+    problem = _make_problem(model, system, workload, slo, percentile, chips, engine, None)
     problem = with_prefill_system(problem, model, resolve_system(prefill_system), None)
-    case = replace(problem, limits=slo, slo=levels[0], levels=tuple(levels), percentile=percentile, front=False)
-    return likely_pair(case, evidence)
+    return likely_pair(replace(problem, front=False), evidence)
 
 
 def likely_rate(
@@ -318,12 +311,8 @@ def likely_rate(
         Requests/s; 0 where no layout fits or meets the limits.
     """
     model, system = model_and_system(model, system, engine)
-    problem = _make_problem(model, system, workload, slo, chips, engine, None)
-    levels = tuple(target_levels(workload, slo, percentile, simulated=has_simulator()))
-    case = replace(
-        problem, limits=slo, slo=levels[0], levels=levels, percentile=percentile, sure=sure, rough=True, front=False,
-        diagnostics=False,
-    )  # fmt: skip
+    problem = _make_problem(model, system, workload, slo, percentile, chips, engine, None)
+    case = replace(problem, sure=sure, rough=True, front=False, diagnostics=False)
     _check_lengths(case, None)
     modes = _modes_of_engine(case.engine, MODES)
     for kind in EVIDENCE if has_range(case.engine) else (ANY,):
@@ -819,11 +808,12 @@ def _make_problem(
     system: System,
     workload: Workload,
     slo: Slo,
+    percentile: str,
     chips: int | None,
     engine: Engine | str | None,
     anchor: Anchors | Anchor | None,
 ) -> PlanProblem:
-    """Return the plan problem; raise RangeError for arrays and for too many chips."""
+    """Return the plan problem with its targets; raise RangeError for arrays and for too many chips."""
     single(chips=chips)
     number = whole_number("chips", system.chips if chips is None else chips, maximum=MOST_CHIPS)
     if not is_single(system) or any(np.ndim(getattr(group, f.name)) for group in (workload, slo) for f in fields(group)):
@@ -836,4 +826,8 @@ def _make_problem(
     )
     runs_on = at_workload(runs_on, None, float(mean_context(workload)))
     served = as_served(model, system, runs_on)
-    return PlanProblem(model=served, system=system, workload=workload, slo=slo, chips=number, engine=runs_on)
+    levels = tuple(target_levels(workload, slo, percentile, simulated=has_simulator()))
+    return PlanProblem(
+        model=served, system=system, workload=workload, slo=levels[0], limits=slo, levels=levels, percentile=percentile,
+        chips=number, engine=runs_on,
+    )  # fmt: skip

@@ -40,7 +40,7 @@ from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, load_model
 from steptime.number_checks import Array, between
-from steptime.physics.chip_memory import does_not_fit, memory_per_chip
+from steptime.physics.chip_memory import memory_per_chip, words_of_excess
 from steptime.physics.compute_dtype import as_served
 from steptime.physics.engine import Engine, default_formats, engine_for, launches_kernels, model_and_system, with_launches
 from steptime.physics.layout import Layout, show_layout
@@ -185,7 +185,7 @@ class StepPredictor(Result):
     def note(self) -> str:
         """The warning of errors above 1 %, or of weights that do not fit; "" otherwise."""
         notes = []
-        if missing := does_not_fit(self.excess):
+        if missing := words_of_excess(self.excess):
             notes.append(f"{self.model} does not fit: {missing}; raise tp")
         if self.error > PROMISED:
             notes.append(

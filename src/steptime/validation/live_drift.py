@@ -33,7 +33,7 @@ from steptime.errors import InputError, RangeError, install_hint
 from steptime.hardware.rental_prices import deployment_rent, usd_per_million, with_rent
 from steptime.models.model import stored_formats
 from steptime.models.model_loading import load_model
-from steptime.physics.chip_memory import does_not_fit, memory_per_chip
+from steptime.physics.chip_memory import memory_per_chip, words_of_excess
 from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
 from steptime.units import percent
@@ -173,7 +173,7 @@ class Watcher:
         model = load_model(str(settings["model"]), catalog=catalog, **formats)
         layout = Layout(**{axis: int(settings.get(axis) or 1) for axis in AXES})
         room = float(memory_per_chip(model, self.system, batch=0, context=0, layout=layout).cache_room)
-        if missing := does_not_fit(-room):
+        if missing := words_of_excess(-room):
             raise RangeError(f"tp, pp, dp and ep: {model.name} does not fit: {missing}; give the server's sizes and formats")
         self.sums = DriftSums()
         self.predictions: dict[tuple[Any, ...], tuple[dict[str, tuple[float, ...]], dict[str, float]]] = {}
